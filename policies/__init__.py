@@ -1,0 +1,1 @@
+"""Policies: one per file, each usable and testable alone."""

@@ -1,0 +1,67 @@
+"""Errors of the proxy, and how its own refusals look to the kubelet."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+MESSAGE_PREFIX = "koord-runtime-proxy: "
+"""Begins the status message of every refusal by the proxy, so that it is never taken for the runtime's."""
+
+
+class StatusCode(IntEnum):
+    """gRPC status codes by number. Source: the gRPC specification, doc/statuscodes.md."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class RuntimeProxyError(Exception):
+    """Anything that the proxy itself finds wrong."""
+
+
+class ConfigError(RuntimeProxyError):
+    """A flag, environment variable or configuration file that cannot be used: the start ends with 2.
+
+    Attributes:
+        source: the file's path, or what else the value came from ("flag", "environment").
+        key: the dotted key or flag; empty when the whole source is meant.
+        reason: what is wrong, for a person.
+    """
+
+    def __init__(self, source: str, key: str, reason: str) -> None:
+        self.source = source
+        self.key = key
+        self.reason = reason
+        super().__init__(": ".join(part for part in (source, key, reason) if part))
+
+
+class PolicyLoadError(RuntimeProxyError):
+    """A policy that cannot be loaded: misspelled hook, wrong signature, duplicate name."""
+
+
+class RefusalError(RuntimeProxyError):
+    """Raised by a policy to refuse the call: the kubelet gets this code and text.
+
+    The code is kept, except that NOT_FOUND becomes FAILED_PRECONDITION: the kubelet takes NotFound on
+    stop and remove for success.
+    """
+
+    def __init__(self, text: str, code: StatusCode = StatusCode.FAILED_PRECONDITION) -> None:
+        self.code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
+        self.text = text
+        super().__init__(text)

@@ -1,0 +1,32 @@
+"""The contract with policies: views in, changes out; order, merge, timeout, failure policy."""
+
+from runtimeproxy.hooks.changes import (
+    CLEAR,
+    CgroupChange,
+    Clear,
+    ContainerChange,
+    DeviceSpec,
+    MountSpec,
+    PodChange,
+    ResourceChange,
+)
+from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+
+__all__ = [
+    "CLEAR",
+    "CgroupChange",
+    "Clear",
+    "ContainerChange",
+    "ContainerView",
+    "DeviceSpec",
+    "FailurePolicy",
+    "Hook",
+    "Mode",
+    "MountSpec",
+    "PodChange",
+    "PodView",
+    "Policy",
+    "ResourceChange",
+    "Resources",
+]

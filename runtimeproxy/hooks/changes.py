@@ -1,0 +1,113 @@
+"""What a policy may answer: changes to a pod or container, field by field.
+
+In every field None (or an empty mapping) means "leave alone", CLEAR means "take the value away", and
+anything else is the value to set. The CRI's scalars have no presence (0 and absent are one on the wire);
+`runtimeproxy.calls` alone knows how "set" and "clear" are written there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+
+class Clear(Enum):
+    """The type of CLEAR."""
+
+    CLEAR = "clear"
+
+    def __repr__(self) -> str:
+        return "CLEAR"
+
+
+CLEAR: Final = Clear.CLEAR
+"""Take the value away: the runtime then uses what it does without one."""
+
+IntChange: TypeAlias = int | Literal[Clear.CLEAR] | None
+TextChange: TypeAlias = str | Literal[Clear.CLEAR] | None
+TextEntries: TypeAlias = Mapping[str, str | Literal[Clear.CLEAR]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChange:
+    """A change of the CRI's LinuxContainerResources."""
+
+    cpu_period_us: IntChange = None
+    """CFS period, 1,000 to 1,000,000."""
+    cpu_quota_us: IntChange = None
+    """CFS quota, at least 1,000; -1 means unlimited."""
+    cpu_shares: IntChange = None
+    """cpu.shares (unitless weight), 2 to 262,144."""
+    memory_limit_bytes: IntChange = None
+    """Memory limit; -1 means unlimited."""
+    memory_swap_limit_bytes: IntChange = None
+    """Memory plus swap limit; -1 means unlimited."""
+    oom_score_adj: IntChange = None
+    """-1000 to 1000; 0 is a value like any other."""
+    cpuset_cpus: TextChange = None
+    """A CPU list such as `0-3,8`."""
+    cpuset_mems: TextChange = None
+    """A NUMA node list."""
+    unified: TextEntries = field(default_factory=dict)
+    """cgroup v2 files by name; key by key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSpec:
+    """A bind mount that a policy adds to a container."""
+
+    host_path: str
+    container_path: str
+    readonly: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A device that a policy adds to a container; `permissions` is a subset of `rwm`."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rwm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupChange:
+    """Values that the CRI cannot carry, written to the cgroup of the pod or container itself."""
+
+    cgroup: Mapping[str, int | str] = field(default_factory=dict)
+    """By cgroup v1 name (`cpu.shares`, `cpu.cfs_quota_us`, `memory.limit_in_bytes`); -1 means unlimited.
+
+    `runtimeproxy.cgroups` maps names and values to version 2.
+    """
+    reason: str = ""
+    """Why, for the audit line; says nothing secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodChange(CgroupChange):
+    """A change of a pod sandbox, and of the pod's own cgroup."""
+
+    labels: TextEntries = field(default_factory=dict)
+    annotations: TextEntries = field(default_factory=dict)
+    cgroup_parent: str | None = None
+    """Another cgroup parent for the pod; never empty."""
+    resources: ResourceChange | None = None
+    """Of the sandbox resources that the kubelet sends along (`linux.resources`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerChange(CgroupChange):
+    """A change of a container; env, mounts, devices and cgroup parent count at creation only."""
+
+    resources: ResourceChange | None = None
+    annotations: TextEntries = field(default_factory=dict)
+    env: TextEntries = field(default_factory=dict)
+    """By name: replaces the last variable of that name or adds one; all others keep order and bytes."""
+    mounts: tuple[MountSpec, ...] = ()
+    """Added after the kubelet's."""
+    devices: tuple[DeviceSpec, ...] = ()
+    """Added after the kubelet's."""
+    cgroup_parent: str | None = None
+    """Another cgroup parent in the request's sandbox config; never empty."""

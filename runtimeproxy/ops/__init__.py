@@ -1,0 +1,1 @@
+"""Health, reflection, audit and status of the daemon."""

@@ -1,0 +1,82 @@
+"""The narrow interface between the relay and whoever decides on held calls.
+
+The relay knows bytes, the other side knows the CRI; the daemon joins them. Everything here happens in the
+event loop's thread. For each held call the relay asks `Interceptor.open` for a handler and then calls, in
+this order: `message` once; after the handler's reply `responded` once. `cancelled` ends it at any point
+before the reply has been carried out; nothing is called after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class Outcome(Enum):
+    """How a held call ended, as far as the frames that passed can tell."""
+
+    SUCCEEDED = "succeeded"
+    """One complete response message and then END_STREAM."""
+    FAILED = "failed"
+    """END_STREAM without a message: the runtime answered with an error (its code is not known)."""
+    UNKNOWN = "unknown"
+    """A reset, a cancel after the message was sent, a message without END_STREAM, a lost connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """What the request headers say about a held call."""
+
+    path: str
+    """`/package.Service/Method`."""
+    timeout_s: float | None
+    """From `grpc-timeout`; None when the caller gave no deadline."""
+    encoding: str
+    """From `grpc-encoding`; `identity` when absent."""
+
+
+class Reply(Protocol):
+    """The decision on a held call: exactly one of the two, once, in the loop's thread.
+
+    Both are no-ops after the call has been cancelled.
+    """
+
+    def forward(self, data: bytes | None) -> None:
+        """Send the call on.
+
+        None means the bytes as they came, else a whole gRPC frame (prefix and message).
+        """
+
+    def refuse(self, code: int, text: str) -> None:
+        """End the call with a gRPC status; the runtime never sees the message."""
+
+
+class CallHandler(Protocol):
+    """Decides on one held call and sees how it ended."""
+
+    def message(self, data: bytes) -> None:
+        """All request bytes up to END_STREAM: gRPC prefix and message, as they came.
+
+        The handler answers through the `Reply` it was opened with, at once or later.
+        """
+
+    def cancelled(self) -> None:
+        """The call ended before the reply was carried out; work for it can stop."""
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        """The runtime's answer has arrived and is about to go to the client.
+
+        `data` holds the response's gRPC frame (prefix and message), and is empty unless the
+        outcome is SUCCEEDED. Returns quickly: the answer waits for it.
+        """
+
+
+class Interceptor(Protocol):
+    """Says which calls are held, and handles them."""
+
+    def holds(self, path: str) -> bool:
+        """Whether calls of this `:path` are held."""
+
+    def open(self, head: CallHead, reply: Reply) -> CallHandler:
+        """A held call's headers have passed; returns its handler."""
