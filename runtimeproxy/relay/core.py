@@ -1,0 +1,164 @@
+"""One relayed connection without sockets: bytes in from either side, bytes out to both."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.relay import frames
+from runtimeproxy.relay.data import DataSender
+from runtimeproxy.relay.frames import ErrorCode
+from runtimeproxy.relay.refusal import refusal
+from runtimeproxy.relay.request import RequestDirection
+from runtimeproxy.relay.response import ResponseDirection
+from runtimeproxy.relay.state import ConnectionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtimeproxy.relay.outbox import Outbox
+    from runtimeproxy.relay.state import RelayOptions, Upstream
+
+MAX_EARLY_BYTES: Final = 1024 * 1024
+"""Of client bytes that wait for the upstream; above it reading from the client pauses."""
+
+
+class RelayCore:
+    """The HTTP/2 side of one client connection and its runtime connection.
+
+    The owner feeds `client_data` and `runtime_data`, writes what is in `to_client.chunks` and
+    `to_runtime.chunks` after each call (to the runtime only once `upstream_opened` was called), and tells
+    about the transports. A `PeerError` out of either means `fail` and the end of the connection.
+
+    Args:
+        options: what all connections share.
+        on_upstream: called when the first call has chosen the upstream: open a connection to it.
+        wake: called when output became ready outside of a call into the core.
+    """
+
+    def __init__(
+        self, options: RelayOptions, on_upstream: Callable[[Upstream], None], wake: Callable[[], None]
+    ) -> None:
+        self.state = ConnectionState(options, self._on_output)
+        self.state.sender = DataSender(self.state)
+        self._wake = wake
+        self._is_busy = False
+        self._drain_ping = b""
+        self._request = RequestDirection(self.state, on_upstream, self._is_drain_ack)
+        self._response = ResponseDirection(self.state)
+        self.state.to_runtime.chunks.append(frames.PREFACE)
+        self.state.to_client.chunks.append(frames.EMPTY_SETTINGS)
+
+    @property
+    def to_client(self) -> Outbox:
+        """Bytes for the client."""
+        return self.state.to_client
+
+    @property
+    def to_runtime(self) -> Outbox:
+        """Bytes for the runtime."""
+        return self.state.to_runtime
+
+    @property
+    def is_early_full(self) -> bool:
+        """Whether so much waits for the upstream that reading from the client must pause."""
+        return not self.state.is_open and self._request.early_bytes > MAX_EARLY_BYTES
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether own DATA goes on after the transport took what is there: call `turn`."""
+        return self.state.sender.wants_turn
+
+    @property
+    def has_held_calls(self) -> bool:
+        """Whether calls are held that a graceful stop waits for."""
+        return any(stream.is_pending for stream in self.state.special.values())
+
+    def client_data(self, data: bytes) -> None:
+        """Takes bytes of the client, after its preface."""
+        self._is_busy = True
+        try:
+            self._request.receive(data)
+        finally:
+            self._is_busy = False
+
+    def runtime_data(self, data: bytes) -> None:
+        """Takes bytes of the runtime."""
+        self._is_busy = True
+        try:
+            self._response.receive(data)
+        finally:
+            self._is_busy = False
+
+    def upstream_opened(self) -> None:
+        """The runtime connection is there: what waited for it can be written, and own DATA follows."""
+        self.state.is_open = True
+        self._request.opened()
+        self.state.sender.pump()
+
+    def upstream_failed(self, text: str) -> None:
+        """The upstream stayed away: every waiting stream is refused, then the connection ends."""
+        state = self.state
+        for stream_id in sorted(state.open_streams):
+            stream = state.special.pop(stream_id, None)
+            if stream is not None:
+                stream.lost()
+            due = state.table_updates.due()
+            state.to_client.chunks.append(
+                refusal(stream_id, StatusCode.UNAVAILABLE, MESSAGE_PREFIX + text, due)
+            )
+        state.open_streams.clear()
+        state.to_client.chunks.append(frames.goaway(state.highest_id, ErrorCode.NO_ERROR))
+
+    def fail(self, code: ErrorCode) -> None:
+        """The connection ends with an error: the client gets a GOAWAY if one can be written here."""
+        if self.state.to_client.at_boundary:
+            self.state.to_client.chunks.append(frames.goaway(self.state.highest_id, code))
+        self.lost()
+
+    def lost(self) -> None:
+        """One side is gone: calls whose message was sent end unknown, all others are cancelled."""
+        special, self.state.special = self.state.special, {}
+        for stream in special.values():
+            stream.lost()
+
+    def client_writable(self, is_writable: bool) -> None:
+        """The client's transport went over its high-water mark, or below it again."""
+        self.state.to_client.is_writable = is_writable
+        if is_writable:
+            self.state.to_client.flush_own()
+
+    def runtime_writable(self, is_writable: bool) -> None:
+        """The runtime's transport went over its high-water mark, or below it again."""
+        self.state.to_runtime.is_writable = is_writable
+        if is_writable:
+            self.state.to_runtime.flush_own()
+            self.state.sender.pump()
+
+    def turn(self) -> None:
+        """Own DATA goes on."""
+        self.state.sender.pump()
+
+    def drain(self) -> None:
+        """Begins a graceful end: no new streams after the answer to a PING of the relay's own."""
+        self._drain_ping = os.urandom(8)
+        self.state.to_client.own(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
+        self.state.to_client.own(frames.ping(self._drain_ping))
+
+    def finish_drain(self) -> None:
+        """The client knows of the drain, or had its time: no more streams are taken."""
+        if self.state.goaway_id is None:
+            self.state.goaway_id = self.state.highest_id
+            self.state.to_client.own(frames.goaway(self.state.highest_id, ErrorCode.NO_ERROR))
+
+    def _is_drain_ack(self, opaque: bytes) -> bool:
+        if not self._drain_ping or opaque != self._drain_ping:
+            return False
+        self._drain_ping = b""
+        self.finish_drain()
+        return True
+
+    def _on_output(self) -> None:
+        if not self._is_busy:
+            self._wake()

@@ -1,0 +1,168 @@
+"""DATA towards the runtime, within its windows and in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.relay.frames import (
+    DATA,
+    DEFAULT_MAX_FRAME_BYTES,
+    END_STREAM,
+    FRAME_HEADER,
+    ErrorCode,
+    PeerError,
+)
+
+if TYPE_CHECKING:
+    from runtimeproxy.relay.held import HeldStream
+    from runtimeproxy.relay.state import ConnectionState
+
+OWN_BYTES_PER_TURN: Final = 128 * 1024
+"""Own DATA sent before the transport is asked again whether it can write."""
+
+
+@dataclass(slots=True)
+class _PassingData:
+    """A client's DATA frame, without padding, that waits for the runtime's connection window."""
+
+    stream_id: int
+    content: memoryview
+    is_last: bool
+
+
+class DataSender:
+    """Sends DATA to the runtime: the client's that could not pass at once, and the relay's own.
+
+    Once one frame waits for the runtime's connection window, all later DATA queues behind it.
+    """
+
+    __slots__ = ("_blocked", "_pending_bytes", "_queue", "_state", "_turn_bytes")
+
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
+        self._queue: deque[_PassingData | HeldStream] = deque()
+        self._blocked: deque[HeldStream] = deque()
+        self._pending_bytes = 0
+        self._turn_bytes = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether DATA waits for the runtime's connection window."""
+        return bool(self._queue)
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether own DATA could go on as soon as the transport has taken what it got."""
+        return self._turn_bytes >= OWN_BYTES_PER_TURN
+
+    def pass_or_wait(self, stream_id: int, content: bytes, is_last: bool) -> None:
+        """Sends a client's DATA, its padding stripped, as far as the window allows; the rest waits.
+
+        Raises:
+            PeerError: the client sent more than the credit that it was given.
+        """
+        self._queue.append(_PassingData(stream_id, memoryview(content), is_last))
+        self._pending_bytes += len(content)
+        credit = self._state.credit
+        if self._pending_bytes > credit.debt_bytes + max(credit.window_bytes, 0):
+            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
+        self._pump_queue()
+
+    def send(self, held: HeldStream) -> None:
+        """Sends a held stream's message as far as windows and transport allow now."""
+        if held.is_queued:
+            return
+        if self._queue or self._needs_credit(held):
+            held.is_queued = True
+            self._queue.append(held)
+
+    def has_waiting(self, stream_id: int) -> bool:
+        """Whether DATA of a passing stream waits."""
+        return any(isinstance(item, _PassingData) and item.stream_id == stream_id for item in self._queue)
+
+    def drop(self, stream_id: int) -> int:
+        """Forgets a reset stream's waiting DATA; returns how many bytes of credit the client gets back."""
+        dropped = 0
+        kept: deque[_PassingData | HeldStream] = deque()
+        for item in self._queue:
+            if isinstance(item, _PassingData) and item.stream_id == stream_id:
+                dropped += len(item.content)
+            else:
+                kept.append(item)
+        self._queue = kept
+        self._pending_bytes -= dropped
+        return dropped
+
+    def pump(self) -> None:
+        """Goes on after credit came, the transport drained, or the runtime connection opened."""
+        self._turn_bytes = 0
+        self._pump_queue()
+        blocked, self._blocked = self._blocked, deque()
+        for held in blocked:
+            held.is_queued = False
+            self.send(held)
+
+    def _pump_queue(self) -> None:
+        while self._queue:
+            item = self._queue[0]
+            if isinstance(item, _PassingData):
+                if not self._send_passing(item):
+                    return
+            else:
+                item.is_queued = False
+                if self._needs_credit(item):
+                    item.is_queued = True
+                    return
+            self._queue.popleft()
+
+    def _send_passing(self, item: _PassingData) -> bool:
+        """Sends what fits; returns whether nothing is left."""
+        credit = self._state.credit
+        limit = self._state.runtime_settings.smallest.max_frame_bytes
+        while True:
+            size = min(len(item.content), max(credit.window_bytes, 0), limit)
+            rest = len(item.content) - size
+            if size == 0 and rest:
+                return False
+            credit.window_bytes -= size
+            self._pending_bytes -= size
+            self._emit(item.stream_id, item.content[:size], item.is_last and not rest)
+            item.content = item.content[size:]
+            if not rest:
+                return True
+
+    def _needs_credit(self, held: HeldStream) -> bool:
+        """Sends a held message's next frames; returns whether the connection window stopped it.
+
+        If the transport stopped it, it goes on with the next `pump`; if its stream's window did, with
+        that stream's next credit.
+        """
+        state = self._state
+        credit = state.credit
+        while held.is_sending:
+            if not (state.is_open and state.to_runtime.is_writable) or self.wants_turn:
+                held.is_queued = True
+                self._blocked.append(held)
+                return False
+            rest = held.unsent_bytes
+            size = min(rest, DEFAULT_MAX_FRAME_BYTES, max(held.window_bytes, 0))
+            if size == 0 and rest:
+                return False
+            size = min(size, max(credit.window_bytes, 0))
+            if size == 0 and rest:
+                return True
+            self._turn_bytes += size
+            credit.send_own(size)
+            self._emit(held.stream_id, held.take(size), size == rest)
+        return False
+
+    def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:
+        size = len(content)
+        header = FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, END_STREAM if is_last else 0, stream_id)
+        chunks = self._state.to_runtime.chunks
+        if size < 4096:
+            chunks.append(header + content)
+        else:
+            chunks.extend((header, content))

@@ -1,0 +1,119 @@
+"""Follows the HPACK state of a client and reads what the relay must know of its requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from hpack import Decoder, HPACKError
+from hpack.table import HeaderTable
+
+from runtimeproxy.relay.frames import ErrorCode, PeerError
+
+MAX_BLOCK_BYTES: Final = 128 * 1024
+"""Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
+MAX_LIST_BYTES: Final = 1024 * 1024
+"""Of a decoded header list (as RFC 9113, 6.5.2 counts it): a short block can name long table entries."""
+
+_REMEMBERED_BLOCKS: Final = 64
+_REMEMBERED_BLOCK_BYTES: Final = 2048
+
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
+_TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What the relay reads of a request's headers; raw values, empty when absent."""
+
+    path: str
+    timeout: bytes
+    encoding: str
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The caller's `grpc-timeout`; None when there is none, or none that can be read."""
+        return parse_timeout(self.timeout)
+
+
+def parse_timeout(value: bytes) -> float | None:
+    """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
+
+    Source: gRPC over HTTP/2, "Timeout": up to eight digits and a unit.
+    """
+    match = _TIMEOUT.match(value)
+    return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
+
+
+class _VersionedTable(HeaderTable):
+    """A dynamic table that counts its insertions and evictions."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        super().__init__()
+
+    def add(self, name: bytes, value: bytes) -> None:
+        self.version += 1
+        super().add(name, value)
+
+    def _shrink(self) -> None:
+        self.version += 1
+        super()._shrink()
+
+
+class HeaderTracker:
+    """Decodes every request header block of one connection, in order.
+
+    A block is remembered if it changed nothing in the table; the memory lasts until the table changes.
+    The kubelet's blocks repeat (`grpc-timeout: 120000m`), so most calls cost one dictionary look-up.
+    """
+
+    __slots__ = ("_decoder", "_remembered", "_table")
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(max_header_list_size=MAX_LIST_BYTES)
+        self._table = _VersionedTable()
+        self._decoder.header_table = self._table
+        self._remembered: dict[bytes, RequestHead] = {}
+
+    def decode(self, block: bytes, max_table_bytes: int) -> RequestHead:
+        """Returns the head that a whole header block encodes.
+
+        Args:
+            block: all fragments of the block.
+            max_table_bytes: the largest table that the receiver may have allowed: it only bounds the
+                size updates inside blocks, which alone change the table's size.
+
+        Raises:
+            PeerError: the block does not decode, and the connection's HPACK state is lost.
+        """
+        head = self._remembered.get(block)
+        if head is not None:
+            return head
+        version = self._table.version, self._table.maxsize
+        self._decoder.max_allowed_table_size = max(max_table_bytes, self._table.maxsize)
+        try:
+            head = _request_head(self._decoder.decode(block, raw=True))
+        except HPACKError as error:
+            raise PeerError(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
+        if (self._table.version, self._table.maxsize) != version:
+            self._remembered.clear()
+        elif len(block) <= _REMEMBERED_BLOCK_BYTES:
+            if len(self._remembered) >= _REMEMBERED_BLOCKS:
+                self._remembered.clear()
+            self._remembered[block] = head
+        return head
+
+
+def _request_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
+    path = timeout = encoding = b""
+    for name, value in fields:
+        if name == b":path":
+            path = value
+        elif name == b"grpc-timeout":
+            timeout = value
+        elif name == b"grpc-encoding":
+            encoding = value
+    return RequestHead(path.decode("latin-1"), timeout, encoding.decode("latin-1"))

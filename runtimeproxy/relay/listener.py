@@ -1,0 +1,147 @@
+"""The listening socket: taken from systemd, or made so that it never steals and never leaves a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtimeproxy.errors import RuntimeProxyError
+
+DEFAULT_SOCKET_MODE: Final = 0o660
+"""Whoever may write to a CRI socket is root on the node. Source: containerd's own socket."""
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Source: unix(7): sun_path has 108 bytes with its NUL."""
+BACKLOG: Final = 1024
+
+_TEMPORARY_SUFFIX: Final = ".new"
+_DIRECTORY_MODE: Final = 0o755
+
+
+class SocketInUseError(RuntimeProxyError):
+    """Another process listens on the socket, or holds its lock."""
+
+
+class SocketPathError(RuntimeProxyError):
+    """The socket's path cannot be used."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A listening Unix socket and what must be undone when it is released.
+
+    Attributes:
+        sock: bound and listening.
+        path: where it is published; None for an inherited socket.
+    """
+
+    sock: socket.socket
+    path: str | None = None
+    _inode: int = 0
+    _lock_fd: int = -1
+
+    def release(self) -> None:
+        """Closes the socket, and unlinks it if the name still leads to it; gives the lock back."""
+        self.sock.close()
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                if Path(self.path).stat().st_ino == self._inode:
+                    Path(self.path).unlink()
+            self.path = None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def inherited(sock: socket.socket) -> Listener:
+    """Returns a listener on a socket from systemd: nothing is bound, renamed or unlinked."""
+    sock.setblocking(False)
+    return Listener(sock)
+
+
+def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: int = -1) -> Listener:
+    """Binds a temporary name, then renames it: clients see a socket that already listens, or none.
+
+    Args:
+        path: where to publish the socket; its directory is made if it is missing.
+        mode: permissions of the socket.
+        uid: owner, -1 for this process's.
+        gid: group, -1 for this process's.
+
+    Raises:
+        SocketInUseError: a live process has it.
+        SocketPathError: the path is too long, is no socket, or cannot be written.
+    """
+    temporary = path + _TEMPORARY_SUFFIX
+    if len(os.fsencode(temporary)) > MAX_SOCKET_PATH_BYTES:
+        most = MAX_SOCKET_PATH_BYTES - len(_TEMPORARY_SUFFIX)
+        raise SocketPathError(f"{path}: socket paths have at most {most} bytes here")
+    lock_fd = -1
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _make_directory(Path(path).parent)
+        lock_fd = _lock(path + ".lock")
+        _refuse_live(path)
+        Path(temporary).unlink(missing_ok=True)
+        sock.setblocking(False)
+        sock.bind(temporary)
+        Path(temporary).chmod(mode)
+        if uid != -1 or gid != -1:
+            os.chown(temporary, uid, gid)
+        sock.listen(BACKLOG)
+        inode = Path(temporary).stat().st_ino
+        Path(temporary).rename(path)
+    except OSError as error:
+        _undo(sock, lock_fd)
+        raise SocketPathError(f"{path}: {error.strerror or error}") from error
+    except RuntimeProxyError:
+        _undo(sock, lock_fd)
+        raise
+    return Listener(sock, path, inode, lock_fd)
+
+
+def _undo(sock: socket.socket, lock_fd: int) -> None:
+    sock.close()
+    if lock_fd >= 0:
+        os.close(lock_fd)
+
+
+def _make_directory(directory: Path) -> None:
+    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+
+
+def _lock(path: str) -> int:
+    """Takes the lock that two instances on one socket compete for; the kernel drops it with the process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise SocketInUseError(f"{path}: another instance holds the lock") from error
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_live(path: str) -> None:
+    """Refuses a path where somebody listens, or which is no socket; a stale socket may be replaced."""
+    if not Path(path).exists():
+        return
+    if not Path(path).is_socket():
+        raise SocketPathError(f"{path}: exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                return
+            if error.errno != errno.EAGAIN:
+                raise
+    raise SocketInUseError(f"{path}: another process listens on this socket")

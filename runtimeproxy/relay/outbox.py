@@ -1,0 +1,77 @@
+"""Bytes on their way to one side: what passes, and the relay's own frames between it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtimeproxy.relay.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
+
+MAX_OWN_FRAMES: Final = 1000
+"""Own frames that may wait for a side that does not read; above it the connection is closed."""
+
+
+class Outbox:
+    """Collects the bytes for one side until the connection writes them.
+
+    Own frames go out at frame boundaries only, and never inside a header block. While the transport is
+    over its high-water mark they wait, WINDOW_UPDATEs summed per stream; passing bytes never wait here.
+
+    Attributes:
+        chunks: bytes to write, in order.
+        at_boundary: whether the passing bytes so far end at a frame's end, outside of header blocks.
+        is_writable: whether the transport is below its high-water mark.
+    """
+
+    __slots__ = ("_own", "_updates", "at_boundary", "chunks", "is_writable")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes | memoryview] = []
+        self.at_boundary = True
+        self.is_writable = True
+        self._own: list[bytes] = []
+        self._updates: dict[int, int] = {}
+
+    @property
+    def has_own(self) -> bool:
+        """Whether own frames wait for a boundary or for the transport."""
+        return bool(self._own or self._updates)
+
+    def own(self, frame: bytes) -> None:
+        """Sends an own frame as soon as the rules allow.
+
+        Raises:
+            PeerError: too many wait already.
+        """
+        if self.at_boundary and self.is_writable and not self._own:
+            self.chunks.append(frame)
+            return
+        if len(self._own) >= MAX_OWN_FRAMES:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames wait for a peer that does not read")
+        self._own.append(frame)
+
+    def credit(self, stream_id: int, increment_bytes: int) -> None:
+        """Sends a WINDOW_UPDATE, summed with one that waits; 0 bytes send nothing.
+
+        Raises:
+            PeerError: credit for too many streams waits already.
+        """
+        if increment_bytes <= 0:
+            return
+        if self.at_boundary and self.is_writable:
+            self.chunks.append(window_update(stream_id, increment_bytes))
+            return
+        if stream_id not in self._updates and len(self._updates) >= MAX_OWN_FRAMES:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "credit for too many streams waits")
+        total = self._updates.get(stream_id, 0) + increment_bytes
+        self._updates[stream_id] = min(total, MAX_WINDOW_BYTES)
+
+    def flush_own(self) -> None:
+        """Sends what waits, if the rules allow it now."""
+        if not (self.at_boundary and self.is_writable):
+            return
+        if self._updates:
+            self.chunks.extend(window_update(key, value) for key, value in self._updates.items())
+            self._updates.clear()
+        if self._own:
+            self.chunks.extend(self._own)
+            self._own.clear()
