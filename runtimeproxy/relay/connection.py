@@ -110,6 +110,7 @@ class Connection:
         self._is_paused_early = False
         self._connect_deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._adopting: asyncio.Task[None] | None = None
         self._on_held_over: Callable[[], None] | None = None
 
     def protocol(self) -> asyncio.Protocol:
@@ -167,8 +168,8 @@ class Connection:
                 retry_s, self._connect, upstream, min(retry_s * 2, _RETRY_MOST_S)
             )
             return
-        task = self._loop.create_task(self._adopt(sock))
-        task.add_done_callback(self._adopted)
+        self._adopting = self._loop.create_task(self._adopt(sock), name="adopt-runtime-connection")
+        self._adopting.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:
         side = _Side(self._from_runtime, self._runtime_writable, self._runtime_lost)

@@ -6,7 +6,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtimeproxy.relay import frames
-from runtimeproxy.relay.frames import FRAME_HEADER, HEADER_BYTES, ErrorCode, PeerError
+from runtimeproxy.relay.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    GOAWAY,
+    HEADER_BYTES,
+    HEADERS,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    STREAM_ID_MASK,
+    WINDOW_UPDATE,
+    ErrorCode,
+    PeerError,
+)
 from runtimeproxy.relay.headers import MAX_BLOCK_BYTES, HeaderTracker
 from runtimeproxy.relay.held import HeldStream
 
@@ -114,7 +134,7 @@ class RequestDirection:
             passes = False
             if self._block is not None:
                 pass
-            elif type_ == frames.DATA:
+            elif type_ == DATA:
                 if (
                     stream_id not in special
                     and 0 < stream_id <= state.highest_id
@@ -124,20 +144,20 @@ class RequestDirection:
                 ):
                     credit.window_bytes -= length
                     passes = True
-            elif type_ == frames.HEADERS:
-                if flags & frames.END_HEADERS:
+            elif type_ == HEADERS:
+                if flags & END_HEADERS:
                     content = frames.header_fragment(data[position + HEADER_BYTES : end], flags)
-                    passes = self._header_block(stream_id & frames.STREAM_ID_MASK, flags, content)
-            elif type_ == frames.WINDOW_UPDATE:
+                    passes = self._header_block(stream_id & STREAM_ID_MASK, flags, content)
+            elif type_ == WINDOW_UPDATE:
                 if stream_id in special:
                     passes = special[stream_id].client_window_update()
                 else:
                     passes = stream_id <= state.highest_id or state.goaway_id is None
-            elif type_ == frames.PRIORITY or type_ > frames.CONTINUATION:
+            elif type_ == PRIORITY or type_ > CONTINUATION:
                 passes = True
             if not passes:
                 self._forward(data, start, position)
-                self._special_frame(type_, flags, stream_id & frames.STREAM_ID_MASK, data[position:end])
+                self._special_frame(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = end
             position = end
         self._forward(data, start, position)
@@ -164,33 +184,33 @@ class RequestDirection:
 
     def _special_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""
-        if self._block is not None or type_ == frames.CONTINUATION:
+        if self._block is not None or type_ == CONTINUATION:
             self._continuation(type_, flags, stream_id, raw)
-        elif type_ == frames.DATA:
+        elif type_ == DATA:
             self._data(flags, stream_id, raw)
-        elif type_ == frames.HEADERS:
-            if not flags & frames.END_HEADERS:
+        elif type_ == HEADERS:
+            if not flags & END_HEADERS:
                 self._block = _OpenBlock(stream_id, flags)
                 self._block.add(raw, frames.header_fragment(raw[HEADER_BYTES:], flags))
-        elif type_ == frames.RST_STREAM:
+        elif type_ == RST_STREAM:
             self._reset(stream_id, raw)
-        elif type_ == frames.SETTINGS:
+        elif type_ == SETTINGS:
             self._settings(flags, raw)
-        elif type_ == frames.PING:
+        elif type_ == PING:
             self._ping(flags, raw)
-        elif type_ == frames.PUSH_PROMISE:
+        elif type_ == PUSH_PROMISE:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
-        elif type_ == frames.GOAWAY:
+        elif type_ == GOAWAY:
             self._forward(raw, 0, len(raw))
 
     # --- header blocks -----------------------------------------------------------------------------------
 
     def _continuation(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         block = self._block
-        if block is None or type_ != frames.CONTINUATION or stream_id != block.stream_id:
+        if block is None or type_ != CONTINUATION or stream_id != block.stream_id:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "header block interrupted, or CONTINUATION alone")
         block.add(raw, raw[HEADER_BYTES:])
-        if not flags & frames.END_HEADERS:
+        if not flags & END_HEADERS:
             return
         self._block = None
         if self._header_block(block.stream_id, block.flags, b"".join(block.fragments)):
@@ -203,7 +223,7 @@ class RequestDirection:
         if state.goaway_id is not None:
             return False
         head = self._tracker.decode(block, state.runtime_settings.largest.header_table_bytes)
-        is_last = bool(flags & frames.END_STREAM)
+        is_last = bool(flags & END_STREAM)
         if stream_id > state.highest_id:
             return self._open_stream(stream_id, head, is_last)
         if stream_id == 0:
@@ -238,7 +258,7 @@ class RequestDirection:
     def _data(self, flags: int, stream_id: int, raw: bytes) -> None:
         state = self._state
         flow_bytes = len(raw) - HEADER_BYTES
-        is_last = bool(flags & frames.END_STREAM)
+        is_last = bool(flags & END_STREAM)
         if stream_id == 0:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         if stream_id > state.highest_id:
@@ -287,7 +307,7 @@ class RequestDirection:
 
     def _settings(self, flags: int, raw: bytes) -> None:
         state = self._state
-        if flags & frames.ACK:
+        if flags & ACK:
             if self._own_settings_acks:
                 self._own_settings_acks -= 1
                 return
@@ -298,15 +318,15 @@ class RequestDirection:
             state.client_settings.announce(raw[HEADER_BYTES:])
             if not state.is_open:
                 state.own_acks += 1
-                state.to_client.own(frames.SETTINGS_ACK)
+                state.to_client.own(SETTINGS_ACK)
                 state.client_settings_acknowledged()
         self._forward(raw, 0, len(raw))
 
     def _ping(self, flags: int, raw: bytes) -> None:
         opaque = raw[HEADER_BYTES:]
-        if flags & frames.ACK and self._on_ping_ack(opaque):
+        if flags & ACK and self._on_ping_ack(opaque):
             return
-        if self._state.is_open or flags & frames.ACK:
+        if self._state.is_open or flags & ACK:
             self._forward(raw, 0, len(raw))
         else:
             self._state.to_client.own(frames.ping_ack(opaque))

@@ -6,7 +6,25 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay import frames
-from runtimeproxy.relay.frames import FRAME_HEADER, HEADER_BYTES, ErrorCode, PeerError
+from runtimeproxy.relay.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    GOAWAY,
+    HEADER_BYTES,
+    HEADERS,
+    MAX_WINDOW_BYTES,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    STREAM_ID_MASK,
+    WINDOW_UPDATE,
+    ErrorCode,
+    PeerError,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.relay.state import ConnectionState
@@ -84,21 +102,21 @@ class ResponseDirection:
             if length > max_frame_bytes:
                 raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame is longer than the client allows")
             end = position + HEADER_BYTES + length
-            if type_ == frames.DATA and stream_id not in special:
-                if flags & frames.END_STREAM:
+            if type_ == DATA and stream_id not in special:
+                if flags & END_STREAM:
                     state.open_streams.discard(stream_id)
                 if end > size:
                     self._passing_bytes = end - size
                     break
             elif end > size:
                 break
-            elif type_ == frames.HEADERS and stream_id not in special:
+            elif type_ == HEADERS and stream_id not in special:
                 self._headers(flags, stream_id)
             else:
                 self._forward(data, start, position)
                 start = end
                 outbox.at_boundary = not self._block_stream_id
-                if self._special_frame(type_, flags, stream_id & frames.STREAM_ID_MASK, data[position:end]):
+                if self._special_frame(type_, flags, stream_id & STREAM_ID_MASK, data[position:end]):
                     start = position
             position = end
         self._finish(data, start, position)
@@ -141,32 +159,32 @@ class ResponseDirection:
 
     def _headers(self, flags: int, stream_id: int) -> None:
         """A header block begins, or continues."""
-        self._block_stream_id = 0 if flags & frames.END_HEADERS else stream_id
+        self._block_stream_id = 0 if flags & END_HEADERS else stream_id
         self._state.table_updates.block_passed()
-        if flags & frames.END_STREAM:
+        if flags & END_STREAM:
             self._state.open_streams.discard(stream_id)
 
     def _special_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> bool:
         """Handles a frame that does not always pass as it is; returns whether it does."""
         state = self._state
         stream = state.special.get(stream_id)
-        if type_ == frames.HEADERS:
+        if type_ == HEADERS:
             self._headers(flags, stream_id)
             if stream is not None:
-                stream.runtime_headers(bool(flags & frames.END_STREAM))
+                stream.runtime_headers(bool(flags & END_STREAM))
             return True
-        if type_ == frames.DATA:
+        if type_ == DATA:
             content = frames.unpadded(raw[HEADER_BYTES:], flags)
             flow_bytes = len(raw) - HEADER_BYTES
-            is_last = bool(flags & frames.END_STREAM)
+            is_last = bool(flags & END_STREAM)
             if is_last:
                 state.open_streams.discard(stream_id)
             return stream is None or stream.runtime_data(content, flow_bytes, is_last)
-        if type_ == frames.RST_STREAM:
+        if type_ == RST_STREAM:
             state.open_streams.discard(stream_id)
             self._credit_dropped(stream_id)
             return stream is None or stream.runtime_reset()
-        if type_ == frames.WINDOW_UPDATE:
+        if type_ == WINDOW_UPDATE:
             return self._window_update(stream_id, raw)
         return self._connection_frame(type_, flags, stream_id, raw)
 
@@ -176,7 +194,7 @@ class ResponseDirection:
 
     def _window_update(self, stream_id: int, raw: bytes) -> bool:
         state = self._state
-        increment = int.from_bytes(raw[HEADER_BYTES:], "big") & frames.MAX_WINDOW_BYTES
+        increment = int.from_bytes(raw[HEADER_BYTES:], "big") & MAX_WINDOW_BYTES
         if stream_id:
             stream = state.special.get(stream_id)
             if stream is None:
@@ -191,20 +209,20 @@ class ResponseDirection:
 
     def _connection_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> bool:
         state = self._state
-        if type_ == frames.SETTINGS:
+        if type_ == SETTINGS:
             return self._settings(flags, raw)
-        if type_ == frames.GOAWAY:
+        if type_ == GOAWAY:
             return self._goaway(raw)
-        if type_ == frames.PUSH_PROMISE:
-            self._block_stream_id = 0 if flags & frames.END_HEADERS else stream_id
+        if type_ == PUSH_PROMISE:
+            self._block_stream_id = 0 if flags & END_HEADERS else stream_id
             state.table_updates.block_passed()
-        elif type_ == frames.CONTINUATION and flags & frames.END_HEADERS:
+        elif type_ == CONTINUATION and flags & END_HEADERS:
             self._block_stream_id = 0
         return True
 
     def _settings(self, flags: int, raw: bytes) -> bool:
         state = self._state
-        if not flags & frames.ACK:
+        if not flags & ACK:
             state.runtime_settings.announce(raw[HEADER_BYTES:])
             for stream in list(state.special.values()):
                 stream.runtime_settings_changed()
@@ -221,7 +239,7 @@ class ResponseDirection:
         if len(raw) < HEADER_BYTES + 8:
             return True
         last_id, code = struct.unpack_from(">LL", raw, HEADER_BYTES)
-        last_id &= frames.STREAM_ID_MASK
+        last_id &= STREAM_ID_MASK
         for stream_id, stream in list(state.special.items()):
             if stream_id > last_id:
                 stream.disowned()
