@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.relay.connection import Connection
 
@@ -53,7 +54,9 @@ class RelayServer:
     async def start(self, listener: Listener) -> None:
         """Accepts clients on a listening socket."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._accept, sock=listener.sock)
+        # From 3.13 on the loop would unlink the path itself, also that of a socket from systemd.
+        extra: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        self._server = await loop.create_unix_server(self._accept, sock=listener.sock, **extra)
 
     def _accept(self) -> asyncio.Protocol:
         connection = Connection(self._options, self._admit, self._closed)

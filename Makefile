@@ -1,0 +1,55 @@
+# `make run` and `make test` do all their own set-up; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench e2e tools proto lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null || sh tests/lab/install_venv.sh $(PYTHON) $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
+	@$(BIN)/koord-runtime-proxy demo
+
+test: $(INSTALLED)  ## all tests that this machine can run
+	$(BIN)/pytest
+
+lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, drift of generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m cri_api.generate --check
+
+format: $(INSTALLED)  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+tools:  ## build containerd 2, grpcurl, h2spec and the kubelet's client (needs Go)
+	bash tests/lab/build_tools.sh
+
+e2e: $(INSTALLED)  ## tests in front of a real containerd (needs root, containerd, runc)
+	$(BIN)/pytest tests/e2e
+
+bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this proxy
+	$(BIN)/python -m tests.bench
+
+proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
+	$(BIN)/python -m cri_api.generate
+
+lock:  ## pin the newest versions that pyproject.toml allows
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --no-header --extra dev pyproject.toml -o requirements.lock
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,189 @@
+"""Asks a runtime over gRPC, on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.runtime import RuntimeUnavailableError
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from runtimeproxy.pods.questions import Question
+
+PARSE_ON_LOOP_BYTES: Final = 64 * 1024
+"""Longer answers are parsed in a worker thread."""
+
+SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
+"""Tried in this order; both have the same messages. Source: CRI; old runtimes have only the second."""
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    ("grpc.enable_retries", 0),
+)
+"""Authority and longest pause before the next attempt are the kubelet's. Source: k8s.io/cri-client."""
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How the runtime is reached.
+
+    Attributes:
+        target: gRPC name of the endpoint, such as `unix:/run/containerd/containerd.sock`.
+        list_timeout_s: Longest time for one list.
+        status_timeout_s: Longest time for one status call.
+    """
+
+    target: str
+    list_timeout_s: float = 30.0
+    status_timeout_s: float = 5.0
+
+
+class GrpcRuntimeClient:
+    """A `RuntimeClient` over grpc.aio; nothing is imported or connected before the first question."""
+
+    def __init__(self, settings: ClientSettings, executor: Executor) -> None:
+        """Prepares the client.
+
+        Args:
+            settings: Where the runtime is.
+            executor: Worker threads for imports and for long answers.
+        """
+        self._settings = settings
+        self._executor = executor
+        self._opening = asyncio.Lock()
+        self._channel: grpc.aio.Channel | None = None
+        self._service = SERVICES[0]
+        self._status_has_resources = True
+
+    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
+        """All sandboxes by id, or those with all of the given labels."""
+        await self._open()
+        from runtimeproxy.pods.questions import list_pods
+
+        return _present(await self._ask(list_pods(labels or {}), self._settings.list_timeout_s))
+
+    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
+        """All containers by id, or those of one sandbox."""
+        await self._open()
+        from runtimeproxy.pods.questions import list_containers
+
+        return _present(await self._ask(list_containers(pod_id), self._settings.list_timeout_s))
+
+    async def pod(self, identity: str) -> PodRecord | None:
+        """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
+        await self._open()
+        from runtimeproxy.pods.questions import pod
+
+        return await self._ask(pod(identity), self._settings.status_timeout_s)
+
+    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
+        """One container with its resources; None if the runtime does not know it.
+
+        A runtime without resources in the plain status (containerd before 1.7) is asked for the verbose one.
+        """
+        verbose = with_pod or not self._status_has_resources
+        record, complete = await self._container(identity, verbose=verbose)
+        if record is not None and not complete and not verbose:
+            self._status_has_resources = False
+            record, _ = await self._container(identity, verbose=True)
+        return record
+
+    async def version(self, timeout_s: float) -> bytes:
+        """The answer to a Version call, for probing.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer in time.
+        """
+        answer = await self._call("Version", b"", timeout_s)
+        if answer is None:
+            raise RuntimeUnavailableError("Version: NOT_FOUND")
+        return answer
+
+    async def close(self) -> None:
+        """Ends the connection; calls that are under way fail."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _container(self, identity: str, *, verbose: bool) -> tuple[ContainerRecord | None, bool]:
+        await self._open()
+        from runtimeproxy.pods.questions import container
+
+        found = await self._ask(container(identity, verbose=verbose), self._settings.status_timeout_s)
+        return found or (None, False)
+
+    async def _ask(self, question: Question[ResultT], timeout_s: float) -> ResultT | None:
+        """The answer, or None for NOT_FOUND."""
+        answer = await self._call(question.method, question.request, timeout_s)
+        return None if answer is None else await self._read(question, answer)
+
+    async def _read(self, question: Question[ResultT], answer: bytes) -> ResultT:
+        from google.protobuf.message import DecodeError
+
+        try:
+            if len(answer) <= PARSE_ON_LOOP_BYTES:
+                return question.read(answer)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, question.read, answer)
+        except DecodeError as error:
+            raise RuntimeUnavailableError(f"{question.method}: the answer does not parse") from error
+
+    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
+        """The bytes of the answer, or None for NOT_FOUND; learns which of the services the runtime has."""
+        answer, code, text = await self._attempt(self._service, method, request, timeout_s)
+        if code == StatusCode.UNIMPLEMENTED and self._service == SERVICES[0]:
+            answer, code, text = await self._attempt(SERVICES[1], method, request, timeout_s)
+            if code != StatusCode.UNIMPLEMENTED:
+                self._service = SERVICES[1]
+        if code in (StatusCode.OK, StatusCode.NOT_FOUND):
+            return answer
+        raise RuntimeUnavailableError(f"{method}: {text}")
+
+    async def _attempt(
+        self, service: str, method: str, request: bytes, timeout_s: float
+    ) -> tuple[bytes | None, int, str]:
+        """The answer's bytes, the status code, and the status as text."""
+        channel = await self._open()
+        from grpc.aio import AioRpcError
+
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{service}/{method}")
+        try:
+            return await call(request, timeout=timeout_s), StatusCode.OK, ""
+        except AioRpcError as error:
+            code = error.code()
+            return None, code.value[0], f"{code.name}: {error.details()}"
+
+    async def _open(self) -> grpc.aio.Channel:
+        """The channel; the first use loads grpc and the CRI's messages in a worker thread."""
+        if self._channel is None:
+            async with self._opening:
+                if self._channel is None:
+                    aio = await asyncio.get_running_loop().run_in_executor(self._executor, _load)
+                    self._channel = aio.insecure_channel(self._settings.target, options=CHANNEL_OPTIONS)
+        return self._channel
+
+
+def _load() -> ModuleType:
+    import grpc.aio
+
+    import runtimeproxy.pods.questions  # noqa: F401
+
+    return grpc.aio
+
+
+def _present(answer: ResultT | None) -> ResultT:
+    if answer is None:
+        raise RuntimeUnavailableError("the runtime answers NOT_FOUND to a list")
+    return answer
