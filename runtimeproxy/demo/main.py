@@ -1,0 +1,161 @@
+"""Runs the demo: a runtime, the real daemon in front of it, pods through it, the audit as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.cgroups import DEFAULT_ROOT
+from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
+from runtimeproxy.demo.runtime import USUAL_SOCKETS, DemoRuntime, channel, find_runtime
+from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
+from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
+
+START_TIMEOUT_S: Final = 8.0
+CALL_TIMEOUT_S: Final = 20.0
+_COLUMNS: Final = ("container", "field", "from", "to", "policy", "reason")
+
+Row = tuple[str, ...]
+
+
+def run_demo(settings: Settings) -> int:
+    """Drives a pod of each QoS class through the proxy; returns 0 if policies changed something."""
+    with tempfile.TemporaryDirectory(prefix="koord-runtime-proxy-demo-") as folder:
+        runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
+        if runtime is not None:
+            print(f"runtime: {runtime.name} on {runtime.socket_path}")
+            rows = _driven(Path(folder), runtime)
+            if rows is not None:
+                return _report(rows)
+            reason = "that runtime cannot run the pods of the demo"
+        print(f"runtime: the built-in fake ({reason})")
+        return _report(_on_fake_runtime(Path(folder)) or [])
+
+
+def _on_fake_runtime(folder: Path) -> list[Row] | None:
+    """Drives the pods on the built-in fake, with plain files in place of cgroups."""
+    cgroups = CgroupFiles(folder / "cgroup", version=2)
+    state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, cgroups))
+    with FakeRuntime(folder / "fake.sock", state=state) as fake:
+        runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", CgroupDriver.CGROUPFS)
+        return _driven(folder, runtime, cgroups.root)
+
+
+def _driven(folder: Path, runtime: DemoRuntime, cgroup_root: Path = DEFAULT_ROOT) -> list[Row] | None:
+    """Starts the daemon, drives the pods; returns the table's rows, None if the runtime refused a pod."""
+    log = folder / "proxy.log"
+    with _proxy(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
+        calls = api_pb2_grpc.RuntimeServiceStub(opened)
+        try:
+            for pod in DEMO_PODS:
+                _run_pod(calls, pod, runtime)
+        except grpc.RpcError as error:
+            print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
+            return None
+    return _rows(log.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> Iterator[Path]:
+    """The real daemon, in a process of its own, with all its paths in the folder."""
+    socket_path = folder / "proxy.sock"
+    config = folder / "config.toml"
+    config.write_text(f'[cgroups]\nroot = "{cgroup_root}"\n', encoding="utf-8")
+    command = (
+        *(sys.executable, "-m", "runtimeproxy"),
+        *("--koord-runtimeproxy-endpoint", str(socket_path)),
+        *("--remote-runtime-service-endpoint", runtime.socket_path),
+        *("--config", str(config), "--state-dir", str(folder / "state")),
+        *("--hook-config-dir", str(folder / "hookserver.d"), "--log-format", "json"),
+    )
+    with (
+        log.open("w", encoding="utf-8") as sink,
+        subprocess.Popen(  # noqa: S603  # this program itself
+            command, stderr=sink
+        ) as process,
+    ):
+        try:
+            _wait_for(socket_path, process)
+            yield socket_path
+        finally:
+            process.terminate()
+            process.wait(START_TIMEOUT_S)
+
+
+def _wait_for(socket_path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not socket_path.exists():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise SystemExit("the proxy did not start")
+        time.sleep(0.02)
+
+
+def _run_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: DemoRuntime) -> None:
+    config = pod_sandbox_config(
+        pod.name,
+        namespace="demo",
+        qos=pod.qos,
+        kubelet_qos=pod.kubelet_qos,
+        annotations=pod.annotations,
+        driver=runtime.driver,
+        host_network=True,
+    )
+    sandbox = api_pb2.RunPodSandboxRequest(config=config)
+    pod_id = calls.RunPodSandbox(sandbox, timeout=CALL_TIMEOUT_S).pod_sandbox_id
+    try:
+        resources = kubelet_resources(pod)
+        wanted = container_config("main", image=runtime.image, command=(), pod=config, resources=resources)
+        request = create_container_request(pod_id, wanted, config)
+        container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
+        start = api_pb2.StartContainerRequest(container_id=container_id)
+        with contextlib.suppress(grpc.RpcError):  # an image may need a command that nobody knows
+            calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
+    finally:
+        stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id)
+        calls.StopPodSandbox(stop, timeout=CALL_TIMEOUT_S)
+        remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id)
+        calls.RemovePodSandbox(remove, timeout=CALL_TIMEOUT_S)
+
+
+def _rows(log: str) -> list[Row]:
+    """Reads the audit lines of the daemon's log."""
+    rows: list[Row] = []
+    for line in log.splitlines():
+        entry = json.loads(line)
+        if entry.get("logger") != "runtimeproxy.audit":
+            continue
+        name = f"{entry['pod'].split('/')[-1]}/{entry['container'] or '(pod)'}"
+        rows += [
+            (name, change["field"], change["from"] or "-", change["to"] or "-", *_why(change))
+            for change in entry["changes"]
+        ]
+    return rows
+
+
+def _why(change: dict[str, str]) -> Row:
+    return change["policy"], change["reason"]
+
+
+def _report(rows: list[Row]) -> int:
+    """Prints the table; an empty one means that the policies did nothing."""
+    table = [_COLUMNS, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
+    print()
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    untouched = [pod.name for pod in DEMO_PODS if not any(row[0].startswith(f"{pod.name}/") for row in rows)]
+    print(f"\n{len(DEMO_PODS)} pods ran through the proxy; untouched: {', '.join(untouched) or 'none'}")
+    return 0 if rows else 1
