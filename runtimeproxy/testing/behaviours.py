@@ -1,0 +1,101 @@
+"""What a test wants a call of the fake runtime to do other than its work."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from runtimeproxy.testing.failures import CallError
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+EVERY_METHOD = "*"
+"""Stands for all methods that have no behaviour of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """How the calls of one method behave. Delay, hang and error come in this order.
+
+    Attributes:
+        delay_s: Time to wait, in seconds; a call that ends meanwhile is not carried out.
+        hang: Wait until the call ends or is released.
+        error: Failure to answer with.
+        response: Answer instead of the fake's own, which then does nothing: a message or its bytes.
+        initial_metadata: Headers, sent at once.
+        trailing_metadata: Trailers of a successful answer.
+        gzip: Compress the answer.
+        after: Delay, hang and error come once the call was carried out, not before.
+        before_message: Answer without reading the request message (unary calls; needs error or
+            response).
+        times: Number of calls that behave so; ``None`` for all.
+    """
+
+    delay_s: float = 0.0
+    hang: bool = False
+    error: CallError | None = None
+    response: bytes | Message | None = None
+    initial_metadata: Metadata = ()
+    trailing_metadata: Metadata = ()
+    gzip: bool = False
+    after: bool = False
+    before_message: bool = False
+    times: int | None = None
+
+
+class BehaviourFields(TypedDict, total=False):
+    """The fields of ``Behaviour`` as keyword arguments."""
+
+    delay_s: float
+    hang: bool
+    error: CallError | None
+    response: bytes | Message | None
+    initial_metadata: Metadata
+    trailing_metadata: Metadata
+    gzip: bool
+    after: bool
+    before_message: bool
+    times: int | None
+
+
+NORMAL = Behaviour()
+"""The fake does its work."""
+
+
+class Behaviours:
+    """Behaviours by method; of one method the last that was set and is not used up holds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, list[tuple[Behaviour, list[None]]]] = {}
+
+    def set(self, method: str, behaviour: Behaviour) -> None:
+        """Sets the behaviour of a method from the next call on."""
+        with self._lock:
+            self._entries.setdefault(method, []).append((behaviour, []))
+
+    def clear(self, method: str | None = None) -> None:
+        """Forgets the behaviours of a method, or all with ``None``."""
+        with self._lock:
+            if method is None:
+                self._entries.clear()
+            else:
+                self._entries.pop(method, None)
+
+    def take(self, method: str) -> Behaviour:
+        """The behaviour of the next call of a method."""
+        if not self._entries:
+            return NORMAL
+        with self._lock:
+            for key in (method, EVERY_METHOD):
+                for behaviour, uses in reversed(self._entries.get(key, [])):
+                    if behaviour.times is None:
+                        return behaviour
+                    if len(uses) < behaviour.times:
+                        uses.append(None)
+                        return behaviour
+        return NORMAL

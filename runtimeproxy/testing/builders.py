@@ -1,0 +1,173 @@
+"""Builders for pods and containers as the kubelet describes them to a runtime."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TypedDict, Unpack
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing.cgroup_paths import CgroupDriver
+
+QOS_LABEL = "koordinator.sh/qosClass"
+"""Label with Koordinator's QoS class. Source: koordinator, apis/extension."""
+
+IMAGE = "docker.io/library/busybox:1.36"
+"""Image of containers for which none is given."""
+
+
+class KubeletQos(StrEnum):
+    """QoS class of Kubernetes, which decides where the kubelet puts a pod's cgroup."""
+
+    GUARANTEED = "guaranteed"
+    BURSTABLE = "burstable"
+    BESTEFFORT = "besteffort"
+
+
+class PodFields(TypedDict, total=False):
+    """What ``pod_sandbox_config`` takes.
+
+    Attributes:
+        namespace: Namespace; "default" if not given.
+        uid: Uid; a random one if not given.
+        attempt: Counts sandboxes of the pod; 0 if not given.
+        qos: Koordinator QoS class, set as a label: LSE, LSR, LS, BE or SYSTEM.
+        kubelet_qos: Decides the cgroup parent; best effort for BE, else burstable.
+        labels: More labels.
+        annotations: More annotations.
+        cgroup_parent: Used as it is; "" for none.
+        driver: How the cgroup parent is written.
+        host_network: Whether the pod uses the host's network; False if not given.
+    """
+
+    namespace: str
+    uid: str
+    attempt: int
+    qos: str
+    kubelet_qos: KubeletQos
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    cgroup_parent: str
+    driver: CgroupDriver
+    host_network: bool
+
+
+class ContainerFields(TypedDict, total=False):
+    """What ``container_config`` takes.
+
+    Attributes:
+        attempt: Counts restarts; 0 if not given.
+        image: Image reference.
+        command: Command; ``sleep 3600`` if not given.
+        envs: Environment.
+        labels: More labels.
+        annotations: More annotations.
+        resources: Cgroup parameters; those of a container without requests if not given.
+        pod: The pod's configuration, for the labels that name it.
+    """
+
+    attempt: int
+    image: str
+    command: Sequence[str]
+    envs: Mapping[str, str]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    resources: api_pb2.LinuxContainerResources
+    pod: api_pb2.PodSandboxConfig
+
+
+def pod_sandbox_config(name: str = "pod", **fields: Unpack[PodFields]) -> api_pb2.PodSandboxConfig:
+    """A pod's configuration as in ``RunPodSandbox`` and ``CreateContainer``."""
+    namespace, uid = fields.get("namespace", "default"), fields.get("uid", str(uuid.uuid4()))
+    qos = fields.get("qos", "")
+    place = KubeletQos.BESTEFFORT if qos == "BE" else KubeletQos.BURSTABLE
+    driver = fields.get("driver", CgroupDriver.CGROUPFS)
+    parent = kubelet_cgroup_parent(uid, fields.get("kubelet_qos", place), driver)
+    config = api_pb2.PodSandboxConfig(
+        metadata=api_pb2.PodSandboxMetadata(
+            name=name, uid=uid, namespace=namespace, attempt=fields.get("attempt", 0)
+        ),
+        hostname="" if fields.get("host_network") else name,
+        log_directory=f"/var/log/pods/{namespace}_{name}_{uid}",
+        labels=_pod_labels(name, namespace, uid, qos) | dict(fields.get("labels", {})),
+        annotations=_POD_ANNOTATIONS | dict(fields.get("annotations", {})),
+        linux=api_pb2.LinuxPodSandboxConfig(cgroup_parent=fields.get("cgroup_parent", parent)),
+    )
+    if fields.get("host_network"):
+        config.linux.security_context.namespace_options.network = api_pb2.NODE
+    return config
+
+
+def container_config(name: str = "main", **fields: Unpack[ContainerFields]) -> api_pb2.ContainerConfig:
+    """A container's configuration as in ``CreateContainer``."""
+    attempt = fields.get("attempt", 0)
+    labels = {"io.kubernetes.container.name": name}
+    if "pod" in fields:
+        pod = fields["pod"].metadata
+        labels |= _pod_names(pod.name, pod.namespace, pod.uid)
+    environment = fields.get("envs", {"PATH": "/bin"}).items()
+    return api_pb2.ContainerConfig(
+        metadata=api_pb2.ContainerMetadata(name=name, attempt=attempt),
+        image=api_pb2.ImageSpec(image=fields.get("image", IMAGE)),
+        command=fields.get("command", ["sleep", "3600"]),
+        envs=[api_pb2.KeyValue(key=key, value=value.encode()) for key, value in environment],
+        labels=labels | dict(fields.get("labels", {})),
+        annotations=_container_annotations(attempt) | dict(fields.get("annotations", {})),
+        log_path=f"{name}/{attempt}.log",
+        linux=api_pb2.LinuxContainerConfig(resources=fields.get("resources", default_resources())),
+    )
+
+
+def create_container_request(
+    sandbox_id: str, config: api_pb2.ContainerConfig, pod: api_pb2.PodSandboxConfig
+) -> api_pb2.CreateContainerRequest:
+    """The request that creates a container in a sandbox."""
+    return api_pb2.CreateContainerRequest(pod_sandbox_id=sandbox_id, config=config, sandbox_config=pod)
+
+
+def default_resources() -> api_pb2.LinuxContainerResources:
+    """What the kubelet sends for a container without requests and limits."""
+    return api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, oom_score_adj=1000)
+
+
+def kubelet_cgroup_parent(uid: str, qos: KubeletQos, driver: CgroupDriver = CgroupDriver.CGROUPFS) -> str:
+    """The kubelet's cgroup of a pod; of guaranteed pods it lies directly under the root.
+
+    Source: kubelet, cm.PodContainerManager and CgroupName.ToSystemd.
+    """
+    words = ["kubepods", *([] if qos is KubeletQos.GUARANTEED else [qos.value])]
+    if driver is CgroupDriver.CGROUPFS:
+        return f"/{'/'.join(words)}/pod{uid}"
+    words.append(f"pod{uid.replace('-', '_')}")
+    slices = ["-".join(words[: count + 1]) + ".slice" for count in range(len(words))]
+    return f"/{'/'.join(slices)}"
+
+
+_POD_ANNOTATIONS = {
+    "kubernetes.io/config.seen": "2026-01-01T00:00:00.000000000Z",
+    "kubernetes.io/config.source": "api",
+}
+
+
+def _pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:
+    return {
+        "io.kubernetes.pod.name": name,
+        "io.kubernetes.pod.namespace": namespace,
+        "io.kubernetes.pod.uid": uid,
+    }
+
+
+def _pod_labels(name: str, namespace: str, uid: str, qos: str) -> dict[str, str]:
+    return _pod_names(name, namespace, uid) | ({QOS_LABEL: qos} if qos else {})
+
+
+def _container_annotations(attempt: int) -> dict[str, str]:
+    """Source: kubelet, kuberuntime newContainerAnnotations."""
+    return {
+        "io.kubernetes.container.hash": "30b3d9a8",
+        "io.kubernetes.container.restartCount": str(attempt),
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }

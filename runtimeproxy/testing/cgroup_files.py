@@ -1,0 +1,170 @@
+"""Plain files laid out like cgroups, so that values can be read without root or a kernel.
+
+Only what a container runtime writes is modelled: a file holds the value last written.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cri_api.runtime.v1 import api_pb2
+
+V1_UNLIMITED_MEMORY_BYTES = 9223372036854771712
+"""What version 1 shows without a limit. Source: kernel, PAGE_COUNTER_MAX times a page of 4096."""
+
+_V1_DEFAULTS = {
+    "cpu": {
+        "cpu.shares": "1024",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "-1",
+        "cpu.cfs_burst_us": "0",
+        "cpu.idle": "0",
+    },
+    "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
+    "memory": {
+        "memory.limit_in_bytes": str(V1_UNLIMITED_MEMORY_BYTES),
+        "memory.memsw.limit_in_bytes": str(V1_UNLIMITED_MEMORY_BYTES),
+    },
+}
+_V2_DEFAULTS = {
+    "": {
+        "cpu.weight": "100",
+        "cpu.max": "max 100000",
+        "cpu.max.burst": "0",
+        "cpu.idle": "0",
+        "cpuset.cpus": "",
+        "cpuset.mems": "",
+        "memory.min": "0",
+        "memory.low": "0",
+        "memory.high": "max",
+        "memory.max": "max",
+        "memory.swap.max": "max",
+    }
+}
+
+
+class CgroupFiles:
+    """A tree of plain files in the layout of cgroup version 1 or 2.
+
+    Attributes:
+        root: Folder that stands for ``/sys/fs/cgroup``.
+        version: 1 (one folder per controller) or 2 (one tree).
+    """
+
+    def __init__(self, root: Path, version: Literal[1, 2] = 2) -> None:
+        self.root = root
+        self.version = version
+        self._defaults = _V1_DEFAULTS if version == 1 else _V2_DEFAULTS
+        self._made_pods: set[str] = set()
+
+    def folder(self, path: str, controller: str = "cpu") -> Path:
+        """Folder of a cgroup path; the controller matters in version 1 only."""
+        return self.root / (controller if self.version == 1 else "") / path.strip("/")
+
+    def read(self, path: str, name: str) -> str:
+        """Content of a file of the cgroup path, without the newline.
+
+        Raises:
+            FileNotFoundError: There is no such cgroup or file.
+        """
+        file = self.folder(path, name.split(".", 1)[0]) / name
+        return file.read_text(encoding="ascii").rstrip("\n")
+
+    def make(self, path: str) -> None:
+        """Makes a cgroup and its ancestors, with the kernel's default values where they are new."""
+        for controller, defaults in self._defaults.items():
+            top = self.root / controller
+            for folder in _chain(top, path):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True)
+                    for name, value in {**defaults, "cgroup.procs": ""}.items():
+                        _write(folder / name, value)
+
+    def make_pod(self, path: str) -> None:
+        """Makes a pod's cgroup unless the kubelet has; what is made here is dropped with the pod."""
+        if not self.folder(path).is_dir():
+            self._made_pods.add(path)
+        self.make(path)
+
+    def drop_pod(self, path: str) -> None:
+        """Removes a pod's cgroup if it was made here."""
+        if path in self._made_pods:
+            self._made_pods.discard(path)
+            self.remove(path)
+
+    def remove(self, path: str) -> None:
+        """Removes a cgroup with all below it; a missing one is no error."""
+        for controller in self._defaults:
+            shutil.rmtree(self.root / controller / path.strip("/"), ignore_errors=True)
+
+    def apply(self, path: str, resources: api_pb2.LinuxContainerResources) -> None:
+        """Writes the parameters that are set, as a runtime does for a container's cgroup."""
+        values = v1_values(resources) if self.version == 1 else v2_values(resources)
+        for name, value in values.items():
+            _write(self.folder(path, name.split(".", 1)[0]) / name, value)
+
+
+def v1_values(resources: api_pb2.LinuxContainerResources) -> dict[str, str]:
+    """Files of version 1 and what is written to them for the parameters that are set."""
+    values = {
+        "cpu.shares": resources.cpu_shares,
+        "cpu.cfs_period_us": resources.cpu_period,
+        "cpu.cfs_quota_us": resources.cpu_quota,
+        "cpuset.cpus": resources.cpuset_cpus,
+        "cpuset.mems": resources.cpuset_mems,
+        "memory.limit_in_bytes": resources.memory_limit_in_bytes,
+        "memory.memsw.limit_in_bytes": resources.memory_swap_limit_in_bytes,
+    }
+    return {name: str(value) for name, value in values.items() if value}
+
+
+def v2_values(resources: api_pb2.LinuxContainerResources) -> dict[str, str]:
+    """Files of version 2 and what is written to them; ``unified`` is written last."""
+    values: dict[str, str] = {}
+    if resources.cpu_shares:
+        values["cpu.weight"] = str(weight_of_shares(resources.cpu_shares))
+    if resources.cpu_quota or resources.cpu_period:
+        values["cpu.max"] = f"{_limit(resources.cpu_quota)} {resources.cpu_period or 100000}"
+    if resources.memory_limit_in_bytes:
+        values["memory.max"] = _limit(resources.memory_limit_in_bytes)
+    if resources.memory_swap_limit_in_bytes:
+        values["memory.swap.max"] = _swap_max(resources)
+    for name, value in (("cpus", resources.cpuset_cpus), ("mems", resources.cpuset_mems)):
+        if value:
+            values[f"cpuset.{name}"] = value
+    return values | dict(resources.unified)
+
+
+def weight_of_shares(shares: int) -> int:
+    """``cpu.weight`` (1 to 10000) of version 1 shares (2 to 262144).
+
+    Source: opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value before its change to a
+    curve in 2025.
+    """
+    return 1 + (min(max(shares, 2), 262144) - 2) * 9999 // 262142
+
+
+def _limit(value: int) -> str:
+    return str(value) if value > 0 else "max"
+
+
+def _swap_max(resources: api_pb2.LinuxContainerResources) -> str:
+    """The CRI counts memory and swap together, version 2 swap alone."""
+    both = resources.memory_swap_limit_in_bytes
+    return "max" if both < 0 else str(max(both - resources.memory_limit_in_bytes, 0))
+
+
+def _chain(top: Path, path: str) -> Iterator[Path]:
+    folder = top
+    for part in path.strip("/").split("/"):
+        folder = folder / part
+        yield folder
+
+
+def _write(file: Path, value: str) -> None:
+    file.write_text(f"{value}\n", encoding="ascii")

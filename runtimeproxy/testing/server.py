@@ -1,0 +1,171 @@
+"""The fake runtime: a real gRPC server on a real Unix socket."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Self, Unpack
+
+import grpc
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing import connections
+from runtimeproxy.testing.behaviours import Behaviour, BehaviourFields
+from runtimeproxy.testing.dispatch import CallDispatch
+from runtimeproxy.testing.events import EventBroadcast
+from runtimeproxy.testing.image_service import FakeImageService
+from runtimeproxy.testing.records import RecordedCalls
+from runtimeproxy.testing.runtime_service import FakeRuntimeService
+from runtimeproxy.testing.state import RuntimeState
+
+SOCKET_MODE: Final = 0o660
+"""Mode of the socket. Source: containerd, sys.GetLocalListener."""
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Source: Linux, ``sun_path`` of 108 bytes with its end mark."""
+
+MAX_WORKERS: Final = 1024
+"""Calls at one time; threads are only made when they are needed."""
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # grpc-go, which real runtimes use, allows 16 MiB of headers.
+    ("grpc.max_metadata_size", 16 * 1024 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024 * 1024),
+)
+
+
+class FakeRuntime:
+    """A container runtime that runs nothing, for tests; serves while the ``with`` block runs.
+
+    It serves from threads of its own, so a test may use any kind of client, on any loop. The state
+    outlives ``stop``, ``kill`` and ``restart``, as containers outlive their runtime.
+
+    Attributes:
+        socket_path: Absolute path of the socket.
+        state: Sandboxes, containers and images; tests may look and change.
+        recorded: Calls that arrived (empty with ``record=False``).
+        events: Subscribers of ``GetContainerEvents``.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path | str,
+        *,
+        state: RuntimeState | None = None,
+        record: bool = True,
+        handlers: Sequence[grpc.GenericRpcHandler] = (),
+    ) -> None:
+        """Prepares a runtime; nothing happens before ``start``.
+
+        Args:
+            socket_path: Where to serve; an existing file is replaced.
+            state: What the runtime knows at the start; ``None`` for nothing.
+            record: Whether calls are recorded.
+            handlers: More services on the same socket, such as health or reflection.
+        """
+        self.socket_path = Path(socket_path).absolute()
+        self.state = state or RuntimeState()
+        self.events = EventBroadcast(self.state)
+        self.recorded = RecordedCalls()
+        self._dispatch = CallDispatch(
+            FakeRuntimeService(self.state, self.events),
+            FakeImageService(self.state),
+            self.recorded if record else None,
+        )
+        self._handlers = [self._dispatch, *handlers]
+        self._starts = itertools.count(1)
+        self._running: _Running | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The socket as a gRPC target."""
+        return f"unix://{self.socket_path}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serves; the socket appears under its name once it accepts.
+
+        Raises:
+            ValueError: The path is too long for a socket.
+            RuntimeError: It serves already, or the socket cannot be bound.
+        """
+        if self._running is not None:
+            raise RuntimeError(f"{self.socket_path} is already served")
+        # gRPC removes the path that it bound when it stops, so the name is never the bound one.
+        bound = f"{self.socket_path}~{next(self._starts)}"
+        if len(os.fsencode(bound)) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"{bound} is longer than {MAX_SOCKET_PATH_BYTES} bytes")
+        pool = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="fake-runtime")
+        server = grpc.server(pool, handlers=self._handlers, options=_OPTIONS)
+        server.add_insecure_port(f"unix:{bound}")
+        server.start()
+        Path(bound).chmod(SOCKET_MODE)
+        Path(bound).rename(self.socket_path)
+        self._running = _Running(server, pool, bound, self.socket_path.stat().st_ino)
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Stops and removes the socket; calls that run have ``grace_s`` seconds, or are cancelled."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.unlink(self.socket_path)
+            running.stop(grace_s)
+
+    def kill(self) -> None:
+        """Cuts all connections without a word and leaves the socket file, as SIGKILL does."""
+        running, self._running = self._running, None
+        if running is not None:
+            connections.cut(running.bound_path)
+            running.stop(None)
+
+    def restart(self, grace_s: float | None = None) -> None:
+        """Stops and serves again on the same path, with the same state."""
+        self.stop(grace_s)
+        self.start()
+
+    def on(self, method: str, **behaviour: Unpack[BehaviourFields]) -> None:
+        """Sets how the next calls of a method (``*``: of each without its own) behave.
+
+        Example: ``runtime.on("CreateContainer", error=CallError("UNAVAILABLE"), times=1)``.
+        """
+        self._dispatch.behaviours.set(method, Behaviour(**behaviour))
+
+    def clear(self, method: str | None = None) -> None:
+        """Forgets what ``on`` set for a method, or all with ``None``; running calls go on as they are."""
+        self._dispatch.behaviours.clear(method)
+
+    def release(self, method: str | None = None) -> None:
+        """Lets calls that hang or wait go on: those of a method, or all with ``None``."""
+        self._dispatch.release(method)
+
+    def emit_event(self, event: api_pb2.ContainerEventResponse) -> None:
+        """Hands an event to all subscribers of ``GetContainerEvents``."""
+        self.events.publish(event)
+
+
+class _Running:
+    """A server that runs."""
+
+    def __init__(self, server: grpc.Server, pool: ThreadPoolExecutor, bound_path: str, inode: int) -> None:
+        self.bound_path = bound_path
+        self._server = server
+        self._pool = pool
+        self._inode = inode
+
+    def unlink(self, path: Path) -> None:
+        if path.exists() and path.stat().st_ino == self._inode:
+            path.unlink()
+
+    def stop(self, grace_s: float | None) -> None:
+        self._server.stop(grace_s).wait()
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,235 @@
+"""What the fake runtime knows: sandboxes and containers, and how they change. No gRPC here.
+
+The rules are containerd's (2.x): an id may be shortened while it is unique, stop and remove of what
+does not exist succeed, remove stops first, a stopped sandbox stops its containers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing.entries import (
+    Container,
+    Resources,
+    Sandbox,
+    find,
+    find_or_none,
+    merge_resources,
+)
+from runtimeproxy.testing.failures import CallError
+from runtimeproxy.testing.images import ImageStore
+from runtimeproxy.testing.pod_cgroups import PodCgroups
+
+EventType: TypeAlias = api_pb2.ContainerEventType.ValueType
+
+KILLED_EXIT_CODE = 137
+"""Exit code of what SIGKILL ended: 128 and the signal's number."""
+
+_FIRST_PID = 2**22 + 1
+"""Above the largest possible pid (Source: kernel, PID_MAX_LIMIT), so never that of a process."""
+
+
+class RuntimeState:
+    """Sandboxes, containers and images of one runtime, safe to use from several threads.
+
+    Attributes:
+        cgroups: Paths of cgroups, and their files if there are any.
+        lock: Held while anything is read or changed; hold it to see several things at one time.
+        generation: Grows with every change.
+        listeners: Called under the lock with an id and the kind of each life-cycle event.
+    """
+
+    def __init__(
+        self,
+        cgroups: PodCgroups | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.cgroups = cgroups or PodCgroups()
+        self.clock_ns = clock_ns
+        self.lock = threading.RLock()
+        self.generation = 0
+        self.listeners: list[Callable[[str, EventType], None]] = []
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.containers: dict[str, Container] = {}
+        self.images = ImageStore()
+        self.checkpoints: dict[str, tuple[Sandbox, list[Container]]] = {}
+        self.pod_cidr = ""
+        self._made = 0
+
+    def find_sandbox(self, sandbox_id: str) -> Sandbox:
+        """The sandbox with this id or unique prefix of one; raises ``CallError`` if there is none."""
+        with self.lock:
+            return find(self.sandboxes, sandbox_id, "sandbox")
+
+    def find_container(self, container_id: str) -> Container:
+        """The container with this id or unique prefix; raises ``CallError`` if there is none."""
+        with self.lock:
+            return find(self.containers, container_id, "container")
+
+    def containers_of(self, sandbox_id: str) -> list[Container]:
+        """Containers of a sandbox in the order of creation; the full id is needed."""
+        with self.lock:
+            return [entry for entry in self.containers.values() if entry.sandbox_id == sandbox_id]
+
+    def run_sandbox(self, config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> Sandbox:
+        """Creates a sandbox, which is ready at once."""
+        if not config.HasField("metadata"):
+            raise CallError("INVALID_ARGUMENT", "sandbox config has no metadata")
+        with self.lock:
+            pid = self._next_pid()
+            number = self._made
+            host_network = config.linux.security_context.namespace_options.network == api_pb2.NODE
+            ip = "" if host_network else f"10.88.{number // 254 % 256}.{number % 254 + 1}"
+            copy = api_pb2.PodSandboxConfig()
+            copy.CopyFrom(config)
+            made = Sandbox(_new_id(), copy, runtime_handler, self.clock_ns(), pid, ip)
+            self.sandboxes[made.id] = made
+            self.cgroups.make_sandbox(made)
+            self._changed(made.id, api_pb2.CONTAINER_CREATED_EVENT)
+            self._changed(made.id, api_pb2.CONTAINER_STARTED_EVENT)
+            return made
+
+    def stop_sandbox(self, sandbox_id: str) -> None:
+        """Stops a sandbox and its containers; nothing happens if it is stopped or does not exist."""
+        with self.lock:
+            sandbox = find_or_none(self.sandboxes, sandbox_id, "sandbox")
+            if sandbox is None or not sandbox.ready:
+                return
+            for container in self.containers_of(sandbox.id):
+                self.stop_container(container.id)
+            sandbox.ready = False
+            self.cgroups.remove(sandbox.config, sandbox.id)
+            self._changed(sandbox.id, api_pb2.CONTAINER_STOPPED_EVENT)
+
+    def remove_sandbox(self, sandbox_id: str) -> None:
+        """Stops and removes a sandbox and its containers; a missing one is no error."""
+        with self.lock:
+            sandbox = find_or_none(self.sandboxes, sandbox_id, "sandbox")
+            if sandbox is None:
+                return
+            self.stop_sandbox(sandbox.id)
+            for container in self.containers_of(sandbox.id):
+                self.remove_container(container.id)
+            del self.sandboxes[sandbox.id]
+            if not self._shares_cgroup_parent(sandbox):
+                self.cgroups.drop_pod(sandbox)
+            self._changed(sandbox.id, api_pb2.CONTAINER_DELETED_EVENT)
+
+    def update_sandbox(self, sandbox_id: str, overhead: Resources, resources: Resources) -> None:
+        """Keeps the new pod-level resources; the kubelet has written the cgroup itself."""
+        with self.lock:
+            linux = self.find_sandbox(sandbox_id).config.linux
+            merge_resources(linux.overhead, overhead)
+            merge_resources(linux.resources, resources)
+            self.generation += 1
+
+    def create_container(
+        self,
+        sandbox_id: str,
+        config: api_pb2.ContainerConfig,
+        sandbox_config: api_pb2.PodSandboxConfig | None = None,
+    ) -> Container:
+        """Creates a container; without a sandbox config that of the sandbox is taken."""
+        if not config.HasField("metadata"):
+            raise CallError("INVALID_ARGUMENT", "container config has no metadata")
+        with self.lock:
+            sandbox = self.find_sandbox(sandbox_id)
+            if not sandbox.ready:
+                raise CallError("UNKNOWN", f"sandbox {sandbox.id!r} is not running")
+            copies = api_pb2.CreateContainerRequest(config=config, sandbox_config=sandbox_config)
+            resources = Resources()
+            resources.CopyFrom(config.linux.resources)
+            made = Container(
+                _new_id(),
+                sandbox.id,
+                copies.config,
+                copies.sandbox_config if sandbox_config is not None else sandbox.config,
+                resources,
+                self.clock_ns(),
+            )
+            self.containers[made.id] = made
+            self._changed(made.id, api_pb2.CONTAINER_CREATED_EVENT)
+            return made
+
+    def start_container(self, container_id: str) -> None:
+        """Starts a created container and makes its cgroup; in any other state this fails."""
+        with self.lock:
+            container = self.find_container(container_id)
+            if container.state != api_pb2.CONTAINER_CREATED:
+                raise CallError("UNKNOWN", f"container {container.id!r} is not in created state")
+            container.state = api_pb2.CONTAINER_RUNNING
+            container.started_at_ns = self.clock_ns()
+            container.pid = self._next_pid()
+            self.cgroups.make_container(container)
+            self._changed(container.id, api_pb2.CONTAINER_STARTED_EVENT)
+
+    def stop_container(self, container_id: str) -> None:
+        """Kills a running container; nothing happens if it does not run or does not exist."""
+        with self.lock:
+            container = find_or_none(self.containers, container_id, "container")
+            if container is not None and container.state == api_pb2.CONTAINER_RUNNING:
+                self.exit_container(container.id, KILLED_EXIT_CODE)
+
+    def exit_container(self, container_id: str, exit_code: int = 0, reason: str = "") -> None:
+        """Ends a running container by itself, as when its process exits."""
+        with self.lock:
+            container = self.find_container(container_id)
+            if container.state != api_pb2.CONTAINER_RUNNING:
+                raise CallError("UNKNOWN", f"container {container.id!r} is not running")
+            container.state = api_pb2.CONTAINER_EXITED
+            container.finished_at_ns = self.clock_ns()
+            container.exit_code = exit_code
+            container.reason = reason or ("Error" if exit_code else "Completed")
+            container.pid = 0
+            self.cgroups.remove(container.sandbox_config, container.id)
+            self._changed(container.id, api_pb2.CONTAINER_STOPPED_EVENT)
+
+    def remove_container(self, container_id: str) -> None:
+        """Stops and removes a container; a missing one is no error."""
+        with self.lock:
+            container = find_or_none(self.containers, container_id, "container")
+            if container is None:
+                return
+            self.stop_container(container.id)
+            del self.containers[container.id]
+            self._changed(container.id, api_pb2.CONTAINER_DELETED_EVENT)
+
+    def update_container(
+        self, container_id: str, resources: Resources, annotations: Mapping[str, str]
+    ) -> None:
+        """Merges the parameters that are set into the container's resources and its cgroup."""
+        with self.lock:
+            container = self.find_container(container_id)
+            merge_resources(container.resources, resources)
+            container.update_annotations = dict(annotations)
+            self.cgroups.update_container(container)
+            self.generation += 1
+
+    def cgroup_path(self, owner_id: str) -> str:
+        """Path below the cgroup root of a sandbox's or container's cgroup; "" without a parent."""
+        with self.lock:
+            container = self.containers.get(owner_id)
+            config = self.find_sandbox(owner_id).config if container is None else container.sandbox_config
+            return self.cgroups.path(config, owner_id)
+
+    def _shares_cgroup_parent(self, sandbox: Sandbox) -> bool:
+        parent = sandbox.config.linux.cgroup_parent
+        return any(other.config.linux.cgroup_parent == parent for other in self.sandboxes.values())
+
+    def _next_pid(self) -> int:
+        self._made += 1
+        return _FIRST_PID + self._made
+
+    def _changed(self, owner_id: str, event: EventType) -> None:
+        self.generation += 1
+        for listener in self.listeners:
+            listener(owner_id, event)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(32)
