@@ -16,7 +16,6 @@ from runtimeproxy.relay.frames import PREFACE, ErrorCode, PeerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.outbox import Outbox
     from runtimeproxy.relay.state import RelayOptions, Upstream
 
 logger = logging.getLogger(__name__)
@@ -48,8 +47,14 @@ class ConnectionOptions:
     upstream_wait_s: float
 
 
-class _Side(asyncio.Protocol):
-    """One of the two transports; everything is decided in the connection."""
+class _Side(asyncio.BaseProtocol):
+    """One of the two transports; everything is decided in the connection.
+
+    Attributes:
+        transport: None before the connection is made.
+        data_received: takes what was read. Event loops remember it when the protocol is set, so a change
+            goes through `receive_with`.
+    """
 
     def __init__(
         self,
@@ -59,10 +64,16 @@ class _Side(asyncio.Protocol):
         admit: Callable[[asyncio.Transport], bool] | None = None,
     ) -> None:
         self.transport: asyncio.Transport | None = None
-        self.on_data = on_data
+        self.data_received = on_data
         self._admit = admit
         self._on_writable = on_writable
         self._on_lost = on_lost
+
+    def receive_with(self, on_data: Callable[[bytes], None]) -> None:
+        """What takes the bytes from now on."""
+        self.data_received = on_data
+        if self.transport is not None:
+            self.transport.set_protocol(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)
@@ -71,8 +82,17 @@ class _Side(asyncio.Protocol):
         if self._admit is not None and not self._admit(stream):
             stream.abort()
 
-    def data_received(self, data: bytes) -> None:
-        self.on_data(data)
+    def write(self, chunks: list[bytes | memoryview]) -> None:
+        """Writes and empties a list of chunks."""
+        if self.transport is not None:
+            if len(chunks) == 1:
+                self.transport.write(chunks[0])
+            else:
+                self.transport.writelines(chunks)
+        chunks.clear()
+
+    def eof_received(self) -> None:
+        """The transport closes itself then."""
 
     def pause_writing(self) -> None:
         self._on_writable(False)
@@ -106,14 +126,17 @@ class Connection:
         self._runtime: _Side | None = None
         self._core: RelayCore | None = None
         self._early = bytearray()
+        self._from_client: Callable[[bytes], None] = self._sniff
         self._is_closed = False
+        self._is_receiving = False
+        self._has_more = True
         self._is_paused_early = False
         self._connect_deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._on_held_over: Callable[[], None] | None = None
 
-    def protocol(self) -> asyncio.Protocol:
+    def protocol(self) -> asyncio.BaseProtocol:
         """Returns the protocol of the accepted socket."""
         self._timer = self._loop.call_later(PREFACE_TIMEOUT_S, self.abort)
         return self._client
@@ -129,14 +152,15 @@ class Connection:
         """Waits for the client's preface; anything else is spliced."""
         self._early += data
         if not PREFACE.startswith(self._early[: len(PREFACE)]):
-            self._client.on_data = self._splice_early
+            self._client.receive_with(self._splice_early)
             self._open(self._options.default_upstream)
         elif len(self._early) >= len(PREFACE):
             self._cancel_timer()
             rest = bytes(self._early[len(PREFACE) :])
             self._early.clear()
-            self._core = RelayCore(self._options.relay, self._open, self._flush)
-            self._client.on_data = self._from_client
+            core = self._core = RelayCore(self._options.relay, self._open, self._wake)
+            self._from_client = self._receiver(core, core.client_data)
+            self._client.receive_with(self._from_client)
             self._from_client(rest)
 
     def _splice_early(self, data: bytes) -> None:
@@ -172,8 +196,12 @@ class Connection:
         self._adopting.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:
-        side = _Side(self._from_runtime, self._runtime_writable, self._runtime_lost)
-        await self._loop.create_unix_connection(lambda: side, sock=sock)
+        core = self._core
+        receive = self._receiver(core, core.runtime_data) if core is not None else self._splice_to_client
+        side = _Side(receive, self._runtime_writable, self._runtime_lost)
+        await self._loop.create_unix_connection(
+            cast("Callable[[], asyncio.Protocol]", lambda: side), sock=sock
+        )
         self._runtime = side
         if self._is_closed:
             self._abort_side(side)
@@ -205,49 +233,48 @@ class Connection:
 
     # --- relaying ----------------------------------------------------------------------------------------
 
-    def _from_client(self, data: bytes) -> None:
-        core = self._core
-        if core is None or self._is_closed:
-            return
-        try:
-            core.client_data(data)
-        except PeerError as error:
-            self._fail(error.code, error)
-            return
-        except Exception as error:  # noqa: BLE001  # a defect of ours ends this connection, not the daemon
-            self._fail(ErrorCode.INTERNAL_ERROR, error)
-            return
-        self._flush()
-        if core.is_early_full and not self._is_paused_early:
-            self._is_paused_early = True
-            self._pause(self._client)
+    def _receiver(self, core: RelayCore, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Returns what takes the bytes of one side: the shortest way through the core and out again."""
+        client_chunks, runtime_chunks = core.to_client.chunks, core.to_runtime.chunks
 
-    def _from_runtime(self, data: bytes) -> None:
-        core = self._core
-        if core is None or self._is_closed:
-            return
-        try:
-            core.runtime_data(data)
-        except PeerError as error:
-            self._fail(error.code, error)
-            return
-        except Exception as error:  # noqa: BLE001  # a defect of ours ends this connection, not the daemon
-            self._fail(ErrorCode.INTERNAL_ERROR, error)
-            return
-        self._flush()
+        def received(data: bytes) -> None:
+            if self._is_closed:
+                return
+            self._is_receiving = True
+            try:
+                receive(data)
+            except Exception as error:  # noqa: BLE001  # a defect of ours ends this connection, not the daemon
+                self._is_receiving = False
+                self._fail(error)
+                return
+            self._is_receiving = False
+            if client_chunks:
+                self._client.write(client_chunks)
+            if runtime_chunks and self._runtime is not None:
+                self._runtime.write(runtime_chunks)
+            if self._has_more:
+                self._after_flush()
+
+        return received
+
+    def _wake(self) -> None:
+        """Output became ready; while bytes are taken in, they are written at the end of that."""
+        self._has_more = True
+        if not self._is_receiving:
+            self._flush()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Runs something of the core outside of received data, with the same care."""
         if self._is_closed:
             return
+        self._is_receiving = True
         try:
             action()
-        except PeerError as error:
-            self._fail(error.code, error)
-            return
         except Exception as error:  # noqa: BLE001  # a defect of ours ends this connection, not the daemon
-            self._fail(ErrorCode.INTERNAL_ERROR, error)
+            self._is_receiving = False
+            self._fail(error)
             return
+        self._is_receiving = False
         self._flush()
 
     def _flush(self) -> None:
@@ -255,13 +282,24 @@ class Connection:
         core = self._core
         if core is None or self._is_closed:
             return
-        if core.state.to_client.chunks:
-            _write(self._client, core.state.to_client)
-        if self._runtime is not None and core.state.is_open:
-            if core.state.to_runtime.chunks:
-                _write(self._runtime, core.state.to_runtime)
-            if core.wants_turn and core.state.to_runtime.is_writable:
-                self._loop.call_soon(self._guarded, core.turn)
+        if core.to_client.chunks:
+            self._client.write(core.to_client.chunks)
+        if core.to_runtime.chunks and self._runtime is not None:
+            self._runtime.write(core.to_runtime.chunks)
+        self._after_flush()
+
+    def _after_flush(self) -> None:
+        """What is seldom to be done: own DATA goes on, early bytes are too many, a drain is over."""
+        core = self._core
+        if core is None:
+            return
+        state = core.state
+        self._has_more = not state.is_open or self._on_held_over is not None
+        if core.wants_turn and state.is_open and state.to_runtime.is_writable:
+            self._loop.call_soon(self._guarded, core.turn)
+        if core.is_early_full and not self._is_paused_early:
+            self._is_paused_early = True
+            self._pause(self._client)
         if self._on_held_over is not None and not core.has_held_calls:
             self._on_held_over()
 
@@ -288,8 +326,7 @@ class Connection:
     # --- splicing ----------------------------------------------------------------------------------------
 
     def _begin_splice(self, runtime: _Side) -> None:
-        runtime.on_data = self._splice_to_client
-        self._client.on_data = self._splice_to_runtime
+        self._client.receive_with(self._splice_to_runtime)
         self._splice_to_runtime(bytes(self._early))
         self._early.clear()
         self._resume(self._client)
@@ -331,14 +368,15 @@ class Connection:
         self._abort_side(self._client)
         self._abort_side(self._runtime)
 
-    def _fail(self, code: ErrorCode, error: Exception) -> None:
-        is_ours = code is ErrorCode.INTERNAL_ERROR
+    def _fail(self, error: Exception) -> None:
+        is_ours = not isinstance(error, PeerError)
+        code = ErrorCode.INTERNAL_ERROR if is_ours else cast("PeerError", error).code
         level = logging.ERROR if is_ours else logging.WARNING
-        logger.log(level, "connection ends: %s", error, exc_info=is_ours, extra={"http2_error": code.name})
-        core = self._core
-        if core is not None:
-            core.fail(code)
-            _write(self._client, core.state.to_client)
+        trace = error if is_ours else None
+        logger.log(level, "connection ends: %s", error, exc_info=trace, extra={"http2_error": code.name})
+        if self._core is not None:
+            self._core.fail(code)
+            self._client.write(self._core.to_client.chunks)
         self._close_client()
 
     def _client_lost(self) -> None:
@@ -386,14 +424,3 @@ class Connection:
         if side.transport is not None:
             with contextlib.suppress(RuntimeError):
                 side.transport.resume_reading()
-
-
-def _write(side: _Side, outbox: Outbox) -> None:
-    chunks = outbox.chunks
-    if side.transport is None or not chunks:
-        return
-    outbox.chunks = []
-    if len(chunks) == 1:
-        side.transport.write(chunks[0])
-    else:
-        side.transport.writelines(chunks)

@@ -17,7 +17,6 @@ from runtimeproxy.relay.state import ConnectionState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.outbox import Outbox
     from runtimeproxy.relay.state import RelayOptions, Upstream
 
 MAX_EARLY_BYTES: Final = 1024 * 1024
@@ -34,31 +33,28 @@ class RelayCore:
     Args:
         options: what all connections share.
         on_upstream: called when the first call has chosen the upstream: open a connection to it.
-        wake: called when output became ready outside of a call into the core.
+        wake: called when output became ready, also in the middle of a call into the core.
+
+    Attributes:
+        client_data: takes the next bytes of the client, after its preface.
+        runtime_data: takes the next bytes of the runtime.
+        to_client: bytes for the client.
+        to_runtime: bytes for the runtime.
     """
 
     def __init__(
         self, options: RelayOptions, on_upstream: Callable[[Upstream], None], wake: Callable[[], None]
     ) -> None:
-        self.state = ConnectionState(options, self._on_output)
+        self.state = ConnectionState(options, wake)
         self.state.sender = DataSender(self.state)
-        self._wake = wake
-        self._is_busy = False
+        self.to_client = self.state.to_client
+        self.to_runtime = self.state.to_runtime
         self._drain_ping = b""
         self._request = RequestDirection(self.state, on_upstream, self._is_drain_ack)
-        self._response = ResponseDirection(self.state)
+        self.client_data: Callable[[bytes], None] = self._request.receive
+        self.runtime_data: Callable[[bytes], None] = ResponseDirection(self.state).receive
         self.state.to_runtime.chunks.append(frames.PREFACE)
         self.state.to_client.chunks.append(frames.EMPTY_SETTINGS)
-
-    @property
-    def to_client(self) -> Outbox:
-        """Bytes for the client."""
-        return self.state.to_client
-
-    @property
-    def to_runtime(self) -> Outbox:
-        """Bytes for the runtime."""
-        return self.state.to_runtime
 
     @property
     def is_early_full(self) -> bool:
@@ -74,22 +70,6 @@ class RelayCore:
     def has_held_calls(self) -> bool:
         """Whether calls are held that a graceful stop waits for."""
         return any(stream.is_pending for stream in self.state.special.values())
-
-    def client_data(self, data: bytes) -> None:
-        """Takes bytes of the client, after its preface."""
-        self._is_busy = True
-        try:
-            self._request.receive(data)
-        finally:
-            self._is_busy = False
-
-    def runtime_data(self, data: bytes) -> None:
-        """Takes bytes of the runtime."""
-        self._is_busy = True
-        try:
-            self._response.receive(data)
-        finally:
-            self._is_busy = False
 
     def upstream_opened(self) -> None:
         """The runtime connection is there: what waited for it can be written, and own DATA follows."""
@@ -158,7 +138,3 @@ class RelayCore:
         self._drain_ping = b""
         self.finish_drain()
         return True
-
-    def _on_output(self) -> None:
-        if not self._is_busy:
-            self._wake()

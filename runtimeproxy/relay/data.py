@@ -23,7 +23,7 @@ OWN_BYTES_PER_TURN: Final = 128 * 1024
 """Own DATA sent before the transport is asked again whether it can write."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _PassingData:
     """A client's DATA frame, without padding, that waits for the runtime's connection window."""
 
@@ -36,21 +36,19 @@ class DataSender:
     """Sends DATA to the runtime: the client's that could not pass at once, and the relay's own.
 
     Once one frame waits for the runtime's connection window, all later DATA queues behind it.
+
+    Attributes:
+        waiting: DATA that waits for the runtime's connection window, in order.
     """
 
-    __slots__ = ("_blocked", "_pending_bytes", "_queue", "_state", "_turn_bytes")
+    __slots__ = ("_blocked", "_pending_bytes", "_state", "_turn_bytes", "waiting")
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
-        self._queue: deque[_PassingData | HeldStream] = deque()
+        self.waiting: deque[_PassingData | HeldStream] = deque()
         self._blocked: deque[HeldStream] = deque()
         self._pending_bytes = 0
         self._turn_bytes = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether DATA waits for the runtime's connection window."""
-        return bool(self._queue)
 
     @property
     def wants_turn(self) -> bool:
@@ -63,7 +61,7 @@ class DataSender:
         Raises:
             PeerError: the client sent more than the credit that it was given.
         """
-        self._queue.append(_PassingData(stream_id, memoryview(content), is_last))
+        self.waiting.append(_PassingData(stream_id, memoryview(content), is_last))
         self._pending_bytes += len(content)
         credit = self._state.credit
         if self._pending_bytes > credit.debt_bytes + max(credit.window_bytes, 0):
@@ -74,24 +72,23 @@ class DataSender:
         """Sends a held stream's message as far as windows and transport allow now."""
         if held.is_queued:
             return
-        if self._queue or self._needs_credit(held):
+        if self.waiting or self._needs_credit(held):
             held.is_queued = True
-            self._queue.append(held)
+            self.waiting.append(held)
 
     def has_waiting(self, stream_id: int) -> bool:
         """Whether DATA of a passing stream waits."""
-        return any(isinstance(item, _PassingData) and item.stream_id == stream_id for item in self._queue)
+        return any(isinstance(item, _PassingData) and item.stream_id == stream_id for item in self.waiting)
 
     def drop(self, stream_id: int) -> int:
         """Forgets a reset stream's waiting DATA; returns how many bytes of credit the client gets back."""
+        if not self.waiting:
+            return 0
         dropped = 0
-        kept: deque[_PassingData | HeldStream] = deque()
-        for item in self._queue:
+        for item in tuple(self.waiting):
             if isinstance(item, _PassingData) and item.stream_id == stream_id:
                 dropped += len(item.content)
-            else:
-                kept.append(item)
-        self._queue = kept
+                self.waiting.remove(item)
         self._pending_bytes -= dropped
         return dropped
 
@@ -105,8 +102,8 @@ class DataSender:
             self.send(held)
 
     def _pump_queue(self) -> None:
-        while self._queue:
-            item = self._queue[0]
+        while self.waiting:
+            item = self.waiting[0]
             if isinstance(item, _PassingData):
                 if not self._send_passing(item):
                     return
@@ -115,7 +112,7 @@ class DataSender:
                 if self._needs_credit(item):
                     item.is_queued = True
                     return
-            self._queue.popleft()
+            self.waiting.popleft()
 
     def _send_passing(self, item: _PassingData) -> bool:
         """Sends what fits; returns whether nothing is left."""
@@ -145,6 +142,7 @@ class DataSender:
             if not (state.is_open and state.to_runtime.is_writable) or self.wants_turn:
                 held.is_queued = True
                 self._blocked.append(held)
+                state.wake()
                 return False
             rest = held.unsent_bytes
             size = min(rest, DEFAULT_MAX_FRAME_BYTES, max(held.window_bytes, 0))

@@ -17,24 +17,21 @@ class Outbox:
     over its high-water mark they wait, WINDOW_UPDATEs summed per stream; passing bytes never wait here.
 
     Attributes:
-        chunks: bytes to write, in order.
+        chunks: bytes to write, in order; always the same list, emptied by whoever writes it.
+        has_own: whether own frames wait for a boundary or for the transport.
         at_boundary: whether the passing bytes so far end at a frame's end, outside of header blocks.
         is_writable: whether the transport is below its high-water mark.
     """
 
-    __slots__ = ("_own", "_updates", "at_boundary", "chunks", "is_writable")
+    __slots__ = ("_own", "_updates", "at_boundary", "chunks", "has_own", "is_writable")
 
     def __init__(self) -> None:
         self.chunks: list[bytes | memoryview] = []
         self.at_boundary = True
+        self.has_own = False
         self.is_writable = True
         self._own: list[bytes] = []
         self._updates: dict[int, int] = {}
-
-    @property
-    def has_own(self) -> bool:
-        """Whether own frames wait for a boundary or for the transport."""
-        return bool(self._own or self._updates)
 
     def own(self, frame: bytes) -> None:
         """Sends an own frame as soon as the rules allow.
@@ -48,6 +45,7 @@ class Outbox:
         if len(self._own) >= MAX_OWN_FRAMES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames wait for a peer that does not read")
         self._own.append(frame)
+        self.has_own = True
 
     def credit(self, stream_id: int, increment_bytes: int) -> None:
         """Sends a WINDOW_UPDATE, summed with one that waits; 0 bytes send nothing.
@@ -64,6 +62,7 @@ class Outbox:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "credit for too many streams waits")
         total = self._updates.get(stream_id, 0) + increment_bytes
         self._updates[stream_id] = min(total, MAX_WINDOW_BYTES)
+        self.has_own = True
 
     def flush_own(self) -> None:
         """Sends what waits, if the rules allow it now."""
@@ -75,3 +74,4 @@ class Outbox:
         if self._own:
             self.chunks.extend(self._own)
             self._own.clear()
+        self.has_own = False

@@ -122,7 +122,7 @@ class RequestDirection:
         max_frame_bytes = state.runtime_settings.largest.max_frame_bytes
         special = state.special
         credit = state.credit
-        sender = state.sender
+        waiting = state.sender.waiting
         while size - position >= HEADER_BYTES:
             high, low, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
@@ -140,7 +140,7 @@ class RequestDirection:
                     and 0 < stream_id <= state.highest_id
                     and length <= credit.window_bytes
                     and state.is_open
-                    and not sender.is_waiting
+                    and not waiting
                 ):
                     credit.window_bytes -= length
                     passes = True

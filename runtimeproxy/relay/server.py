@@ -58,7 +58,7 @@ class RelayServer:
         extra: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await loop.create_unix_server(self._accept, sock=listener.sock, **extra)
 
-    def _accept(self) -> asyncio.Protocol:
+    def _accept(self) -> asyncio.BaseProtocol:
         connection = Connection(self._options, self._admit, self._closed)
         self._connections.add(connection)
         self._idle.clear()
