@@ -1,0 +1,125 @@
+"""How values are spelled in the kernel's cgroup files, version 1 and 2; pure functions.
+
+A value is an integer (-1 stands for "unlimited" where the file knows that) or, for CPU and NUMA node lists,
+text in the kernel's list format.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from runtimeproxy.units import (
+    UNLIMITED,
+    cpu_shares_from_weight,
+    cpu_weight_from_shares,
+    format_cpu_list,
+    format_cpu_max,
+    format_memory_max,
+    parse_cpu_list,
+    parse_cpu_max,
+    parse_memory_max,
+)
+
+Value: TypeAlias = int | str
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """One kernel file that carries a parameter."""
+
+    file: str
+    encode: Callable[[Value], str]
+    """Value to what is written."""
+    decode: Callable[[str], Value]
+    """File content to value; ValueError when it is no such content."""
+    matches: Callable[[Value, str], bool]
+    """Whether the file's content already is what writing the value would make of it."""
+    compose: Callable[[Value, str], str] | None = None
+    """Instead of `encode` where what is written also depends on the file's content."""
+
+
+def number(file: str) -> FileFormat:
+    """A plain decimal number, -1 included."""
+    return FileFormat(file, str, _number, lambda value, text: _number(text) == value)
+
+
+def quota_v2(file: str) -> FileFormat:
+    """First field of cpu.max: only the quota is written, so that the kernel keeps the period."""
+    return FileFormat(
+        file,
+        lambda value: format_cpu_max(int(value)),
+        lambda text: parse_cpu_max(text)[0],
+        lambda value, text: parse_cpu_max(text)[0] == value,
+    )
+
+
+def period_v2(file: str) -> FileFormat:
+    """Second field of cpu.max, which cannot be written without the first."""
+    return FileFormat(
+        file,
+        str,
+        lambda text: parse_cpu_max(text)[1],
+        lambda value, text: parse_cpu_max(text)[1] == value,
+        compose=with_quota,
+    )
+
+
+def weight_v2(file: str) -> FileFormat:
+    """cpu.weight from shares: compared as weights, for many shares are one weight."""
+    return FileFormat(
+        file,
+        lambda value: str(cpu_weight_from_shares(int(value))),
+        lambda text: cpu_shares_from_weight(_number(text)),
+        lambda value, text: cpu_weight_from_shares(int(value)) == _number(text),
+    )
+
+
+def memory_v1(file: str, unlimited: str = "-1") -> FileFormat:
+    """Bytes, which the kernel rounds down to pages; `unlimited` is how -1 is written."""
+    return FileFormat(
+        file,
+        lambda value: unlimited if value == UNLIMITED else str(value),
+        parse_memory_max,
+        lambda value, text: _same_memory(int(value), text),
+    )
+
+
+def memory_v2(file: str) -> FileFormat:
+    """Bytes, which the kernel rounds down to pages, or `max`."""
+    return FileFormat(
+        file,
+        lambda value: format_memory_max(int(value)),
+        parse_memory_max,
+        lambda value, text: _same_memory(int(value), text),
+    )
+
+
+def cpu_list(file: str) -> FileFormat:
+    """A list of CPUs or NUMA nodes, compared as a set."""
+    return FileFormat(
+        file,
+        str,
+        lambda text: format_cpu_list(parse_cpu_list(text.strip())),
+        lambda value, text: parse_cpu_list(str(value)) == parse_cpu_list(text.strip()),
+    )
+
+
+def with_quota(period_us: Value, cpu_max: str) -> str:
+    """What sets the period in cpu.max and keeps the quota that its content names."""
+    return format_cpu_max(parse_cpu_max(cpu_max)[0], int(period_us))
+
+
+def _number(text: str) -> int:
+    return int(text.strip())
+
+
+def _same_memory(limit_bytes: int, text: str) -> bool:
+    if limit_bytes >= 0:
+        limit_bytes -= limit_bytes % _PAGE_BYTES
+    # Through text and back: a limit too large for the kernel's page counter reads back as unlimited.
+    return parse_memory_max(text) == parse_memory_max(str(limit_bytes))

@@ -1,0 +1,239 @@
+"""Which cgroup parameters there are: names, files, ranges and how two values are merged; data only.
+
+The names are those of cgroup version 1, as Koordinator uses them. Source: Koordinator
+pkg/koordlet/util/system/cgroup_resource.go; ranges of mainline files after the kernel's own checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from runtimeproxy.cgroups import formats
+from runtimeproxy.cgroups.formats import FileFormat, Value
+from runtimeproxy.units import (
+    MAX_CPU_PERIOD_US,
+    MAX_CPU_QUOTA_US,
+    MAX_CPU_SHARES,
+    MAX_INT64,
+    MIN_CPU_PERIOD_US,
+    MIN_CPU_QUOTA_US,
+    MIN_CPU_SHARES,
+    UNLIMITED,
+    parse_cpu_list,
+)
+
+
+class Direction(Enum):
+    """What makes a value of a parameter looser, so that parents get it before their children."""
+
+    NONE = "none"
+    """No order is needed: the value is written at once."""
+    LARGER = "larger"
+    """A larger number is looser, and unlimited is the loosest."""
+    SMALLER = "smaller"
+    UNION = "union"
+    """A list is looser the more members it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One cgroup parameter."""
+
+    name: str
+    """Its version 1 name, which is its name everywhere in this project."""
+    controller: str
+    """The controller that carries it, with the same name in both versions."""
+    v1: FileFormat | None
+    """None: version 1 has no such file."""
+    v2: FileFormat | None
+    """None: version 2 has no such file."""
+    minimum: int = 0
+    maximum: int = MAX_INT64
+    unlimited: bool = False
+    """Whether -1 (or the text `max`) means "no limit"."""
+    is_list: bool = False
+    """Whether the value is a CPU or node list and not a number."""
+    writable: bool = True
+    direction: Direction = Direction.NONE
+
+    def canonical(self, value: Value) -> Value:
+        """The value in its one form: an int in range, or a list as given.
+
+        Raises:
+            ValueError: wrong type, out of range, or no list; says which.
+        """
+        if self.is_list:
+            if not isinstance(value, str):
+                raise ValueError(f"{self.name} takes a list such as 0-3,8, not {value!r}")
+            parse_cpu_list(value)
+            return value
+        parsed = _as_int(self.name, value, unlimited=self.unlimited)
+        if not (self.unlimited and parsed == UNLIMITED) and not self.minimum <= parsed <= self.maximum:
+            limits = f"{self.minimum} to {self.maximum}" + (", or -1" if self.unlimited else "")
+            raise ValueError(f"{self.name} is {parsed}, not in {limits}")
+        return parsed
+
+    def format_for(self, version: int) -> FileFormat | None:
+        """The file of this cgroup version; None when it has none."""
+        return self.v2 if version == 2 else self.v1
+
+
+def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
+    if isinstance(value, bool):
+        raise ValueError(f"{name} takes a number, not {value!r}")  # noqa: TRY004 - one error type for callers
+    if isinstance(value, int):
+        return value
+    if value == "max" and unlimited:
+        return UNLIMITED
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} takes a number, not {value!r}") from None
+
+
+def _memory(name: str) -> Parameter:
+    """memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1."""
+    return Parameter(
+        name=name,
+        controller="memory",
+        v1=formats.memory_v1(name, unlimited=str(MAX_INT64)),
+        v2=formats.memory_v2(name),
+        unlimited=True,
+        direction=Direction.LARGER,
+    )
+
+
+def _anolis(name: str, minimum: int, maximum: int, *, on_v1: bool = True) -> Parameter:
+    """Plain numbers that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
+    return Parameter(
+        name=name,
+        controller="memory",
+        v1=formats.number(name) if on_v1 else None,
+        v2=formats.number(name),
+        minimum=minimum,
+        maximum=maximum,
+    )
+
+
+_ALL = (
+    Parameter(
+        name="cpu.idle",
+        controller="cpu",
+        v1=formats.number("cpu.idle"),
+        v2=formats.number("cpu.idle"),
+        maximum=1,
+        # The kernel refuses a weight while a group is idle: 0 comes before it, 1 after it.
+        direction=Direction.SMALLER,
+    ),
+    Parameter(
+        name="cpu.shares",
+        controller="cpu",
+        v1=formats.number("cpu.shares"),
+        v2=formats.weight_v2("cpu.weight"),
+        minimum=MIN_CPU_SHARES,
+        maximum=MAX_CPU_SHARES,
+    ),
+    Parameter(
+        name="cpu.cfs_period_us",
+        controller="cpu",
+        v1=formats.number("cpu.cfs_period_us"),
+        v2=formats.period_v2("cpu.max"),
+        minimum=MIN_CPU_PERIOD_US,
+        maximum=MAX_CPU_PERIOD_US,
+        direction=Direction.LARGER,
+    ),
+    Parameter(
+        name="cpu.cfs_quota_us",
+        controller="cpu",
+        v1=formats.number("cpu.cfs_quota_us"),
+        v2=formats.quota_v2("cpu.max"),
+        minimum=MIN_CPU_QUOTA_US,
+        maximum=MAX_CPU_QUOTA_US,
+        unlimited=True,
+        direction=Direction.LARGER,
+    ),
+    Parameter(
+        name="cpu.cfs_burst_us",
+        controller="cpu",
+        v1=formats.number("cpu.cfs_burst_us"),
+        v2=formats.number("cpu.max.burst"),
+        # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
+        direction=Direction.LARGER,
+    ),
+    Parameter(
+        name="cpu.bvt_warp_ns",
+        controller="cpu",
+        v1=formats.number("cpu.bvt_warp_ns"),
+        v2=formats.number("cpu.bvt_warp_ns"),
+        minimum=-1,
+        maximum=2,
+    ),
+    Parameter(
+        name="cpuset.cpus",
+        controller="cpuset",
+        v1=formats.cpu_list("cpuset.cpus"),
+        v2=formats.cpu_list("cpuset.cpus"),
+        is_list=True,
+        direction=Direction.UNION,
+    ),
+    Parameter(
+        name="cpuset.mems",
+        controller="cpuset",
+        v1=formats.cpu_list("cpuset.mems"),
+        v2=formats.cpu_list("cpuset.mems"),
+        is_list=True,
+        direction=Direction.UNION,
+    ),
+    Parameter(
+        name="memory.limit_in_bytes",
+        controller="memory",
+        v1=formats.memory_v1("memory.limit_in_bytes"),
+        v2=formats.memory_v2("memory.max"),
+        unlimited=True,
+        direction=Direction.LARGER,
+    ),
+    Parameter(
+        name="memory.usage_in_bytes",
+        controller="memory",
+        v1=formats.number("memory.usage_in_bytes"),
+        v2=formats.number("memory.current"),
+        writable=False,
+    ),
+    _memory("memory.min"),
+    _memory("memory.low"),
+    _memory("memory.high"),
+    _anolis("memory.wmark_ratio", 0, 100),
+    _anolis("memory.wmark_scale_factor", 1, 1000),
+    _anolis("memory.wmark_min_adj", -25, 50),
+    _anolis("memory.priority", 0, 12),
+    _anolis("memory.use_priority_oom", 0, 1),
+    _anolis("memory.oom.group", 0, 1),
+    _anolis("memory.pagecache_limit.enable", 0, 1, on_v1=False),
+    _anolis("memory.pagecache_limit.size", 0, MAX_INT64, on_v1=False),
+    _anolis("memory.pagecache_limit.sync", 0, 1, on_v1=False),
+    Parameter(
+        name="net_cls.classid",
+        controller="net_cls",
+        v1=formats.number("net_cls.classid"),
+        v2=None,
+        maximum=0xFFFF_FFFF,
+    ),
+)
+
+PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
+"""All known parameters by name, in the order in which looser values of one cgroup are written."""
+
+
+def check_value(name: str, value: Value) -> str:
+    """Why a value can never be written; empty when it can. Pure: for the checks of a policy's answer."""
+    parameter = PARAMETERS.get(name)
+    if parameter is None:
+        return f"{name} is not a known cgroup parameter"
+    if not parameter.writable:
+        return f"{name} cannot be written"
+    try:
+        parameter.canonical(value)
+    except ValueError as error:
+        return str(error)
+    return ""

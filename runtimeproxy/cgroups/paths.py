@@ -1,0 +1,92 @@
+"""From the cgroup parent that the CRI gives to the path below a controller's mount, and nothing else."""
+
+from __future__ import annotations
+
+from runtimeproxy.errors import RuntimeProxyError
+
+_COMPONENT_LIMIT_BYTES = 255
+"""Longest file name. Source: Linux include/uapi/linux/limits.h, NAME_MAX."""
+
+
+class CgroupPathError(RuntimeProxyError):
+    """A cgroup path that is empty, leaves the cgroup tree, or names its root."""
+
+
+def cgroup_path(text: str) -> tuple[str, ...]:
+    """Path components below a controller's mount, for every form that the CRI and runtimes use.
+
+    * `/kubepods/besteffort/pod1`: a cgroupfs path; a missing leading slash is added.
+    * `kubepods-besteffort-pod1.slice`, bare or behind its parents' path: a systemd slice, expanded to all its
+      parents.
+    * `kubepods-besteffort-pod1.slice:cri-containerd:id`: a systemd scope in a slice.
+
+    Raises:
+        CgroupPathError: the path is empty or the root, holds `..`, `.`, a NUL or another control character,
+            an over-long name, or a slice name that systemd would refuse.
+    """
+    if text.count(":") == 2 and "/" not in text:
+        return _scope(*text.split(":"))
+    components = tuple(part for part in text.split("/") if part)
+    if not components:
+        raise CgroupPathError(f"cgroup path {text!r} names the root of the cgroup tree")
+    for part in components:
+        _check_component(part, text)
+    if components[-1].endswith(".slice"):
+        return expand_slice(components[-1])
+    return components
+
+
+def expand_slice(name: str) -> tuple[str, ...]:
+    """The folders of a systemd slice: `a-b.slice` lies in `a.slice`.
+
+    Source: systemd.slice(5), "name of a slice corresponds to the path to the slice in the tree".
+
+    Raises:
+        CgroupPathError: `-.slice` (the root), or a name with an empty part.
+    """
+    stem = name.removesuffix(".slice")
+    parts = stem.split("-")
+    if stem == name or not all(parts):
+        raise CgroupPathError(f"{name!r} is not the name of a systemd slice below the root slice")
+    return tuple("-".join(parts[: end + 1]) + ".slice" for end in range(len(parts)))
+
+
+def container_path(parent: str, container_id: str, *, prefix: str = "") -> tuple[str, ...]:
+    """Path of a container's cgroup below its pod's.
+
+    Args:
+        parent: the pod's cgroup parent, as the CRI gives it.
+        container_id: the runtime's id of the container.
+        prefix: the runtime's scope prefix (`cri-containerd`, `crio`). With systemd slices it is needed
+            (empty counts as `cri-containerd`); with cgroupfs only CRI-O uses one.
+
+    Source: containerd internal/cri/server/helpers.go `getCgroupsPath`; CRI-O internal/config/cgmgr.
+
+    Raises:
+        CgroupPathError: as `cgroup_path`; or the id is no plain name.
+    """
+    pod = cgroup_path(parent)
+    if pod[-1].endswith(".slice"):
+        name = f"{prefix or 'cri-containerd'}-{container_id}.scope"
+    else:
+        name = f"{prefix}-{container_id}" if prefix else container_id
+    _check_component(name, name)
+    return (*pod, name)
+
+
+def _scope(slice_name: str, prefix: str, name: str) -> tuple[str, ...]:
+    parent = cgroup_path(slice_name) if slice_name else ("system.slice",)
+    if not parent[-1].endswith(".slice") or not name:
+        raise CgroupPathError(f"{slice_name}:{prefix}:{name} is not of the form slice:prefix:name")
+    scope = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+    _check_component(scope, scope)
+    return (*parent, scope)
+
+
+def _check_component(part: str, whole: str) -> None:
+    if part in {".", ".."} or "/" in part or not part:
+        raise CgroupPathError(f"cgroup path {whole!r} leaves the cgroup tree")
+    if any(ord(letter) < 0x20 or 0xD800 <= ord(letter) <= 0xDFFF for letter in part):
+        raise CgroupPathError(f"cgroup path {whole!r} holds a control character")
+    if len(part.encode()) > _COMPONENT_LIMIT_BYTES:
+        raise CgroupPathError(f"cgroup path {whole[:60]!r}... has a name over {_COMPONENT_LIMIT_BYTES} bytes")
