@@ -1,0 +1,78 @@
+"""Settings from environment variables: `KOORD_RUNTIMEPROXY_<GROUP>_<KEY>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final, get_origin, get_type_hints
+
+from runtimeproxy.config.errors import CombinedConfigError
+from runtimeproxy.config.settings import Settings
+from runtimeproxy.errors import ConfigError
+
+PREFIX: Final = "KOORD_RUNTIMEPROXY_"
+CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
+"""Path of the configuration file."""
+
+_GROUPS: Final = ("proxy", "hooks", "cgroups", "state", "log")
+# Kubernetes sets such variables in each pod for a service that has the proxy's name.
+_SERVICE_VARIABLE: Final = re.compile(r"(SERVICE|PORT)(_|$)")
+
+
+def variable(group: str, key: str) -> str:
+    """The name of the variable that sets a key."""
+    return f"{PREFIX}{group}_{key}".upper()
+
+
+def environment_table(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The table that the environment's variables make; texts are checked later, as a file's values are.
+
+    Numbers, booleans and lists are written as in TOML; a list may stand without its brackets.
+
+    Raises:
+        CombinedConfigError: variables with the prefix that name no key.
+    """
+    names = [name for name in sorted(environ) if _is_setting(name)]
+    if not names:
+        return {}
+    hints = _hints()
+    unknown = [name for name in names if name not in hints]
+    if unknown:
+        raise CombinedConfigError(
+            [ConfigError("environment", name, "no setting has this name") for name in unknown]
+        )
+    table: dict[str, dict[str, Any]] = {}
+    for name in names:
+        group, key, hint = hints[name]
+        table.setdefault(group, {})[key] = _value(environ[name], hint)
+    return table
+
+
+def _is_setting(name: str) -> bool:
+    rest = name.removeprefix(PREFIX)
+    return rest != name and name != CONFIG_VARIABLE and not _SERVICE_VARIABLE.match(rest)
+
+
+def _hints() -> dict[str, tuple[str, str, Any]]:
+    """Group, key and type by the variable's name."""
+    hints: dict[str, tuple[str, str, Any]] = {}
+    for group in _GROUPS:
+        settings = type(getattr(Settings(), group))
+        types = get_type_hints(settings)
+        for each in fields(settings):
+            hints[variable(group, each.name)] = group, each.name, types[each.name]
+    return hints
+
+
+def _value(text: str, hint: Any) -> Any:  # noqa: ANN401 - types and values of all kinds
+    if hint not in (int, float, bool) and get_origin(hint) is not tuple:
+        return text
+    import tomllib  # start-up time, spent only where such a variable is set
+
+    if get_origin(hint) is tuple and not text.lstrip().startswith("["):
+        text = f"[{text}]"
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

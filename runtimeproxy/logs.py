@@ -1,0 +1,257 @@
+"""Structured logs on standard error: text on a terminal, JSON elsewhere; logging never blocks its caller.
+
+Records go through a bounded queue to a thread that writes them; what does not fit is dropped and counted.
+Fields come from `extra={...}`. Nothing secret belongs into a message or field; both are cut when they are
+long, so that no whole request gets there by mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import Final, Literal, TextIO
+
+QUEUE_LIMIT: Final = 4_096
+"""Records that may wait: some MiB at most, and seconds of a busy node."""
+DROP_REPORT_INTERVAL_S: Final = 10.0
+"""Least time between two lines that report dropped records."""
+CLOSE_TIMEOUT_S: Final = 1.0
+"""How long the end of the process waits for a reader of the log that does not read."""
+TEXT_LIMIT: Final = 2_048
+"""Longest message and field value, in characters."""
+TRACEBACK_LIMIT: Final = 16_384
+"""Longest traceback, in characters."""
+
+Format = Literal["auto", "text", "json"]
+
+_STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+logger = logging.getLogger(__name__)
+
+
+def configure(level: str = "info", format_name: Format = "auto", stream: TextIO | None = None) -> LogHandler:
+    """Sends all logs of the process to a stream, through a new handler that replaces an earlier one.
+
+    Args:
+        level: name of the lowest level that is logged.
+        format_name: `auto` is text on a terminal and JSON elsewhere.
+        stream: where to write; None for standard error.
+
+    Returns:
+        The handler; `close` writes what waits, and the end of the process calls it too.
+    """
+    stream = stream or sys.stderr
+    is_text = stream.isatty() if format_name == "auto" else format_name == "text"
+    handler = LogHandler(stream, format_text if is_text else format_json)
+    root = logging.getLogger()
+    for earlier in [each for each in root.handlers if isinstance(each, LogHandler)]:
+        root.removeHandler(earlier)
+        earlier.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    return handler
+
+
+class LogHandler(logging.Handler):
+    """Hands records to a thread that formats and writes them; drops and counts what does not fit."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        format_record: Callable[[logging.LogRecord], str],
+        *,
+        limit: int = QUEUE_LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        self._format_record = format_record
+        self._limit = limit
+        self._clock = clock
+        self._close_timeout_s = close_timeout_s
+        self._queue: SimpleQueue[logging.LogRecord | threading.Event | None] = SimpleQueue()
+        self._overflowed = 0
+        self._failed = 0
+        self._reported = 0
+        self._report_at = 0.0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records lost since the start because the queue was full or the stream failed."""
+        return self._overflowed + self._failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues a record; never blocks and never raises."""
+        if self._is_closed or self._queue.qsize() >= self._limit:
+            self._overflowed += 1
+            return
+        # The arguments may change before the other thread formats them.
+        record.msg, record.args = _message(record), None
+        self._queue.put(record)
+
+    def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Waits until what was queued before is written, but not longer than the time given."""
+        if self._is_closed or threading.current_thread() is self._thread:
+            return
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(timeout_s)
+
+    def close(self) -> None:
+        """Writes what waits (for a bounded time) and ends the thread; later records are dropped."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put(None)
+            self._thread.join(self._close_timeout_s)
+        super().close()
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            elif isinstance(item, logging.LogRecord):
+                self._write(item)
+            self._report_dropped()
+        self._report_at = 0.0
+        self._report_dropped()
+
+    def _next(self) -> logging.LogRecord | threading.Event | Literal[False] | None:
+        """The next item; None at the end; False when it is time to report dropped records."""
+        has_unreported = self.dropped > self._reported
+        try:
+            return self._queue.get(
+                timeout=max(self._report_at - self._clock(), 0) if has_unreported else None
+            )
+        except Empty:
+            return False
+
+    def _write(self, record: logging.LogRecord) -> None:
+        try:
+            self._stream.write(self._format_record(record) + "\n")
+            self._stream.flush()
+        except Exception:  # noqa: BLE001 - a full disk, a closed pipe or a strange field: nobody is left to be told
+            self._failed += 1
+
+    def _report_dropped(self) -> None:
+        dropped, now = self.dropped, self._clock()
+        if dropped == self._reported or now < self._report_at:
+            return
+        self._report_at = now + DROP_REPORT_INTERVAL_S
+        lost, self._reported = dropped - self._reported, dropped
+        report = logger.makeRecord(logger.name, logging.WARNING, __file__, 0, "log records dropped", (), None)
+        report.dropped = lost
+        self._write(report)
+
+
+class LogLimiter:
+    """Lets one log line per cause and interval through and counts the others; safe for all threads."""
+
+    def __init__(
+        self, interval_s: float = 60.0, *, limit: int = 1_024, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes the interval, how many causes are remembered (the oldest go first), and the clock."""
+        self._interval_s = interval_s
+        self._limit = limit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._causes: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+
+    def admit(self, cause: Hashable) -> int | None:
+        """How many lines were held back since the last one of this cause; None: hold this one back too."""
+        now = self._clock()
+        with self._lock:
+            until, suppressed = self._causes.get(cause, (0.0, 0))
+            if cause in self._causes and now < until:
+                self._causes[cause] = until, suppressed + 1
+                return None
+            self._causes[cause] = now + self._interval_s, 0
+            self._causes.move_to_end(cause)
+            if len(self._causes) > self._limit:
+                self._causes.popitem(last=False)
+        return suppressed
+
+
+def format_text(record: logging.LogRecord) -> str:
+    """One line for people: time, level, message, `key=value` fields; a traceback follows on its own lines."""
+    parts = [_time(record), f"{record.levelname:<7}", _printable(_cut(_message(record)))]
+    parts += [f"{key}={_quoted(value)}" for key, value in _fields(record).items()]
+    line = " ".join(parts)
+    return f"{line}\n{trace}" if (trace := _traceback(record)) else line
+
+
+def format_json(record: logging.LogRecord) -> str:
+    """One JSON object on one line: time, level, logger, message, fields, and `error` with a traceback."""
+    entry: dict[str, object] = {
+        "time": _time(record),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": _cut(_message(record)),
+    }
+    for key, value in _fields(record).items():
+        entry[f"{key}_" if key in entry else key] = value
+    if trace := _traceback(record):
+        entry["error"] = trace
+    return json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - an argument's own __str__ may raise; logging must not
+        return f"{record.msg} (its arguments cannot be shown)"
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return {key: _plain(value) for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES}
+
+
+def _plain(value: object) -> object:
+    """The value as JSON can carry it: finite numbers, None, text, and tables and lists of such."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, Mapping):
+        return {_cut(str(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return _cut(str(value))
+
+
+def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    text = str(value)
+    is_plain = text.isprintable() and text and not any(letter in text for letter in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if record.exc_info:
+        return _cut(logging.Formatter().formatException(record.exc_info), TRACEBACK_LIMIT)
+    return _cut(record.exc_text or "", TRACEBACK_LIMIT)

@@ -1,0 +1,152 @@
+"""systemd's service protocol: state notifications, the watchdog's interval, passed sockets.
+
+Source: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runtimeproxy.errors import ConfigError
+
+LISTEN_FDS_START = 3
+"""First passed file descriptor. Source: systemd src/systemd/sd-daemon.h, SD_LISTEN_FDS_START."""
+
+
+class Notifier:
+    """Sends state to the service manager; does nothing when there is none, and never raises."""
+
+    def __init__(self, address: str | None) -> None:
+        """Takes NOTIFY_SOCKET's value: a path, or `@name` for an abstract socket; None for nobody."""
+        self._address = "\0" + address[1:] if address and address.startswith("@") else address
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Notifier:
+        """The notifier that the environment asks for."""
+        return cls(environ.get("NOTIFY_SOCKET"))
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a service manager listens."""
+        return bool(self._address)
+
+    def ready(self, status: str = "") -> bool:
+        """The daemon serves; also ends a reload."""
+        return self.send(READY=1, STATUS=status)
+
+    def status(self, text: str) -> bool:
+        """One line for `systemctl status`."""
+        return self.send(STATUS=text)
+
+    def watchdog(self) -> bool:
+        """The daemon is alive."""
+        return self.send(WATCHDOG=1)
+
+    def reloading(self) -> bool:
+        """The configuration is read again; `ready` follows."""
+        return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+
+    def stopping(self, status: str = "") -> bool:
+        """The daemon drains and ends."""
+        return self.send(STOPPING=1, STATUS=status)
+
+    def main_pid(self, pid: int) -> bool:
+        """The process that the service manager shall watch."""
+        return self.send(MAINPID=pid)
+
+    def send(self, **fields: str | int) -> bool:
+        """Sends the fields in one datagram; empty ones are left out. Returns whether it was handed over."""
+        if not self._address:
+            return False
+        lines = [f"{key}={_one_line(str(value))}" for key, value in fields.items() if value != ""]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def watchdog_interval_s(environ: Mapping[str, str], pid: int | None = None) -> float | None:
+    """Longest time between two signs of life; None when no watchdog watches this process.
+
+    Send them at half of it: sd_watchdog_enabled(3) recommends that.
+    """
+    watched = environ.get("WATCHDOG_PID", "")
+    if watched and watched != str(os.getpid() if pid is None else pid):
+        return None
+    text = environ.get("WATCHDOG_USEC", "")
+    if not _is_number(text) or int(text) == 0:
+        return None
+    return int(text) / 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSocket:
+    """A listening socket passed by the service manager."""
+
+    name: str
+    """From FileDescriptorName= of the socket unit; `unknown` when none is given."""
+    socket: socket.socket
+    """Non-blocking and closed on exec; the receiver closes it and never unlinks its path."""
+
+
+def listen_sockets(
+    environ: Mapping[str, str], *, first: int = LISTEN_FDS_START, pid: int | None = None
+) -> list[ListenSocket]:
+    """The sockets that the service manager passed to this process; empty when it passed none.
+
+    Args:
+        environ: the environment to read.
+        first: the first passed file descriptor.
+        pid: this process; None for the real one.
+
+    Raises:
+        ConfigError: the variables make no sense, or a descriptor is not a listening Unix stream socket.
+            Those already taken are closed then.
+    """
+    if environ.get("LISTEN_PID", "") != str(os.getpid() if pid is None else pid):
+        return []
+    count = environ.get("LISTEN_FDS", "")
+    if not _is_number(count):
+        raise ConfigError("environment", "LISTEN_FDS", f"not a number of file descriptors: {count!r}")
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    opened: list[ListenSocket] = []
+    try:
+        for index in range(int(count)):
+            name = names[index] if index < len(names) and names[index] else "unknown"
+            opened.append(ListenSocket(name, _listening_socket(first + index)))
+    except ConfigError:
+        for each in opened:
+            each.socket.close()
+        raise
+    return opened
+
+
+def _listening_socket(descriptor: int) -> socket.socket:
+    try:
+        taken = socket.socket(fileno=descriptor)
+    except OSError as error:
+        reason = f"file descriptor {descriptor} is not a socket: {error.strerror}"
+        raise ConfigError("environment", "LISTEN_FDS", reason) from error
+    fits = taken.family == socket.AF_UNIX and taken.type == socket.SOCK_STREAM
+    if not fits or not taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        taken.close()
+        reason = f"file descriptor {descriptor} is not a listening Unix stream socket"
+        raise ConfigError("environment", "LISTEN_FDS", reason)
+    taken.set_inheritable(False)
+    taken.setblocking(False)
+    return taken
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))

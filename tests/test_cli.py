@@ -1,0 +1,133 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy import __version__
+from runtimeproxy.config import FLAGS
+
+PROGRAM = [sys.executable, "-m", "runtimeproxy"]
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KOORD_RUNTIMEPROXY_")}
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, env=kept | environ
+    )
+
+
+def configured(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--log-level", "debug", "version"]])
+def test_version(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"koord-runtime-proxy {__version__}\n", "")
+
+
+def test_help_names_flags_defaults_commands_and_exit_codes() -> None:
+    text = run("--help").stdout
+    for flag in FLAGS:
+        assert flag.option in text
+        assert flag.default.replace("-", "") in text.replace("\n", "").replace(" ", "").replace("-", "")
+    for word in ("check-config", "list-policies", "version", "demo", "examples:", "exit codes:", "SIGHUP"):
+        assert word in text
+    assert "--backend-runtime-mode" in text
+
+
+def test_a_right_configuration(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[log]\nlevel = 'debug'\n[policies.batch-resource]\nmode = 'dry-run'")
+    for arguments in (["check-config", "--config", path], ["--config", path, "check-config"]):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}: the configuration is right\n", "")
+
+
+def test_one_error_is_one_line(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[proxy]\ndrian_s = 1")
+    done = run("check-config", "--config", path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    reason = "proxy.drian_s: unknown key; did you mean drain_s?"
+    assert done.stderr == f"koord-runtime-proxy: configuration error: {path}: {reason}\n"
+
+
+def test_several_errors_are_one_message(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[proxy]\ndrain_s = 'x'\n[log]\nlevel = 'loud'")
+    done = run("--config", path)
+    assert done.returncode == 2
+    first, *others = done.stderr.splitlines()
+    assert first == "koord-runtime-proxy: configuration errors:"
+    assert [line.split(": ")[:2] for line in others] == [
+        [f"  {path}", "log.level"],
+        [f"  {path}", "proxy.drain_s"],
+    ]
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "absent.toml")
+    done = run("--config", path)
+    message = f"koord-runtime-proxy: configuration error: {path}: there is no such file\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert run(KOORD_RUNTIMEPROXY_CONFIG=path).stderr == message
+
+
+def test_docker_is_refused_with_a_word_on_cri_dockerd() -> None:
+    done = run("--backend-runtime-mode=Docker")
+    assert done.returncode == 2
+    assert "--backend-runtime-mode: Docker is not supported: run cri-dockerd" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("mode", "code"), [("Containerd", 0), ("containerd", 2), ("", 2)])
+def test_the_backend_mode(mode: str, code: int) -> None:
+    assert run("check-config", "--backend-runtime-mode", mode).returncode == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--koord-runtimeproxy-endpoin", "/x"], "did you mean --koord-runtimeproxy-endpoint?"),
+        (["check-config", "--log", "debug"], "there is no flag --log;"),
+        (["--zzz=1"], "there is no flag --zzz (see"),
+        (["version", "more"], "unrecognized arguments: more"),
+        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["check"], "invalid choice: 'check'"),
+        (["--config"], "expected one argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_exit_code_2(arguments: list[str], reason: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert reason in done.stderr
+    assert done.stderr.endswith("(see koord-runtime-proxy --help)\n")
+
+
+def test_settings_of_a_policy_that_is_not_there(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[policies.batch-resorce]\nmode = 'dry-run'")
+    done = run("check-config", "--config", path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"koord-runtime-proxy: configuration error: {path}: policies: ")
+    assert "batch-resorce" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
+    path = configured(
+        tmp_path,
+        "[policies.batch-resource]\nmode = 'dry-run'\npriority = 7\nfailure_policy = 'fail'\n"
+        "[policies.gpu-env]\nenabled = false",
+    )
+    done = run("list-policies", "--config", path)
+    assert done.returncode == 0
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith(" ")}
+    assert rows["NAME"] == ["NAME", "PRIORITY", "MODE", "ON", "FAILURE", "HOOKS"]
+    assert rows["batch-resource"][1:4] == ["7", "dry-run", "fail"]
+    assert rows["gpu-env"][2] == "disabled"
+    assert "pre_create_container" in done.stdout
+    assert all(line.strip() for line in done.stdout.splitlines())

@@ -1,0 +1,266 @@
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from runtimeproxy import logs
+from runtimeproxy.logs import LogHandler, LogLimiter, format_json, format_text
+
+
+def record(message: str, *args: object, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("proxy.part", logging.WARNING, __file__, 1, message, args, None)
+    made.created = 1_700_000_000.25
+    vars(made).update(fields)
+    return made
+
+
+def test_json_has_one_object_per_line() -> None:
+    line = format_json(record("pod %s changed", "a\nb", pod="ns/name", shares=512, ratio=0.5, owner=None))
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "warning",
+        "logger": "proxy.part",
+        "message": "pod a\nb changed",
+        "pod": "ns/name",
+        "shares": 512,
+        "ratio": 0.5,
+        "owner": None,
+    }
+
+
+def test_text_has_the_fields_behind_the_message() -> None:
+    line = format_text(record("changed", pod="ns/name", reason='two "words"', empty=""))
+    assert line == '2023-11-14T22:13:20.250Z WARNING changed pod=ns/name reason="two \\"words\\"" empty=""'
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        ({"a": (1, float("inf"))}, {"a": [1, "inf"]}),
+        (b"bytes", "b'bytes'"),
+        (logging, str(logging)),
+    ],
+    ids=["nan", "infinity", "nested", "bytes", "object"],
+)
+def test_json_carries_any_value(value: object, shown: object) -> None:
+    assert json.loads(format_json(record("x", field=value)))["field"] == shown
+
+
+def test_a_field_does_not_replace_what_every_line_has() -> None:
+    assert json.loads(format_json(record("x", level="mine")))["level_"] == "mine"
+
+
+def test_text_of_others_cannot_begin_a_line_of_its_own() -> None:
+    line = format_text(record("pod %s", "x\n2023 ERROR forged", name_="a\nb", changes=["a", "b"]))
+    assert "\n" not in line
+    assert line.endswith('name_="a\\nb" changes=["a", "b"]')
+
+
+def test_long_texts_are_cut() -> None:
+    entry = json.loads(format_json(record("x" * 10_000, field="y" * 10_000)))
+    assert entry["message"].startswith("x" * logs.TEXT_LIMIT + "...")
+    assert len(entry["field"]) < logs.TEXT_LIMIT + 50
+
+
+def failing() -> logging.LogRecord:
+    made = record("failed")
+    try:
+        int("reason")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    return made
+
+
+def test_a_traceback_is_part_of_the_entry() -> None:
+    assert "ValueError: invalid" in json.loads(format_json(failing()))["error"]
+    first, *trace = format_text(failing()).splitlines()
+    assert first.endswith("failed")
+    assert trace[-1].startswith("ValueError: invalid")
+
+
+class Unshowable:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_arguments_that_cannot_be_shown_do_no_harm() -> None:
+    assert "cannot be shown" in format_text(record("x %s", Unshowable()))
+    assert "cannot be shown" in format_text(record("x %d", "y"))
+
+
+class Gate(io.StringIO):
+    """A stream whose reader does not read until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        self.opened.wait(10)
+        return super().write(text)
+
+
+def test_a_stream_that_blocks_blocks_no_caller_and_losses_are_reported() -> None:
+    stream = Gate()
+    handler = LogHandler(stream, format_json, limit=5)
+    handler.handle(record("first"))
+    assert stream.entered.wait(10)
+    for number in range(8):
+        handler.handle(record("number %d", number))
+    assert handler.dropped == 3
+    stream.opened.set()
+    handler.close()
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    messages = [entry["message"] for entry in entries]
+    assert [message for message in messages if message != "log records dropped"] == [
+        "first",
+        *(f"number {number}" for number in range(5)),
+    ]
+    assert sum(entry.get("dropped", 0) for entry in entries) == 3
+
+
+def test_close_does_not_wait_for_ever() -> None:
+    stream = Gate()
+    handler = LogHandler(stream, format_json, close_timeout_s=0.05)
+    handler.handle(record("x"))
+    handler.close()
+    handler.handle(record("late"))
+    assert handler.dropped == 1
+    stream.opened.set()
+
+
+def test_flush_waits_for_what_was_logged_before() -> None:
+    stream = io.StringIO()
+    handler = LogHandler(stream, format_json)
+    handler.handle(record("x"))
+    handler.flush(10)
+    assert json.loads(stream.getvalue())["message"] == "x"
+    handler.close()
+    handler.flush(10)
+    handler.close()
+
+
+def test_a_stream_that_fails_is_counted() -> None:
+    stream = io.StringIO()
+    stream.close()
+    handler = LogHandler(stream, format_json)
+    handler.handle(record("x"))
+    handler.flush(10)
+    assert handler.dropped >= 1
+    handler.close()
+
+
+def test_arguments_are_taken_when_the_line_is_logged() -> None:
+    stream = Gate()
+    handler = LogHandler(stream, format_text)
+    members = ["a"]
+    handler.handle(record("members %s", members))
+    members.append("b")
+    stream.opened.set()
+    handler.close()
+    assert stream.getvalue().endswith("members ['a']\n")
+
+
+def test_losses_are_reported_at_most_once_per_interval() -> None:
+    now_s = 100.0
+    stream = Gate()
+    handler = LogHandler(stream, format_json, limit=0, clock=lambda: now_s)
+    handler.handle(record("lost"))
+    stream.opened.set()
+    handler.flush(10)
+    handler.handle(record("lost"))
+    handler.flush(10)
+    assert len(stream.getvalue().splitlines()) == 1
+    handler.close()
+    assert [json.loads(line)["dropped"] for line in stream.getvalue().splitlines()] == [1, 1]
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    logger = logging.getLogger()
+    level = logger.level
+    yield logger
+    for handler in [each for each in logger.handlers if isinstance(each, LogHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
+    logger.setLevel(level)
+
+
+def test_configuring_again_replaces_the_handler(root: logging.Logger) -> None:
+    one, other = io.StringIO(), io.StringIO()
+    logs.configure("info", "json", one)
+    logging.getLogger("part").info("to one")
+    logs.configure("error", "text", other)
+    logging.getLogger("part").info("to nobody")
+    logging.getLogger("part").error("to the other")
+    for handler in root.handlers:
+        handler.flush()
+    assert [json.loads(line)["message"] for line in one.getvalue().splitlines()] == ["to one"]
+    assert other.getvalue().endswith("to the other\n")
+    assert len(other.getvalue().splitlines()) == 1
+
+
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(root: logging.Logger) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal, os.fdopen(leader) as seen:
+        logs.configure("info", "auto", terminal).handle(record("on a terminal"))
+        logs.configure("info", "auto", io.StringIO())
+        assert seen.readline().endswith("on a terminal\n")
+    handler = logs.configure("info", "auto", stream := io.StringIO())
+    handler.handle(record("elsewhere"))
+    handler.flush(10)
+    assert json.loads(stream.getvalue())["message"] == "elsewhere"
+
+
+AT_EXIT = """
+import logging
+from runtimeproxy import logs
+logs.configure("info", "json")
+for number in range(1000):
+    logging.getLogger("x").info("line %d", number)
+"""
+
+
+def test_the_end_of_the_process_loses_no_line() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == [
+        f"line {number}" for number in range(1000)
+    ]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_cause_is_logged_once_per_interval() -> None:
+    clock = Clock()
+    limiter = LogLimiter(60, clock=clock)
+    assert limiter.admit("hung") == 0
+    assert limiter.admit("other cause") == 0
+    assert [limiter.admit("hung") for _ in range(3)] == [None] * 3
+    clock.now_s = 60
+    assert limiter.admit("hung") == 3
+    assert limiter.admit("hung") is None
+
+
+def test_causes_are_bounded() -> None:
+    limiter = LogLimiter(60, limit=2, clock=Clock())
+    for cause in ("a", "b", "c"):
+        assert limiter.admit(cause) == 0
+    assert limiter.admit("a") == 0
+    assert limiter.admit("c") is None
