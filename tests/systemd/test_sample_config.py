@@ -1,0 +1,45 @@
+import argparse
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from runtimeproxy.config import Settings, load
+from runtimeproxy.hooks.settings import PolicySettings
+
+SAMPLE = Path(__file__).parents[2] / "systemd" / "config.toml"
+
+
+def uncommented() -> str:
+    """The sample with every `#key = value` in force."""
+    return re.sub(r"^#(?=[a-z_]+ = )", "", SAMPLE.read_text(), flags=re.MULTILINE)
+
+
+def test_the_sample_changes_nothing() -> None:
+    assert load(argparse.Namespace(config=str(SAMPLE)), {}) == Settings()
+
+
+def test_every_default_in_the_sample_is_the_daemons(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(uncommented())
+    assert load(argparse.Namespace(config=str(file)), {}) == Settings()
+
+
+def test_the_sample_has_every_key() -> None:
+    table: dict[str, Any] = tomllib.loads(uncommented())
+    for group in dataclasses.fields(Settings):
+        if group.name != "policies":
+            keys = {each.name for each in dataclasses.fields(getattr(Settings(), group.name))}
+            assert set(table[group.name]) == keys
+
+
+def test_the_sample_of_a_policy_is_one(tmp_path: Path) -> None:
+    _, _, example = SAMPLE.read_text().partition("# [policies.batch-resource]")
+    file = tmp_path / "config.toml"
+    file.write_text("[policies.batch-resource]" + example.replace("\n# ", "\n"))
+    settings = load(argparse.Namespace(config=str(file)), {})
+    assert set(tomllib.loads(file.read_text())["policies"]["batch-resource"]) == {
+        each.name for each in dataclasses.fields(PolicySettings)
+    }
+    assert settings.policies["batch-resource"] == PolicySettings(timeout_s=1.0, priority=20)

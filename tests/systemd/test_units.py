@@ -1,0 +1,106 @@
+import configparser
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.config import ProxySettings, Settings, socket_mode_bits
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
+
+UNITS = Path(__file__).parents[2] / "systemd"
+SERVICE, SOCKET = UNITS / "koord-runtime-proxy.service", UNITS / "koord-runtime-proxy.socket"
+DROP_IN = UNITS / "kubelet.service.d" / "20-koord-runtime-proxy.conf"
+DEFAULTS = ProxySettings()
+
+KUBELET = """
+[Service]
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=/bin/true $KUBELET_EXTRA_ARGS
+"""
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(path)
+    return parser
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The units as they would be installed, calling a program that exists here."""
+    for path in (SERVICE, SOCKET):
+        text = re.sub(r"^(Exec\w+=)/opt/\S+", r"\1/bin/true", path.read_text(), flags=re.MULTILINE)
+        (tmp_path / path.name).write_text(text)
+    shutil.copytree(DROP_IN.parent, tmp_path / DROP_IN.parent.name)
+    (tmp_path / "kubelet.service").write_text(KUBELET)
+    return tmp_path
+
+
+def analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("systemd-analyze") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("systemd-analyze is missing: install the package systemd")
+        pytest.skip("systemd-analyze is missing")
+    environ = os.environ | {"SYSTEMD_UNIT_PATH": f"{folder}:", "SYSTEMD_LOG_LEVEL": "warning"}
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, check=False, env=environ
+    )
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(folder: Path) -> None:
+    names = ("koord-runtime-proxy.service", "koord-runtime-proxy.socket", "kubelet.service")
+    done = analyze(folder, "verify", "--man=no", *(str(folder / name) for name in names))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_systemd_does_find_what_is_wrong(folder: Path) -> None:
+    service = folder / SERVICE.name
+    service.write_text(service.read_text().replace("[Service]", "[Service]\nWatchdogSeconds=1"))
+    assert "WatchdogSeconds" in analyze(folder, "verify", "--man=no", str(service)).stderr
+
+
+def test_the_socket_is_the_daemons_default() -> None:
+    section = unit(SOCKET)["Socket"]
+    assert section["ListenStream"] == DEFAULTS.endpoint.removeprefix("/var")
+    assert socket_mode_bits(section["SocketMode"]) == socket_mode_bits(DEFAULTS.socket_mode)
+
+
+def test_the_kubelet_is_pointed_to_the_socket() -> None:
+    text = unit(DROP_IN)["Service"]["Environment"]
+    endpoint = unit(SOCKET)["Socket"]["ListenStream"]
+    assert text == f"KUBELET_EXTRA_ARGS=--container-runtime-endpoint=unix://{endpoint}"
+
+
+def test_the_service_starts_between_runtime_and_kubelet_and_lives_on() -> None:
+    section, service = unit(SERVICE)["Unit"], unit(SERVICE)["Service"]
+    assert {"containerd.service", "crio.service"} <= set(section["After"].split())
+    assert "kubelet.service" in section["Before"].split()
+    assert section["StartLimitIntervalSec"] == "0"
+    assert (service["Type"], service["Restart"]) == ("notify", "always")
+    assert service["ExecStartPre"] == f"{service['ExecStart']} check-config"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert float(service["TimeoutStopSec"].removesuffix("s")) > DEFAULTS.drain_s + 2
+    assert service["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_the_service_may_write_what_the_daemon_writes() -> None:
+    service = unit(SERVICE)["Service"]
+    settings = Settings()
+    assert service["ProtectControlGroups"] == "no"
+    assert settings.cgroups.root in service["ReadWritePaths"].split()
+    assert f"/var/lib/{service['StateDirectory']}" == settings.state.dir
+    assert f"/run/{service['RuntimeDirectory']}" == str(Path(settings.proxy.endpoint).parent).removeprefix(
+        "/var"
+    )
+    folders = {f"/etc/{name}" for name in service["ConfigurationDirectory"].split()}
+    assert folders == {str(Path(DEFAULT_CONFIG_PATH).parent), settings.hooks.server_config_dir}
+
+
+def test_the_readme_names_every_file() -> None:
+    text = (UNITS / "README.md").read_text()
+    for path in UNITS.rglob("*"):
+        assert path.is_dir() or path.name == "README.md" or path.name in text
