@@ -248,10 +248,10 @@ class Connection:
                 self._fail(error)
                 return
             self._is_receiving = False
-            if client_chunks:
-                self._client.write(client_chunks)
             if runtime_chunks and self._runtime is not None:
                 self._runtime.write(runtime_chunks)
+            if client_chunks:
+                self._client.write(client_chunks)
             if self._has_more:
                 self._after_flush()
 
@@ -282,10 +282,10 @@ class Connection:
         core = self._core
         if core is None or self._is_closed:
             return
-        if core.to_client.chunks:
-            self._client.write(core.to_client.chunks)
         if core.to_runtime.chunks and self._runtime is not None:
             self._runtime.write(core.to_runtime.chunks)
+        if core.to_client.chunks:
+            self._client.write(core.to_client.chunks)
         self._after_flush()
 
     def _after_flush(self) -> None:
