@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
-QOS_CLASS_LABEL = "koordinator.sh/qosClass"
+QOS_CLASS_LABEL: Final = "koordinator.sh/qosClass"
 """Pod label with the Koordinator QoS class. Source: Koordinator apis/extension (policies spec 1.1)."""
+
+PRIORITY_CLASS_LABEL: Final = "koordinator.sh/priority-class"
+"""Pod label with the Koordinator priority class. Source: Koordinator apis/extension (policies spec 1.1)."""
 
 
 class QoSClass(StrEnum):
@@ -35,3 +40,99 @@ class PriorityClass(StrEnum):
     BATCH = "koord-batch"
     FREE = "koord-free"
     NONE = ""
+
+
+PRIORITY_BANDS: Final[Mapping[PriorityClass, range]] = {
+    PriorityClass.PROD: range(9_000, 10_000),
+    PriorityClass.MID: range(7_000, 8_000),
+    PriorityClass.BATCH: range(5_000, 6_000),
+    PriorityClass.FREE: range(3_000, 4_000),
+}
+"""The pod priorities of each class. Source: Koordinator apis/extension/priority.go (policies spec 1.5)."""
+
+DEFAULT_PRIORITIES: Final[Mapping[PriorityClass, int]] = {
+    PriorityClass.PROD: 9_500,
+    PriorityClass.MID: 7_500,
+    PriorityClass.BATCH: 5_500,
+    PriorityClass.FREE: 3_500,
+    PriorityClass.NONE: 0,
+}
+"""The priority value of a class alone. Source: Koordinator apis/extension/priority.go (policies spec 1.5)."""
+
+_QOS_BY_LABEL: Final = {qos.value: qos for qos in QoSClass}
+_PRIORITY_BY_LABEL: Final = {priority.value: priority for priority in PriorityClass}
+_QOS_BY_KUBE_QOS: Final = {KubeQoSClass.BURSTABLE: QoSClass.LS, KubeQoSClass.BEST_EFFORT: QoSClass.BE}
+
+
+def qos_class(labels: Mapping[str, str]) -> QoSClass:
+    """Return the raw QoS class: the label's, or NONE when it is absent or unknown.
+
+    This look-up is the one of all runtime hooks. Source: policies spec 1.4.
+    """
+    return _QOS_BY_LABEL.get(labels.get(QOS_CLASS_LABEL, ""), QoSClass.NONE)
+
+
+def qos_class_with_default(
+    labels: Mapping[str, str], kube_qos: KubeQoSClass, *, guaranteed: QoSClass = QoSClass.LSR
+) -> QoSClass:
+    """Return the QoS class, from the Kubernetes QoS class when the label names none.
+
+    This look-up chooses memory and resctrl classes. Source: policies spec 1.4.
+
+    Args:
+        labels: the pod's.
+        kube_qos: of the same pod.
+        guaranteed: the class of a Guaranteed pod without a label.
+    """
+    return qos_class(labels) or _QOS_BY_KUBE_QOS.get(kube_qos, guaranteed)
+
+
+def kube_qos_class(cgroup_parent: str) -> KubeQoSClass:
+    """Return the Kubernetes QoS class that a pod's cgroup parent (path or slice) stands for.
+
+    An empty or foreign path is Guaranteed. Source: policies spec 1.4.
+    """
+    if "besteffort" in cgroup_parent:
+        return KubeQoSClass.BEST_EFFORT
+    if "burstable" in cgroup_parent:
+        return KubeQoSClass.BURSTABLE
+    return KubeQoSClass.GUARANTEED
+
+
+def priority_class(labels: Mapping[str, str], priority: int | None = None) -> PriorityClass:
+    """Return the raw priority class: the label's, and only without a label that of the priority's band.
+
+    An unknown label is NONE whatever the priority. Source: policies spec 1.5.
+
+    Args:
+        labels: the pod's.
+        priority: the pod's `spec.priority`; None where it is not known, as in the CRI.
+    """
+    label = labels.get(PRIORITY_CLASS_LABEL)
+    if label is not None:
+        return _PRIORITY_BY_LABEL.get(label, PriorityClass.NONE)
+    if priority is None:
+        return PriorityClass.NONE
+    return next((name for name, band in PRIORITY_BANDS.items() if priority in band), PriorityClass.NONE)
+
+
+def priority_class_with_default(labels: Mapping[str, str], priority: int | None = None) -> PriorityClass:
+    """Return the priority class, from the raw QoS class when neither label nor priority names one.
+
+    Source: policies spec 1.5: BE is batch, every other class prod, no class none.
+    """
+    named = priority_class(labels, priority)
+    if named is not PriorityClass.NONE:
+        return named
+    qos = qos_class(labels)
+    if qos is QoSClass.NONE:
+        return PriorityClass.NONE
+    return PriorityClass.BATCH if qos is QoSClass.BE else PriorityClass.PROD
+
+
+def priority_value_with_default(labels: Mapping[str, str], priority: int | None = None) -> int:
+    """Return the pod's priority, or the default value of its class when that is 0 or unknown.
+
+    Source: policies spec 1.5.
+    """
+    return priority or DEFAULT_PRIORITIES[priority_class_with_default(labels, priority)]
