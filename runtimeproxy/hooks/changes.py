@@ -37,13 +37,17 @@ class ResourceChange:
     cpu_period_us: IntChange = None
     """CFS period, 1,000 to 1,000,000."""
     cpu_quota_us: IntChange = None
-    """CFS quota, at least 1,000; -1 means unlimited."""
+    """CFS quota, at least 1,000; -1 means unlimited, at creation too."""
     cpu_shares: IntChange = None
     """cpu.shares (unitless weight), 2 to 262,144."""
     memory_limit_bytes: IntChange = None
-    """Memory limit; -1 means unlimited."""
+    """Memory limit, above 0; -1 means unlimited.
+
+    Policies say -1 at every hook. At creation `calls` writes an absent value for it, which every runtime
+    takes for unlimited (CRI-O refuses -1 there); on an update, where absent means unchanged, it writes -1.
+    """
     memory_swap_limit_bytes: IntChange = None
-    """Memory plus swap limit; -1 means unlimited."""
+    """Memory plus swap limit, above 0; -1 means unlimited, written like that of `memory_limit_bytes`."""
     oom_score_adj: IntChange = None
     """-1000 to 1000; 0 is a value like any other."""
     cpuset_cpus: TextChange = None

@@ -51,7 +51,8 @@ class Policy:
 
     Hooks are plain functions, run in a worker thread, and must be quick: they get a frozen view and
     return a change, or None for nothing. To refuse the call raise `runtimeproxy.errors.RefusalError`.
-    Hooks before the call may change the message; post hooks may only write cgroup values.
+    Hooks before the call may change the message; post hooks may only write cgroup values. Calls of
+    different pods may be in one policy at the same time, each in a thread of its own.
     """
 
     name: ClassVar[str]
@@ -60,6 +61,15 @@ class Policy:
     """0 to 99: lower runs earlier; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
     """How long one call of a hook may take before it counts as hung."""
+    options_type: ClassVar[type[object] | None] = None
+    """A frozen dataclass with the policy's own settings, all with defaults; None when it has none.
+
+    Its fields are the keys of the policy's table in the configuration, checked against their types; an error
+    of its `__post_init__` (ValueError) refuses the table. The policy is then made with one instance of it as
+    its only argument, otherwise with no argument.
+    """
+    dry_run: bool = False
+    """Set on the instance at load. Only a policy with effects of its own, beyond its answer, need look."""
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
         """Change a pod sandbox before it is created."""

@@ -70,6 +70,10 @@ class ContainerView:
     requested: Resources = field(default_factory=Resources)
     """What the kubelet asked for; on an update, the accumulated requests."""
     current: Resources = field(default_factory=Resources)
-    """What goes to the runtime if no later policy changes it."""
+    """The values in force if no later policy changes them.
+
+    On an update: the applied values with this call's fields laid over them, then earlier policies' changes.
+    So a policy that answers an applied value again changes nothing, and nothing of it is sent again.
+    """
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""

@@ -1,0 +1,103 @@
+"""Audit entries: who changed, refused or failed at what, and why. They hold no environment values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
+from runtimeproxy.hooks.fields import ENV, Field, Value, View
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.merge import Step
+from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.views import PodView
+
+_MAX_VALUE_LENGTH: Final = 256
+
+
+class AuditKind(StrEnum):
+    """What an audit entry tells."""
+
+    CHANGED = "changed"
+    WOULD_CHANGE = "would-change"
+    """A dry-run policy's change, write or post hook."""
+    CONFLICT = "conflict"
+    """A field that an earlier policy had set to another value; `old` is that value."""
+    REFUSED = "refused"
+    """In dry-run: would have refused."""
+    FAILED = "failed"
+    """Raised, timed out, was skipped because its thread still hangs, or found no time or thread left."""
+    INVALID = "invalid"
+    """Answered what cannot be used; nothing of it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One line of the audit."""
+
+    time_s: float
+    """Of the call's arrival at the chain: seconds since the epoch."""
+    hook: Hook
+    kind: AuditKind
+    policy: str
+    mode: Mode
+    pod_namespace: str
+    pod_name: str
+    pod_uid: str
+    container: str
+    """The container's name; empty at hooks of pods."""
+    field: str = ""
+    """Such as `resources.cpu_shares` or `env[NAME]`; empty when no single field is meant."""
+    old: str = ""
+    new: str = ""
+    reason: str = ""
+
+
+AuditSink: TypeAlias = Callable[[AuditEntry], None]
+"""Takes an entry, in the event loop's thread, and never blocks."""
+
+
+class Subject(NamedTuple):
+    """Whose call it is: what all audit entries of one call share."""
+
+    hook: Hook
+    view: View
+    time_s: float
+
+    def entry(
+        self, kind: AuditKind, policy: LoadedPolicy, reason: str, step: Step | None = None
+    ) -> AuditEntry:
+        """Return an entry about this call, and about one field of it if `step` is given."""
+        is_pod = isinstance(self.view, PodView)
+        pod = self.view if isinstance(self.view, PodView) else self.view.pod
+        return AuditEntry(
+            time_s=self.time_s,
+            hook=self.hook,
+            kind=kind,
+            policy=policy.name,
+            mode=policy.mode,
+            pod_namespace=pod.namespace,
+            pod_name=pod.name,
+            pod_uid=pod.uid,
+            container="" if is_pod else self.view.name,
+            field=str(step.field) if step else "",
+            old=shown(step.field, step.old) if step else "",
+            new=shown(step.field, step.new) if step else "",
+            reason=reason,
+        )
+
+
+def shown(field: Field, value: Value) -> str:
+    """Return a value for people: empty for none, only `<set>` for environment variables, long ones cut."""
+    if value is None or value is CLEAR:
+        return ""
+    if field.group == ENV:
+        return "<set>"
+    if isinstance(value, MountSpec):
+        return f"{value.host_path}:{value.container_path}:{'ro' if value.readonly else 'rw'}"
+    if isinstance(value, DeviceSpec):
+        return f"{value.host_path}:{value.container_path}:{value.permissions}"
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE_LENGTH else text[:_MAX_VALUE_LENGTH] + "..."

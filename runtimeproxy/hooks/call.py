@@ -1,0 +1,186 @@
+"""One call's way through the chain: legs in worker threads, what is left behind, what is concluded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.hooks.audit import AuditKind, Subject
+from runtimeproxy.hooks.decision import Decision, Refusal
+from runtimeproxy.hooks.evaluation import (
+    Outcome,
+    OutcomeKind,
+    Progress,
+    decision_of,
+    failed,
+    is_refusable,
+    refused_decision,
+)
+from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.hooks.leg import Leg, Stage, Work, hangs
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.merge import Fold
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.chain import Chain, Plan
+
+Finish = Callable[[Decision], None]
+"""Writes what a decision holds beyond the message; runs in the worker thread."""
+
+WRITE_GRACE_S: Final = 0.25
+"""How long the writes may take when the chain's budget is spent: what was decided in time still counts."""
+
+_NO_WORKER: Final = "no worker thread is left"
+_NO_TIME: Final = "the time for this call's policies is spent"
+
+
+class Call:
+    """One call, seen from the loop's thread.
+
+    Attributes:
+        future: gets the decision, unless the call is cancelled.
+    """
+
+    __slots__ = ("_chain", "_deadline_s", "_leg", "_subject", "_work", "future")
+
+    def __init__(self, chain: Chain, subject: Subject, finish: Finish | None, deadline_s: float) -> None:
+        self._chain = chain
+        self._subject = subject
+        self._deadline_s = deadline_s
+        self._work = Work(subject, chain.rule, chain.hung, finish, self._ended, self._dropped)
+        self._leg: Leg | None = None
+        self.future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+
+    def begin(self, plan: Plan) -> None:
+        """Start the first leg; policies that hang just now are left out."""
+        fold = Fold(self._subject.view)
+        progress = Progress(fold, fold if plan.has_dry_run else None)
+        policies: Sequence[LoadedPolicy] = plan.policies
+        if self._chain.hung:
+            skipped = [policy for policy in policies if policy.name in self._chain.hung]
+            policies = [policy for policy in policies if policy.name not in self._chain.hung]
+            progress = self._failed(progress, [hangs(policy) for policy in skipped])
+        self._go_on(policies, progress)
+
+    def cancel(self) -> None:
+        """Nothing counts any more; the timer stays to find a thread that hangs."""
+        if self._leg is not None:
+            self._leg.give_up()
+
+    def _go_on(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
+        """Let a thread do what is left to do, or conclude if that is nothing."""
+        if progress.refusal is not None or not (policies or (self._work.finish and progress.real.claims)):
+            self._conclude(decision_of(self._subject, progress))
+            return
+        now_s = time.monotonic()
+        if policies and now_s >= self._deadline_s:
+            self._go_on((), self._skipped(progress, policies, _NO_TIME))
+            return
+        until_s = self._deadline_s if policies else max(self._deadline_s, now_s + WRITE_GRACE_S)
+        self._leg = leg = Leg(self._work, policies, progress, until_s)
+        self._chain.watch.add(self, now_s, leg.wait_s(now_s))
+        # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
+        if not self._chain.workers.submit(leg):
+            self._dropped(leg)
+
+    def look(self, now_s: float) -> float | None:
+        """The time of something may be up; find out of what."""
+        leg = self._leg
+        wait_s = leg.wait_s(now_s) if leg is not None else None
+        if leg is None or wait_s:
+            return wait_s
+        self._part()
+        if leg.stage is not Stage.WAITING:
+            self._chain.workers.give_up(leg)
+        if leg.stage is Stage.POLICIES and leg.index < len(leg.policies):
+            leg.blamed = leg.policies[leg.index]
+            self._chain.disable(leg.blamed)
+        if not self.future.done():
+            self._leave(leg)
+        return None
+
+    def _part(self) -> None:
+        self._leg = None
+        self._chain.watch.discard(self)
+
+    def _leave(self, leg: Leg) -> None:
+        """Go on without the thread of a leg that is overdue."""
+        self._count(leg)
+        if leg.decision is not None or not leg.policies:
+            decision = leg.decision or decision_of(self._subject, leg.progress)
+            self._conclude(self._unwritten(decision, "the cgroup writes take too long"))
+            return
+        if leg.blamed is None:
+            self._go_on(leg.policies[leg.index :], leg.progress)
+            return
+        reason = f"no answer within {leg.blamed.timeout_s:g} s"
+        if time.monotonic() >= self._deadline_s:
+            reason = f"no answer before {_NO_TIME}"
+        late = Outcome(leg.blamed, OutcomeKind.TIMED_OUT, reason, "timeout")
+        self._go_on(leg.policies[leg.index + 1 :], self._failed(leg.progress, [late]))
+
+    def _ended(self, leg: Leg) -> None:
+        """A leg's thread is back, in time or long after it was left behind."""
+        if leg.blamed is not None:
+            self._chain.enable(leg.blamed)
+        if leg is not self._leg:
+            return
+        self._part()
+        if self.future.done():
+            return
+        self._count(leg)
+        if leg.decision is None:
+            self._go_on((), self._skipped(leg.progress, leg.policies[leg.index :], "internal error"))
+        elif leg.unwritten:
+            self._conclude(self._unwritten(leg.decision, leg.unwritten))
+        else:
+            self._conclude(leg.decision)
+
+    def _dropped(self, leg: Leg) -> None:
+        """No thread is left: what is still to do follows the failure policies at once."""
+        if leg.given_up or self.future.done():
+            return
+        self._part()
+        self._chain.stats.exhausted += 1
+        progress = self._skipped(leg.progress, leg.policies, _NO_WORKER)
+        decision = decision_of(self._subject, progress)
+        self._conclude(self._unwritten(decision, _NO_WORKER))
+
+    def _skipped(self, progress: Progress, policies: Sequence[LoadedPolicy], reason: str) -> Progress:
+        return self._failed(
+            progress, [Outcome(each, OutcomeKind.SKIPPED, reason, reason) for each in policies]
+        )
+
+    def _failed(self, progress: Progress, outcomes: Sequence[Outcome]) -> Progress:
+        for outcome in outcomes:
+            progress, _ = failed(self._subject, progress, outcome)
+            self._chain.count(self._subject.hook, outcome)
+        return progress
+
+    def _unwritten(self, decision: Decision, reason: str) -> Decision:
+        """Return the decision when its writes were not made, or not to the end."""
+        if decision.change is None or self._work.finish is None:
+            return decision
+        owners = {decision.owners[f"{CGROUP}[{name}]"] for name in decision.change.cgroup}
+        losers = [policy for policy in self._chain.policies if policy.name in owners]
+        lost = [self._subject.entry(AuditKind.FAILED, policy, reason) for policy in losers]
+        decision = replace(decision, unwritten=reason, audit=(*decision.audit, *lost))
+        strict = next((policy for policy in losers if policy.refuses_on_failure), None)
+        if strict is None or not is_refusable(self._subject):
+            return decision
+        refusal = Refusal(StatusCode.UNAVAILABLE, f"{strict.name}: {reason}", strict.name)
+        return refused_decision(self._subject, decision.audit, refusal)
+
+    def _count(self, leg: Leg) -> None:
+        for outcome, duration_s in leg.outcomes:
+            self._chain.count(self._subject.hook, outcome, duration_s)
+
+    def _conclude(self, decision: Decision) -> None:
+        # The result goes first: whatever the audit sink does, the call has its answer.
+        if not self.future.done():
+            self.future.set_result(decision)
+        self._chain.concluded(decision)

@@ -1,0 +1,147 @@
+"""The chain of policies: decides on one call in one worker thread, and watches that it comes back.
+
+All policies of a call run in one thread in sequence, so a call costs one hop there and back. The loop's
+thread keeps the time: a policy that takes too long is left behind with its thread, stays disabled until that
+thread returns, and the policies after it go on in another thread, from where the call was before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject
+from runtimeproxy.hooks.call import Call, Finish
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.evaluation import Outcome, OutcomeKind
+from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.reports import ChainStats, FailureLog
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.watch import Watch
+from runtimeproxy.hooks.workers import Workers
+
+_REPORTED: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.INVALID, OutcomeKind.TIMED_OUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The policies of one hook, in their order."""
+
+    policies: tuple[LoadedPolicy, ...]
+    has_dry_run: bool
+
+
+class Chain:
+    """All loaded policies. Used in one event loop's thread.
+
+    Attributes:
+        policies: in the order in which they run.
+        stats: counters.
+    """
+
+    def __init__(
+        self,
+        policies: Iterable[LoadedPolicy],
+        workers: Workers,
+        *,
+        sink: AuditSink | None = None,
+        rule: ConflictRule = ConflictRule.LATER,
+        failures: FailureLog | None = None,
+    ) -> None:
+        self.policies = tuple(policies)
+        self.stats = ChainStats()
+        self.workers = workers
+        self.rule = rule
+        self.failures = failures or FailureLog()
+        self.watch = Watch()
+        self._sink = sink
+        self._hung: Counter[str] = Counter()
+        self._plans = {hook: plan for hook in Hook if (plan := _plan(hook, self.policies)).policies}
+
+    def wants(self, hook: Hook) -> bool:
+        """Return whether any policy implements the hook; a look-up, to be asked before anything is parsed."""
+        return hook in self._plans
+
+    @property
+    def hung(self) -> Mapping[str, int]:
+        """The policies that are disabled just now, with the number of threads that hang in each."""
+        return MappingProxyType(self._hung)
+
+    async def decide(
+        self, hook: Hook, view: View, *, budget_s: float, finish: Finish | None = None
+    ) -> Decision:
+        """Ask all policies of a hook, in order, and return their merged decision. Never raises for a policy.
+
+        If cancelled, nothing more happens: `finish` is not begun, nothing is audited.
+
+        Args:
+            hook: the hook point.
+            view: the pod or container that the hook is about.
+            budget_s: the time for the whole chain.
+            finish: called in the worker thread after the last policy agreed, for the cgroup writes. Not
+                called when the call is refused or nothing is to change.
+        """
+        plan = self._plans.get(hook)
+        if plan is None:
+            return Decision(hook=hook, view=view)
+        self.stats.calls[hook] += 1
+        call = Call(self, Subject(hook, view, time.time()), finish, time.monotonic() + budget_s)
+        call.begin(plan)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self.stats.cancelled += 1
+            call.cancel()
+            raise
+
+    def concluded(self, decision: Decision) -> None:
+        """Count and audit a decision."""
+        for entry in decision.audit:
+            if entry.kind is AuditKind.CONFLICT:
+                self.stats.conflicts += 1
+                self.failures.report(
+                    entry.policy, f"conflict {entry.field}", f"{entry.field}: {entry.reason}"
+                )
+            self._audit(entry)
+        self.stats.refused += decision.refusal is not None
+        if decision.unwritten:
+            self.stats.unwritten += 1
+            self.failures.report("cgroup writes", decision.unwritten, decision.unwritten)
+
+    def _audit(self, entry: AuditEntry) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink(entry)
+        except Exception as error:  # noqa: BLE001 - an audit that fails must not fail the call
+            self.failures.report("audit", type(error).__name__, f"the sink raised {type(error).__name__}")
+
+    def count(self, hook: Hook, outcome: Outcome, duration_s: float = 0.0) -> None:
+        """Count one policy's turn, and log it if it failed."""
+        self.stats.count(outcome, duration_s)
+        if outcome.kind in _REPORTED:
+            kind = outcome.kind.replace("_", " ")
+            text = f"policy {kind} in {hook}: {outcome.reason}"
+            self.failures.report(outcome.policy.name, f"{hook} {outcome.cause}", text)
+
+    def disable(self, policy: LoadedPolicy) -> None:
+        """Leave a policy out while a thread hangs in it."""
+        self._hung[policy.name] += 1
+
+    def enable(self, policy: LoadedPolicy) -> None:
+        """One of the threads that hang in the policy is back."""
+        self._hung[policy.name] -= 1
+        if not self._hung[policy.name]:
+            del self._hung[policy.name]
+
+
+def _plan(hook: Hook, policies: Sequence[LoadedPolicy]) -> Plan:
+    wanted = tuple(policy for policy in policies if hook in policy.methods)
+    return Plan(wanted, any(not policy.enforces for policy in wanted))

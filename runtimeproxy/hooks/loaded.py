@@ -1,0 +1,82 @@
+"""A policy ready to run: an instance, its bound hooks and its effective settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.settings import PolicySettings
+
+HookMethod: TypeAlias = Callable[[Any], object]
+"""A bound hook: a view in, a change or None out, and nothing of that to be relied on."""
+
+MIN_PRIORITY: Final = 0
+MAX_PRIORITY: Final = 99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPolicy:
+    """One policy of the chain."""
+
+    name: str
+    origin: str
+    """Where it comes from, `module:Class`."""
+    policy: Policy
+    priority: int
+    timeout_s: float
+    mode: Mode = Mode.ENFORCE
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE
+    methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
+    """The hooks that it implements."""
+
+    @property
+    def enforces(self) -> bool:
+        """Whether its answers count."""
+        return self.mode is Mode.ENFORCE
+
+    @property
+    def refuses_on_failure(self) -> bool:
+        """Whether a call is refused when the policy cannot answer; never so in dry-run."""
+        return self.enforces and self.failure_policy is FailurePolicy.FAIL
+
+
+def overridden_hooks(policy: type[Policy]) -> tuple[Hook, ...]:
+    """Return the hooks that a policy class implements, in the order of `Hook`."""
+    return tuple(hook for hook in Hook if getattr(policy, hook) is not getattr(Policy, hook))
+
+
+def origin_of(policy: type[object]) -> str:
+    """Return `module:Class` of a class, for messages."""
+    return f"{policy.__module__}:{policy.__qualname__}"
+
+
+def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy:
+    """Make a policy instance ready to run.
+
+    Raises:
+        PolicyLoadError: a priority outside 0 to 99 or a timeout that is not above 0.
+    """
+    settings = settings or PolicySettings()
+    origin = origin_of(type(policy))
+    priority = policy.priority if settings.priority is None else settings.priority
+    timeout_s = policy.timeout_s if settings.timeout_s is None else settings.timeout_s
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise PolicyLoadError(f"{origin}: priority {priority} is not in {MIN_PRIORITY} to {MAX_PRIORITY}")
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise PolicyLoadError(f"{origin}: timeout_s {timeout_s} is not a time above 0")
+    policy.dry_run = settings.mode is Mode.DRY_RUN
+    return LoadedPolicy(
+        name=policy.name,
+        origin=origin,
+        policy=policy,
+        priority=priority,
+        timeout_s=timeout_s,
+        mode=settings.mode,
+        failure_policy=settings.failure_policy,
+        methods=MappingProxyType({hook: getattr(policy, hook) for hook in overridden_hooks(type(policy))}),
+    )

@@ -1,0 +1,63 @@
+"""One timer for all calls under way, so that a call that comes back in time costs none of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import Final, Protocol
+
+logger = logging.getLogger(__name__)
+
+_SLACK_S: Final = 0.001
+
+
+class Watched(Protocol):
+    """Something that may take too long."""
+
+    def look(self, now_s: float) -> float | None:
+        """Act if the time is up; return how long to wait until looking again, None when there is no need."""
+
+
+class Watch:
+    """Looks at each call when it may be overdue. Used in one event loop's thread."""
+
+    def __init__(self) -> None:
+        self._watched: set[Watched] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_s = math.inf
+
+    @property
+    def watched(self) -> int:
+        """How many calls are under way."""
+        return len(self._watched)
+
+    def add(self, call: Watched, now_s: float, wait_s: float) -> None:
+        """Look at a call in `wait_s` seconds at the latest."""
+        self._watched.add(call)
+        self._arm(now_s, wait_s)
+
+    def discard(self, call: Watched) -> None:
+        """Stop looking at a call; the timer is left to run out."""
+        self._watched.discard(call)
+
+    def _arm(self, now_s: float, wait_s: float) -> None:
+        if now_s + wait_s >= self._next_s - _SLACK_S:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_s = now_s + wait_s
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self._timer, self._next_s = None, math.inf
+        for call in tuple(self._watched):
+            now_s = time.monotonic()
+            try:
+                wait_s = call.look(now_s)
+            except Exception:  # a bug in one call must not leave the others unwatched
+                logger.exception("a call that is overdue cannot be concluded")
+                continue
+            if wait_s is not None:
+                self._arm(now_s, wait_s)

@@ -1,0 +1,47 @@
+"""Asks chains and reads their decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from runtimeproxy.hooks import ContainerView, Hook, PodView
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.decision import Decision
+
+VIEW = ContainerView(name="main", pod=PodView(namespace="ns", name="pod", uid="u1"))
+
+
+async def decide(
+    chain: Chain,
+    hook: Hook = Hook.PRE_CREATE_CONTAINER,
+    *,
+    budget_s: float = 10.0,
+    finish: Callable[[Decision], None] | None = None,
+) -> Decision:
+    return await chain.decide(hook, VIEW, budget_s=budget_s, finish=finish)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until a condition holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.to_thread(threading.Event().wait, 0.001)
+
+
+def shares_of(decision: Decision) -> int | None:
+    change = decision.container_change
+    if change is None or change.resources is None:
+        return None
+    value = change.resources.cpu_shares
+    return value if isinstance(value, int) else None
+
+
+def kinds(decision: Decision) -> list[tuple[str, AuditKind]]:
+    return [(entry.policy, entry.kind) for entry in decision.audit]
+
+
+def raising(_: ContainerView) -> object:
+    raise ValueError("boom")

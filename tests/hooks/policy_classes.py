@@ -1,0 +1,73 @@
+"""Policies for the tests of the chain: each does one thing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Mode, Policy, ResourceChange
+from runtimeproxy.hooks.loaded import LoadedPolicy, bind
+from runtimeproxy.hooks.settings import PolicySettings
+
+Answer: TypeAlias = Callable[[ContainerView], object]
+
+
+class Scripted(Policy):
+    """Answers CreateContainer with whatever a function returns."""
+
+    name: ClassVar[str] = "scripted"
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+        return self.answer(container)  # type: ignore[return-value]  # nonsense is what some tests need
+
+    def post_start_container(self, container: ContainerView) -> ContainerChange | None:
+        return self.answer(container)  # type: ignore[return-value]  # as above
+
+    def post_stop_container(self, container: ContainerView) -> None:
+        return self.answer(container)  # type: ignore[return-value]  # as above
+
+
+def scripted(
+    name: str,
+    answer: Answer,
+    *,
+    mode: Mode = Mode.ENFORCE,
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE,
+    timeout_s: float = 5.0,
+) -> LoadedPolicy:
+    """Return a policy that answers with what a function returns."""
+    settings = PolicySettings(mode=mode, failure_policy=failure_policy, timeout_s=timeout_s)
+    named: type[Scripted] = type("Named", (Scripted,), {"name": name})
+    return bind(named(answer), settings)
+
+
+def shares(value: int, reason: str = "") -> Answer:
+    """Answer with CPU shares."""
+    return lambda _: ContainerChange(resources=ResourceChange(cpu_shares=value), reason=reason)
+
+
+def cgroup(**values: int) -> Answer:
+    """Answer with cgroup values; `cpu_shares` stands for `cpu.shares`."""
+    entries = {name.replace("_", ".", 1): value for name, value in values.items()}
+    return lambda _: ContainerChange(cgroup=entries)
+
+
+def nothing(_: ContainerView) -> None:
+    """Answer nothing."""
+
+
+class Hanging:
+    """An answer that hangs until it is let go; then it asks for 999 shares."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.entered = threading.Semaphore(0)
+
+    def __call__(self, container: ContainerView) -> object:
+        self.entered.release()
+        self.released.wait(30)
+        return shares(999)(container)

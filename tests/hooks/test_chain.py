@@ -1,0 +1,289 @@
+"""The chain of policies: order, merging, failures, dry-run, post hooks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from runtimeproxy.errors import RefusalError, StatusCode
+from runtimeproxy.hooks import ContainerView, FailurePolicy, Hook, Mode
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.evaluation import OutcomeKind
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.workers import Workers
+from tests.hooks.asking import VIEW, decide, kinds, raising, shares_of
+from tests.hooks.policy_classes import cgroup, nothing, scripted, shares
+
+FAIL = FailurePolicy.FAIL
+
+
+async def test_policies_run_in_order_and_see_earlier_changes(workers: Workers) -> None:
+    seen: list[int | None] = []
+
+    def watcher(container: ContainerView) -> None:
+        seen.append(container.current.cpu_shares)
+
+    chain = Chain([scripted("a", shares(100)), scripted("b", watcher), scripted("c", nothing)], workers)
+    decision = await decide(chain)
+    assert seen == [100]
+    assert shares_of(decision) == 100
+    assert decision.owners == {"resources.cpu_shares": "a"}
+    assert isinstance(decision.view, ContainerView)
+    assert decision.view.current.cpu_shares == 100
+
+
+async def test_a_call_that_no_policy_changes_has_no_change(workers: Workers) -> None:
+    decision = await decide(Chain([scripted("a", nothing)], workers))
+    assert decision == Decision(hook=Hook.PRE_CREATE_CONTAINER, view=VIEW)
+    assert decision.view is VIEW
+
+
+async def test_a_hook_that_no_policy_wants_starts_no_thread(workers: Workers) -> None:
+    chain = Chain([scripted("a", nothing)], workers)
+    assert chain.wants(Hook.PRE_CREATE_CONTAINER)
+    assert not chain.wants(Hook.PRE_RUN_POD_SANDBOX)
+    assert (await decide(chain, Hook.PRE_RUN_POD_SANDBOX)).change is None
+    assert workers.threads == 0
+
+
+async def test_one_call_hops_to_one_thread_once(workers: Workers) -> None:
+    threads: list[str] = []
+
+    def noting(_: object) -> None:
+        threads.append(threading.current_thread().name)
+
+    def last(container: ContainerView) -> object:
+        noting(container)
+        return shares(2)(container)
+
+    chain = Chain([scripted("a", noting), scripted("b", last)], workers)
+    await decide(chain, finish=noting)
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+    assert threading.current_thread().name not in threads
+
+
+async def test_finish_runs_once_with_the_decision_before_it_is_returned(workers: Workers) -> None:
+    finished: list[Decision] = []
+    decision = await decide(Chain([scripted("a", cgroup(cpu_shares=2))], workers), finish=finished.append)
+    assert finished == [decision]
+    assert decision.unwritten == ""
+
+
+@pytest.mark.parametrize("answer", [nothing, shares(2)], ids=["no-change", "refused"])
+async def test_finish_does_not_run_without_a_change_or_when_refused(workers: Workers, answer: object) -> None:
+    def refuse(_: ContainerView) -> object:
+        raise RefusalError("no")
+
+    policies = (
+        [scripted("a", answer)] if answer is nothing else [scripted("a", shares(2)), scripted("b", refuse)]
+    )
+    finished: list[Decision] = []
+    await decide(Chain(policies, workers), finish=finished.append)
+    assert finished == []
+
+
+async def test_a_refusal_keeps_its_code_and_names_the_policy(workers: Workers) -> None:
+    def refuse(_: ContainerView) -> object:
+        raise RefusalError("too many", StatusCode.RESOURCE_EXHAUSTED)
+
+    later: list[object] = []
+    chain = Chain([scripted("a", shares(2)), scripted("b", refuse), scripted("c", later.append)], workers)
+    decision = await decide(chain)
+    assert decision.refusal is not None
+    assert (decision.refusal.code, decision.refusal.text) == (StatusCode.RESOURCE_EXHAUSTED, "b: too many")
+    assert (decision.change, decision.owners, decision.view) == (None, {}, VIEW)
+    assert kinds(decision) == [("b", AuditKind.REFUSED)]
+    assert later == []
+    assert chain.stats.refused == 1
+
+
+def exiting(_: ContainerView) -> object:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "bad", [raising, exiting, shares(-1), lambda _: "nonsense"], ids=["raises", "exits", "range", "type"]
+)
+async def test_a_failing_policy_is_ignored_by_default(
+    workers: Workers, bad: Callable[[ContainerView], object]
+) -> None:
+    decision = await decide(Chain([scripted("bad", bad), scripted("b", shares(7))], workers))
+    assert shares_of(decision) == 7
+    assert kinds(decision)[0] in (("bad", AuditKind.FAILED), ("bad", AuditKind.INVALID))
+    assert decision.owners == {"resources.cpu_shares": "b"}
+
+
+@pytest.mark.parametrize("bad", [raising, shares(-1)], ids=["raises", "range"])
+async def test_a_failing_policy_refuses_the_call_if_so_configured(
+    workers: Workers, bad: Callable[[ContainerView], object]
+) -> None:
+    decision = await decide(Chain([scripted("bad", bad, failure_policy=FAIL)], workers))
+    assert decision.refusal is not None
+    assert decision.refusal.code is StatusCode.INTERNAL
+    assert decision.refusal.text.startswith("bad: ")
+
+
+async def test_failures_are_counted_and_logged_once(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = Chain([scripted("bad", raising)], workers)
+    for _ in range(3):
+        await decide(chain)
+    assert chain.stats.outcomes["bad", OutcomeKind.FAILED] == 3
+    assert len(caplog.records) == 1
+    assert "ValueError: boom (asking.py:" in caplog.text
+
+
+async def test_environment_values_reach_neither_log_nor_audit(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leaking(container: ContainerView) -> object:
+        raise ValueError(container.env["TOKEN"].decode())
+
+    entries: list[AuditEntry] = []
+    chain = Chain([scripted("bad", leaking)], workers, sink=entries.append)
+    view = ContainerView(env={"TOKEN": b"hunter2"})
+    await chain.decide(Hook.PRE_CREATE_CONTAINER, view, budget_s=10)
+    assert "bad" in caplog.text
+    assert "hunter2" not in caplog.text + repr(entries)
+
+
+async def test_writes_that_fail_are_reported(workers: Workers) -> None:
+    def broken(_: Decision) -> None:
+        raise OSError("read-only")
+
+    decision = await decide(Chain([scripted("a", cgroup(cpu_shares=2))], workers), finish=broken)
+    assert decision.unwritten.startswith("OSError: read-only")
+    assert kinds(decision)[-1] == ("a", AuditKind.FAILED)
+    assert decision.change is not None
+
+
+async def test_writes_that_fail_refuse_if_their_policy_says_so(workers: Workers) -> None:
+    def broken(_: Decision) -> None:
+        raise OSError("read-only")
+
+    policy = scripted("a", cgroup(cpu_shares=2), failure_policy=FAIL)
+    decision = await decide(Chain([policy], workers), finish=broken)
+    assert decision.refusal is not None
+    assert decision.refusal.text.startswith("a: OSError: read-only")
+    assert decision.change is None
+
+
+async def test_only_later_dry_run_policies_see_what_a_dry_run_policy_would_change(workers: Workers) -> None:
+    seen: dict[str, int | None] = {}
+
+    def watch(name: str, mode: Mode) -> LoadedPolicy:
+        def answer(container: ContainerView) -> None:
+            seen[name] = container.current.cpu_shares
+
+        return scripted(name, answer, mode=mode)
+
+    policies = [
+        scripted("dry", shares(5), mode=Mode.DRY_RUN),
+        watch("enforcing", Mode.ENFORCE),
+        watch("dry-later", Mode.DRY_RUN),
+    ]
+    decision = await decide(Chain(policies, workers))
+    assert seen == {"enforcing": None, "dry-later": 5}
+    assert (decision.change, decision.owners) == (None, {})
+    assert kinds(decision) == [("dry", AuditKind.WOULD_CHANGE)]
+
+
+async def test_a_dry_run_policy_refuses_nothing_and_fails_nothing(workers: Workers) -> None:
+    def refuse(_: ContainerView) -> object:
+        raise RefusalError("no")
+
+    policies = [
+        scripted("a", refuse, mode=Mode.DRY_RUN, failure_policy=FAIL),
+        scripted("b", raising, mode=Mode.DRY_RUN, failure_policy=FAIL),
+        scripted("c", shares(2)),
+    ]
+    decision = await decide(Chain(policies, workers))
+    assert shares_of(decision) == 2
+    assert kinds(decision)[:2] == [("a", AuditKind.REFUSED), ("b", AuditKind.FAILED)]
+
+
+async def test_post_hooks_only_write_cgroup_values_and_refuse_nothing(workers: Workers) -> None:
+    def refuse(_: ContainerView) -> object:
+        raise RefusalError("too late")
+
+    policies = [
+        scripted("a", shares(5)),
+        scripted("b", cgroup(cpu_shares=2)),
+        scripted("c", refuse, failure_policy=FAIL),
+        scripted("d", cgroup(cpu_shares=7), mode=Mode.DRY_RUN),
+    ]
+    decision = await decide(Chain(policies, workers), Hook.POST_START_CONTAINER)
+    assert decision.refusal is None
+    assert decision.change is not None
+    assert (type(decision.change).__name__, dict(decision.change.cgroup)) == (
+        "CgroupChange",
+        {"cpu.shares": 2},
+    )
+    assert decision.owners == {"cgroup[cpu.shares]": "b"}
+    assert kinds(decision)[1:] == [
+        ("c", AuditKind.FAILED),
+        ("d", AuditKind.CONFLICT),
+        ("d", AuditKind.WOULD_CHANGE),
+    ]
+
+
+async def test_hooks_without_an_answer_are_not_run_in_dry_run(workers: Workers) -> None:
+    ran: list[object] = []
+    chain = Chain([scripted("a", ran.append, mode=Mode.DRY_RUN), scripted("b", nothing)], workers)
+    decision = await decide(chain, Hook.POST_STOP_CONTAINER)
+    assert ran == []
+    assert kinds(decision) == [("a", AuditKind.WOULD_CHANGE)]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(ConflictRule.LATER, 7), (ConflictRule.EARLIER, 5)])
+async def test_conflicts_are_reported_and_settled_by_the_rule(
+    workers: Workers, rule: ConflictRule, expected: int
+) -> None:
+    chain = Chain([scripted("a", shares(5)), scripted("b", shares(7))], workers, rule=rule)
+    decision = await decide(chain)
+    assert shares_of(decision) == expected
+    assert ("b", AuditKind.CONFLICT) in kinds(decision)
+    assert chain.stats.conflicts == 1
+
+
+async def test_the_audit_says_who_what_and_why(workers: Workers) -> None:
+    entries: list[AuditEntry] = []
+    chain = Chain([scripted("a", shares(5, "because"))], workers, sink=entries.append)
+    decision = await decide(chain)
+    (entry,) = entries
+    assert decision.audit == (entry,)
+    assert (entry.pod_namespace, entry.pod_name, entry.pod_uid, entry.container) == (
+        "ns",
+        "pod",
+        "u1",
+        "main",
+    )
+    assert (entry.policy, entry.field, entry.old, entry.new) == ("a", "resources.cpu_shares", "", "5")
+    assert (entry.reason, entry.mode, entry.hook) == ("because", Mode.ENFORCE, Hook.PRE_CREATE_CONTAINER)
+    assert entry.time_s > 0
+
+
+async def test_turns_are_counted(workers: Workers) -> None:
+    chain = Chain([scripted("a", shares(5)), scripted("b", nothing)], workers)
+    await decide(chain)
+    assert chain.stats.calls == {Hook.PRE_CREATE_CONTAINER: 1}
+    assert chain.stats.outcomes == {("a", OutcomeKind.CHANGED): 1, ("b", OutcomeKind.UNCHANGED): 1}
+    assert chain.stats.duration_s["a"] > 0
+
+
+async def test_an_audit_sink_that_raises_fails_no_call(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: AuditEntry) -> None:
+        raise OSError("disk full")
+
+    chain = Chain([scripted("a", shares(5)), scripted("b", raising)], workers, sink=broken)
+    assert shares_of(await decide(chain)) == 5
+    assert "the sink raised OSError" in caplog.text

@@ -1,0 +1,214 @@
+"""The chain of policies in time: late policies, spent budgets, lost threads, cancelled calls."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.hooks import ContainerView, FailurePolicy
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.evaluation import OutcomeKind
+from runtimeproxy.hooks.workers import Workers
+from tests.hooks.asking import VIEW, decide, kinds, raising, shares_of, until
+from tests.hooks.policy_classes import Hanging, cgroup, nothing, scripted, shares
+
+FAIL = FailurePolicy.FAIL
+
+
+async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
+    workers: Workers, hanging: Hanging
+) -> None:
+    chain = Chain(
+        [scripted("a", shares(5)), scripted("late", hanging, timeout_s=0.05), scripted("c", nothing)], workers
+    )
+    decision = await decide(chain)
+    assert shares_of(decision) == 5
+    assert ("late", AuditKind.FAILED) in kinds(decision)
+    assert dict(chain.hung) == {"late": 1}
+    assert workers.hung == 1
+
+    again = await decide(chain)
+    assert shares_of(again) == 5
+    assert chain.stats.outcomes["late", OutcomeKind.SKIPPED] == 1
+
+    hanging.released.set()
+    await until(lambda: not chain.hung)
+    assert shares_of(await decide(chain)) == 999
+    assert workers.hung == 0
+
+
+async def test_policies_after_a_late_one_run_in_another_thread(workers: Workers, hanging: Hanging) -> None:
+    finished: list[Decision] = []
+    chain = Chain([scripted("late", hanging, timeout_s=0.05), scripted("b", shares(7))], workers)
+    decision = await decide(chain, finish=finished.append)
+    assert shares_of(decision) == 7
+    assert finished == [decision]
+
+
+async def test_a_late_result_is_discarded(workers: Workers, hanging: Hanging) -> None:
+    entries: list[AuditEntry] = []
+    finished: list[Decision] = []
+    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers, sink=entries.append)
+    decision = await decide(chain, finish=finished.append)
+    hanging.released.set()
+    await until(lambda: not chain.hung)
+    assert decision.change is None
+    assert finished == []
+    assert [entry.kind for entry in entries] == [AuditKind.FAILED]
+
+
+async def test_a_late_policy_refuses_if_so_configured_and_goes_on_refusing(
+    workers: Workers, hanging: Hanging
+) -> None:
+    chain = Chain([scripted("late", hanging, timeout_s=0.05, failure_policy=FAIL)], workers)
+    for reason in ("late: no answer within 0.05 s", "late: hangs since an earlier call"):
+        decision = await decide(chain)
+        assert decision.refusal is not None
+        assert (decision.refusal.code, decision.refusal.text) == (StatusCode.UNAVAILABLE, reason)
+
+
+async def test_a_spent_budget_leaves_the_rest_out(workers: Workers, hanging: Hanging) -> None:
+    finished: list[Decision] = []
+    chain = Chain(
+        [scripted("a", cgroup(cpu_shares=2)), scripted("late", hanging), scripted("c", shares(7))], workers
+    )
+    decision = await decide(chain, budget_s=0.5, finish=finished.append)
+    assert finished == [decision]
+    assert decision.owners == {"cgroup[cpu.shares]": "a"}
+    assert kinds(decision)[1:] == [("late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
+
+
+async def test_a_spent_budget_refuses_if_a_policy_left_out_has_to_be_asked(
+    workers: Workers, hanging: Hanging
+) -> None:
+    chain = Chain([scripted("late", hanging), scripted("c", nothing, failure_policy=FAIL)], workers)
+    decision = await decide(chain, budget_s=0.05)
+    assert decision.refusal is not None
+    assert decision.refusal.policy == "c"
+    assert decision.refusal.code is StatusCode.UNAVAILABLE
+
+
+async def exhaust(chain: Chain, hanging: Hanging, calls: int) -> list[Decision]:
+    """Make that many calls at once, which all hang."""
+    return await asyncio.gather(*(decide(chain) for _ in range(calls)))
+
+
+@pytest.mark.parametrize(("failure_policy", "is_refused"), [(FailurePolicy.IGNORE, False), (FAIL, True)])
+async def test_without_a_thread_the_failure_policy_decides_at_once(
+    workers: Workers, hanging: Hanging, failure_policy: FailurePolicy, is_refused: bool
+) -> None:
+    late = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
+    await exhaust(late, hanging, 3)
+    assert workers.hung == workers.threads == 3
+
+    chain = Chain([scripted("a", shares(2), failure_policy=failure_policy)], workers)
+    decision = await decide(chain)
+    assert decision.change is None
+    assert (decision.refusal is not None) is is_refused
+    assert decision.refusal is None or decision.refusal.code is StatusCode.UNAVAILABLE
+    assert chain.stats.exhausted == 1
+
+    hanging.released.set()
+    await until(lambda: workers.hung == 0)
+    assert shares_of(await decide(chain)) == 2
+    assert workers.threads == workers.size
+
+
+async def test_calls_that_wait_for_a_thread_are_let_go_when_the_last_one_hangs(
+    workers: Workers, hanging: Hanging
+) -> None:
+    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
+    decisions = await exhaust(chain, hanging, 10)
+    assert all(decision.change is None and decision.refusal is None for decision in decisions)
+    assert workers.hung == 3
+
+
+async def test_busy_threads_are_waited_for(workers: Workers) -> None:
+    chain = Chain([scripted("a", shares(3))], workers)
+    decisions = await asyncio.gather(*(decide(chain) for _ in range(50)))
+    assert {shares_of(decision) for decision in decisions} == {3}
+    assert workers.threads == 2
+
+
+async def test_cancelling_begins_no_writes(workers: Workers, hanging: Hanging) -> None:
+    entries: list[AuditEntry] = []
+    finished: list[Decision] = []
+    chain = Chain([scripted("slow", hanging), scripted("b", shares(2))], workers, sink=entries.append)
+    call = asyncio.ensure_future(decide(chain, finish=finished.append))
+    await asyncio.to_thread(hanging.entered.acquire)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    hanging.released.set()
+    await decide(Chain([scripted("b", shares(2))], workers))
+    await until(lambda: chain.watch.watched == 0)
+    assert (finished, entries) == ([], [])
+    assert chain.stats.cancelled == 1
+
+
+async def test_a_thread_that_hangs_is_found_after_its_call_was_cancelled(
+    workers: Workers, hanging: Hanging
+) -> None:
+    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
+    call = asyncio.ensure_future(decide(chain))
+    await asyncio.to_thread(hanging.entered.acquire)
+    call.cancel()
+    await until(lambda: "late" in chain.hung)
+    hanging.released.set()
+    await until(lambda: not chain.hung)
+
+
+async def test_writes_that_hang_hold_the_call_no_longer_than_the_budget(
+    workers: Workers, hanging: Hanging
+) -> None:
+    def stuck(_: Decision) -> None:
+        hanging(VIEW)
+
+    chain = Chain([scripted("a", cgroup(cpu_shares=2))], workers)
+    decision = await decide(chain, budget_s=0.5, finish=stuck)
+    assert decision.change is not None
+    assert decision.unwritten == "the cgroup writes take too long"
+    assert workers.hung == 1
+    assert not chain.hung
+
+
+async def test_after_the_pool_is_closed_calls_pass(workers: Workers) -> None:
+    chain = Chain([scripted("a", shares(5))], workers)
+    workers.close()
+    assert (await decide(chain)).change is None
+
+
+async def test_many_calls_with_policies_that_hang_raise_and_are_cancelled_all_end(hanging: Hanging) -> None:
+    """Whatever happens to single calls, each ends once, and nothing is left over."""
+    pool = Workers(2, spares=2)
+    turns = itertools.count()
+
+    def erratic(container: ContainerView) -> object:
+        turn = next(turns)
+        if turn % 40 == 39:
+            return hanging(container)
+        return raising(container) if turn % 3 == 0 else cgroup(cpu_shares=2)(container)
+
+    finished: Counter[int] = Counter()
+    chain = Chain([scripted("a", shares(5)), scripted("erratic", erratic, timeout_s=0.02)], pool)
+    calls: list[asyncio.Future[Decision]] = []
+    for number in range(200):
+        finish = partial(lambda number, _: finished.update([number]), number)
+        calls.append(asyncio.ensure_future(decide(chain, finish=finish)))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+            calls[number // 2].cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(result, Decision | asyncio.CancelledError) for result in results)
+    assert max(finished.values()) == 1
+    hanging.released.set()
+    await until(lambda: not chain.hung and pool.hung == 0 and chain.watch.watched == 0)
+    assert pool.threads <= pool.size
+    pool.close()

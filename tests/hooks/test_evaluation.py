@@ -1,0 +1,92 @@
+"""One policy's turn never raises, whatever the policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
+from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook
+from runtimeproxy.hooks.audit import Subject
+from runtimeproxy.hooks.evaluation import OutcomeKind, Progress, evaluate, explained
+from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.settings import ConflictRule
+from tests.hooks.policy_classes import Answer, scripted
+
+VIEW = ContainerView(name="main")
+
+
+class Exploding(Mapping[str, Any]):
+    """A mapping of a policy's own that raises when it is read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("mapping")
+
+    def __len__(self) -> int:
+        return 1
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raising(error: BaseException) -> Answer:
+    def answer(_: ContainerView) -> object:
+        raise error
+
+    return answer
+
+
+def turn(answer: Answer, **settings: Any) -> tuple[Progress, OutcomeKind, str]:
+    subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
+    policy = scripted("p", answer, **settings)
+    progress, outcome = evaluate(policy, subject, Progress(Fold(VIEW)), ConflictRule.LATER)
+    return progress, outcome.kind, outcome.reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda _: ContainerChange(env=Exploding()), id="exploding-mapping"),
+        pytest.param(raising(UnprintableError()), id="unprintable"),
+        pytest.param(raising(KeyboardInterrupt()), id="interrupt"),
+        pytest.param(raising(RecursionError()), id="recursion"),
+        pytest.param(raising(RefusalError("x", 99)), id="refusal-code"),  # type: ignore[arg-type]  # nonsense
+        pytest.param(raising(RefusalError(UnprintableError())), id="refusal-text"),  # type: ignore[arg-type]  # as above
+    ],
+)
+def test_nothing_a_policy_does_gets_out(answer: Answer) -> None:
+    progress, kind, _ = turn(answer)
+    assert kind is OutcomeKind.FAILED
+    assert progress.real.claims == {}
+    assert progress.refusal is None
+
+
+def test_a_failure_can_refuse() -> None:
+    progress, _, reason = turn(raising(ValueError("boom")), failure_policy=FailurePolicy.FAIL)
+    assert progress.refusal is not None
+    assert progress.refusal.code is StatusCode.INTERNAL
+    assert progress.refusal.text == f"p: {reason}"
+    assert reason.startswith("ValueError: boom (test_evaluation.py:")
+
+
+@pytest.mark.parametrize(
+    ("error", "env", "has_text"),
+    [
+        (ValueError("secret"), {"K": b"secret"}, False),
+        (ValueError("secret"), {}, True),
+        (RuntimeProxyError("plain"), {"K": b"secret"}, True),
+    ],
+)
+def test_texts_of_foreign_exceptions_are_left_out_where_they_may_quote_the_environment(
+    error: Exception, env: dict[str, bytes], has_text: bool
+) -> None:
+    reason, cause = explained(error, ContainerView(env=env))
+    assert (str(error) in reason) is has_text
+    assert "secret" not in cause
