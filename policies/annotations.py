@@ -1,0 +1,116 @@
+"""Reads Koordinator's JSON annotations as Go does, so that what koordlet accepts is accepted here.
+
+Go matches the keys of a struct regardless of case and takes null for absent; the keys of a map it takes as
+they are. Unknown keys are ignored, and one value of a wrong type makes the whole annotation an error
+(policies spec 1.6).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn, TypeAlias
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.units import quantity_bytes
+
+RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
+"""The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
+EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+"""The containers' batch resources, which the CRI does not carry. Source: policies spec 1.2, 1.6.2."""
+DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
+"""The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
+
+JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
+
+
+class AnnotationError(RuntimeProxyError):
+    """An annotation that does not hold what it should; the text names it and the place, not its content."""
+
+
+class Place:
+    """A JSON value in an annotation, and where it stands, for errors."""
+
+    __slots__ = ("path", "value")
+
+    def __init__(self, path: str, value: JSON) -> None:
+        self.path = path
+        self.value = value
+
+    def member(self, name: str) -> Place:
+        """Return a struct's member, its key in any case; the last one counts, as in Go."""
+        found: JSON = None
+        for key, value in self._dict().items():
+            if key.lower() == name.lower():
+                found = value
+        return Place(f"{self.path}.{name}", found)
+
+    def entries(self) -> Mapping[str, Place]:
+        """Return a map's entries, keys as they are."""
+        return {key: Place(f"{self.path}[{key[:64]}]", value) for key, value in self._dict().items()}
+
+    def items(self) -> list[Place]:
+        """Return a list's items."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list):
+            self.fail("is no list")
+        return [Place(f"{self.path}[{index}]", value) for index, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        """Return a string; empty when absent."""
+        if self.value is None:
+            return ""
+        if not isinstance(self.value, str):
+            self.fail("is no string")
+        return self.value
+
+    def integer(self) -> int:
+        """Return a whole number; 0 when absent."""
+        if self.value is None:
+            return 0
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.fail("is no whole number")
+        return self.value
+
+    def quantity(self, parse: Callable[[str], int] = quantity_bytes) -> int:
+        """Return a Kubernetes quantity, written as a string or a number; 0 when absent."""
+        if self.value is None:
+            return 0
+        if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
+            self.fail("is no quantity")
+        try:
+            return parse(str(self.value))
+        except ValueError:
+            self.fail("is no quantity")
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise an error about this place."""
+        raise AnnotationError(f"annotation {self.path} {reason}")
+
+    def _dict(self) -> dict[str, JSON]:
+        if self.value is None:
+            return {}
+        if not isinstance(self.value, dict):
+            self.fail("is no object")
+        return self.value
+
+
+def read(annotations: Mapping[str, str], name: str) -> Place | None:
+    """Return the JSON value of an annotation; None when there is no such annotation.
+
+    Raises:
+        AnnotationError: the annotation is not JSON.
+    """
+    text = annotations.get(name)
+    if text is None:
+        return None
+    try:
+        value: JSON = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise AnnotationError(f"annotation {name} is no JSON") from error
+    return Place(name, value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

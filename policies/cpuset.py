@@ -1,0 +1,92 @@
+"""CPU sets: the CPUs that Koordinator's scheduler gave a pod, and no quota beside them.
+
+The scheduler notes the CPUs in an annotation. All containers of the pod get exactly these, and their quota is
+unset with the pod's: throttling CPUs that belong to the pod alone helps nobody (policies spec 2.4, step 1 and
+"quota unset").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from policies.annotations import RESOURCE_STATUS, read
+from runtimeproxy.hooks import (
+    CgroupChange,
+    ContainerChange,
+    ContainerView,
+    PodChange,
+    PodView,
+    Policy,
+    ResourceChange,
+)
+from runtimeproxy.units import UNLIMITED, is_cpu_list
+
+_REASON: Final = "CPUs allocated by the scheduler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpusetOptions:
+    """Settings of the policy."""
+
+    disable_unset_cpu_quota: bool = False
+    """True keeps the quotas of pods with a CPU set; Koordinator's flag of the same name."""
+
+
+def allocated_cpus(annotations: Mapping[str, str]) -> str | None:
+    """Return the CPU list allocated to a pod, exactly as it is written; None when there is none.
+
+    Raises:
+        AnnotationError: the annotation is malformed, or is no CPU list.
+    """
+    status = read(annotations, RESOURCE_STATUS)
+    if status is None:
+        return None
+    place = status.member("cpuset")
+    cpus = place.text()
+    if cpus and not is_cpu_list(cpus):
+        place.fail("is no CPU list")
+    return cpus or None
+
+
+class Cpuset(Policy):
+    """Sets the CPU set from `resource-status` and unsets the CPU quota, whatever the QoS class."""
+
+    name: ClassVar[str] = "cpuset"
+    priority: ClassVar[int] = 40
+    options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
+
+    def __init__(self, options: CpusetOptions | None = None) -> None:
+        self._unsets_quota = not (options or CpusetOptions()).disable_unset_cpu_quota
+
+    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
+        """Unset the quota of the pod's own cgroup."""
+        values = self._pod_cgroup(pod)
+        return PodChange(cgroup=values, reason=_REASON) if values else None
+
+    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
+        """Unset the pod's quota again: the kubelet has just written its own."""
+        values = self._pod_cgroup(pod)
+        return CgroupChange(cgroup=values, reason=_REASON) if values else None
+
+    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+        """Set the container's CPUs."""
+        return self._container_change(container)
+
+    def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
+        """Keep the container's CPUs through updates of the kubelet's CPU manager."""
+        return self._container_change(container)
+
+    def _pod_cgroup(self, pod: PodView) -> Mapping[str, int]:
+        if self._unsets_quota and allocated_cpus(pod.annotations):
+            return {"cpu.cfs_quota_us": UNLIMITED}
+        return {}
+
+    def _container_change(self, container: ContainerView) -> ContainerChange | None:
+        cpus = allocated_cpus(container.pod.annotations)
+        if cpus is None:
+            return None
+        quota_us = UNLIMITED if self._unsets_quota else None
+        resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=quota_us)
+        return ContainerChange(resources=resources, reason=_REASON)

@@ -1,0 +1,172 @@
+"""GPU environment: shows each container of a pod the GPUs that Koordinator's scheduler gave the pod.
+
+With the label for HAMi-core, the first GPU's share of memory and cores goes into the environment of HAMi's
+interposer library, which is mounted and preloaded (policies spec 2.6). Koordinator can inject these mounts
+through NRI only; here they are part of the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Final
+
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, read
+from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, Policy
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+"""Read by NVIDIA's container toolkit: which GPUs to show."""
+ISOLATION_PROVIDER_LABEL: Final = "koordinator.sh/gpu-isolation-provider"
+"""Pod label. Source: policies spec 1.1."""
+HAMI_CORE: Final = "HAMi-core"
+"""Value of the label: HAMi's interposer library bounds memory and cores."""
+GPU_CORE: Final = "koordinator.sh/gpu-core"
+GPU_MEMORY: Final = "koordinator.sh/gpu-memory"
+GPU_MEMORY_RATIO: Final = "koordinator.sh/gpu-memory-ratio"
+
+_LOCK_PATH: Final = "/tmp/vgpulock"  # noqa: S108 - HAMi's own fixed path
+_WHOLE_GPU_PERCENT: Final = 100
+_REASON: Final = "GPUs allocated by the scheduler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEnvOptions:
+    """Settings of the policy."""
+
+    hami_library_path: str = "/usr/local/vgpu/libvgpu.so"
+    """HAMi's interposer library on the host, and in the containers that get it."""
+    hami_vgpu_monitor: bool = False
+    """True gives each container a cache directory that HAMi's monitor reads; Koordinator's gate."""
+
+    def __post_init__(self) -> None:
+        if not PurePosixPath(self.hami_library_path).is_absolute():
+            raise ValueError("hami_library_path is no absolute path")
+
+    @property
+    def library_directory(self) -> str:
+        """Where the library lies, and below it the monitor's cache directories."""
+        return str(PurePosixPath(self.hami_library_path).parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One allocated GPU; None where the allocation does not say."""
+
+    minor: int
+    core_percent: int | None = None
+    memory_bytes: int | None = None
+    memory_percent: int | None = None
+
+
+def allocated_gpus(annotations: Mapping[str, str]) -> Sequence[Gpu]:
+    """Return the GPUs allocated to a pod, in the annotation's order.
+
+    Raises:
+        AnnotationError: the annotation is malformed.
+    """
+    devices = read(annotations, DEVICE_ALLOCATED)
+    if devices is None:
+        return ()
+    return [_gpu(item) for item in devices.entries().get("gpu", Place("", None)).items()]
+
+
+def _gpu(item: Place) -> Gpu:
+    resources = item.member("resources").entries()
+    amounts = {name: place.quantity() for name, place in resources.items()}
+    return Gpu(
+        minor=item.member("minor").integer(),
+        core_percent=amounts.get(GPU_CORE),
+        memory_bytes=amounts.get(GPU_MEMORY),
+        memory_percent=amounts.get(GPU_MEMORY_RATIO),
+    )
+
+
+def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
+    """Return the environment of HAMi's library for a share of a GPU; empty for a whole one.
+
+    Raises:
+        AnnotationError: the allocation names no memory ratio, or no memory for a share.
+    """
+    if gpu.memory_percent is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} names no {GPU_MEMORY_RATIO}")
+    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
+        return {}
+    if gpu.memory_bytes is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} names no {GPU_MEMORY}")
+    env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
+    if gpu.core_percent is not None:
+        env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
+    return env | {"LD_PRELOAD": options.hami_library_path}
+
+
+def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
+    """Return the host directory that HAMi's monitor reads for a container.
+
+    Raises:
+        AnnotationError: the pod's uid or the container's name is no file name.
+    """
+    name = _cache_name(container)
+    if "/" in name or not container.pod.uid:
+        raise AnnotationError("pod uid and container name do not make a directory's name")
+    return f"{options.library_directory}/containers/{name}"
+
+
+def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
+    """Return the environment and mounts of a container; None when its pod has no GPU.
+
+    Raises:
+        AnnotationError: the annotation is malformed or lacks what HAMi-core needs.
+    """
+    gpus = allocated_gpus(container.pod.annotations)
+    if not gpus:
+        return None
+    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in gpus)}
+    mounts: tuple[MountSpec, ...] = ()
+    shares_gpu = container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE
+    hami = hami_env(gpus[0], options) if shares_gpu else {}
+    if hami:
+        library = options.hami_library_path
+        mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
+    if hami and options.hami_vgpu_monitor:
+        directory = options.library_directory
+        hami = {**hami, "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{directory}/{_cache_name(container)}.cache"}
+        mounts = (*mounts, _writable(cache_directory(container, options), directory))
+    return ContainerChange(env={**env, **hami}, mounts=mounts, reason=_REASON)
+
+
+def prepare_cache_directory(path: str) -> None:
+    """Make the monitor's directory anew, writable for every user: the container's own writes there."""
+    import shutil  # brings compression libraries along, and only monitored nodes need it
+
+    shutil.rmtree(path, ignore_errors=True)
+    directory = Path(path)
+    directory.mkdir(parents=True)
+    directory.chmod(0o777)
+
+
+def _cache_name(container: ContainerView) -> str:
+    return f"{container.pod.uid}_{container.name}"
+
+
+def _writable(host_path: str, container_path: str) -> MountSpec:
+    return MountSpec(host_path=host_path, container_path=container_path, readonly=False)
+
+
+class GpuEnv(Policy):
+    """Sets `NVIDIA_VISIBLE_DEVICES`, and HAMi-core's variables and mounts, from `device-allocated`."""
+
+    name: ClassVar[str] = "gpu-env"
+    priority: ClassVar[int] = 60
+    options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
+
+    def __init__(self, options: GpuEnvOptions | None = None) -> None:
+        self._options = options or GpuEnvOptions()
+
+    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+        """Set the container's environment and mounts."""
+        change = gpu_change(container, self._options)
+        has_cache = change is not None and "CUDA_DEVICE_MEMORY_SHARED_CACHE" in change.env
+        if has_cache and not self.dry_run:
+            prepare_cache_directory(cache_directory(container, self._options))
+        return change

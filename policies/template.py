@@ -1,0 +1,44 @@
+"""A policy to copy: gives the containers of `LS` pods an OOM score. It is not loaded by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from runtimeproxy.hooks import ContainerChange, ContainerView, Policy, ResourceChange
+from runtimeproxy.qos import QoSClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """Settings of the policy: the keys of its table in the configuration, each with type and default."""
+
+    oom_score_adj: int = -500
+    """-1000 (never killed) to 1000."""
+
+    def __post_init__(self) -> None:
+        if not -1_000 <= self.oom_score_adj <= 1_000:
+            raise ValueError("oom_score_adj is not in -1000 to 1000")
+
+
+def oom_score_adj(qos: QoSClass, options: TemplateOptions) -> int | None:
+    """Return the score for a QoS class; None leaves the kubelet's. Decide in pure functions like this."""
+    return options.oom_score_adj if qos is QoSClass.LS else None
+
+
+class Template(Policy):
+    """Sets the OOM score of latency-sensitive containers."""
+
+    name: ClassVar[str] = "template"
+    priority: ClassVar[int] = 70
+    options_type: ClassVar[type[TemplateOptions] | None] = TemplateOptions
+
+    def __init__(self, options: TemplateOptions | None = None) -> None:
+        self._options = options or TemplateOptions()
+
+    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+        """Set the score."""
+        score = oom_score_adj(container.pod.qos, self._options)
+        if score is None:
+            return None
+        return ContainerChange(resources=ResourceChange(oom_score_adj=score), reason="latency-sensitive pod")

@@ -1,0 +1,224 @@
+"""Batch resources, with the vectors of the policies specification as ids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
+from policies.batch_resource import (
+    BatchContainer,
+    BatchResource,
+    BatchResourceOptions,
+    BatchValues,
+    batch_containers,
+    container_values,
+    memory_swap_limit_bytes,
+    pod_values,
+)
+from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, ResourceChange, Resources
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.units import MAX_INT64
+
+GI = 1 << 30
+DEFAULTS = BatchResourceOptions()
+NO_QUOTA = BatchResourceOptions(cfs_quota_enabled=False)
+
+
+def batch(cpu: int = 0, memory: int = 0, *, request: int | None = None) -> BatchContainer:
+    """A container whose request equals its limit unless another is given."""
+    return BatchContainer(
+        request_cpu_millicores=cpu if request is None else request,
+        limit_cpu_millicores=cpu,
+        limit_memory_bytes=memory,
+    )
+
+
+def amounts(cpu: object, memory: object) -> dict[str, object]:
+    return {"kubernetes.io/batch-cpu": cpu, "kubernetes.io/batch-memory": memory}
+
+
+def spec(**containers: Any) -> dict[str, str]:
+    return {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": containers})}
+
+
+MAIN = {"requests": amounts("500", "2Gi"), "limits": amounts("500", "2Gi")}
+
+
+def be_pod(annotations: dict[str, str], qos: QoSClass = QoSClass.BE) -> PodView:
+    return PodView(name="p", qos=qos, annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("containers", "options", "expected"),
+    [
+        pytest.param([batch(500, 2 * GI)], DEFAULTS, (512, 50_000, 2 * GI), id="V019"),
+        pytest.param([batch(500, 2 * GI)], NO_QUOTA, (512, -1, 2 * GI), id="V020"),
+        pytest.param(
+            [batch(500, 2 * GI), batch(1_000, 2 * GI, request=0)], DEFAULTS, (512, 150_000, 4 * GI), id="V022"
+        ),
+        pytest.param([batch(0, 0, request=500)], DEFAULTS, (512, -1, -1), id="V023"),
+        pytest.param([batch(500, GI), batch(0, GI)], DEFAULTS, (512, -1, 2 * GI), id="one-without-cpu-limit"),
+        pytest.param(
+            [batch(500, GI), batch(500, 0)], DEFAULTS, (1_024, 100_000, -1), id="one-without-memory"
+        ),
+        pytest.param([batch(0, MAX_INT64), batch(0, GI)], DEFAULTS, (2, -1, MAX_INT64), id="sum-too-large"),
+    ],
+)
+def test_pod_values(
+    containers: list[BatchContainer], options: BatchResourceOptions, expected: tuple[int, int, int]
+) -> None:
+    shares, quota_us, memory_bytes = expected
+    assert pod_values(containers, options) == BatchValues(
+        cpu_shares=shares, cpu_quota_us=quota_us, memory_limit_bytes=memory_bytes
+    )
+
+
+def test_a_pod_without_listed_containers_has_no_values() -> None:
+    assert pod_values([], DEFAULTS) is None
+
+
+@pytest.mark.parametrize(
+    ("container", "options", "expected"),
+    [
+        pytest.param(batch(500, 2 * GI), DEFAULTS, (512, 50_000, 2 * GI), id="V028"),
+        pytest.param(batch(500, 2 * GI), NO_QUOTA, (512, -1, 2 * GI), id="V029"),
+        pytest.param(batch(1_000, 2 * GI, request=0), DEFAULTS, (2, 100_000, 2 * GI), id="V031"),
+        pytest.param(batch(), DEFAULTS, (2, -1, -1), id="nothing-asked"),
+        pytest.param(batch(-5, -5), DEFAULTS, (2, -1, -1), id="negative"),
+        pytest.param(
+            batch(2_000, GI),
+            BatchResourceOptions(cpu_normalization_ratio=1.5),
+            (2_048, 133_334, GI),
+            id="ratio",
+        ),
+        pytest.param(
+            batch(2_000, GI),
+            BatchResourceOptions(cpu_normalization_ratio=0.5),
+            (2_048, 200_000, GI),
+            id="below-1",
+        ),
+        pytest.param(
+            batch(10, GI),
+            BatchResourceOptions(cpu_normalization_ratio=4.0),
+            (10, 1_000, GI),
+            id="kernel-minimum",
+        ),
+    ],
+)
+def test_container_values(
+    container: BatchContainer, options: BatchResourceOptions, expected: tuple[int, int, int]
+) -> None:
+    shares, quota_us, memory_bytes = expected
+    assert container_values(container, options) == BatchValues(
+        cpu_shares=shares, cpu_quota_us=quota_us, memory_limit_bytes=memory_bytes
+    )
+
+
+@given(
+    st.lists(st.builds(batch, st.integers(-5, 10**6), st.integers(-5, 2**62)), min_size=1, max_size=5),
+    st.floats(0.5, 5.0),
+)
+def test_values_are_always_what_kernels_take(containers: list[BatchContainer], ratio: float) -> None:
+    options = BatchResourceOptions(cpu_normalization_ratio=ratio)
+    pod = pod_values(containers, options)
+    assert pod is not None
+    for values in (pod, *(container_values(each, options) for each in containers)):
+        assert 2 <= values.cpu_shares <= 262_144
+        assert values.cpu_quota_us == -1 or values.cpu_quota_us >= 1_000
+        assert values.memory_limit_bytes == -1 or 0 < values.memory_limit_bytes <= MAX_INT64
+
+
+def test_a_ratio_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="cpu_normalization_ratio"):
+        BatchResourceOptions(cpu_normalization_ratio=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("requested", "memory_limit_bytes", "swap_bytes"),
+    [
+        pytest.param(Resources(), GI, None, id="none-requested"),
+        pytest.param(Resources(memory_swap_limit_bytes=-1), GI, None, id="unlimited-stays"),
+        pytest.param(
+            Resources(memory_limit_bytes=GI, memory_swap_limit_bytes=GI), 2 * GI, 2 * GI, id="no-swap"
+        ),
+        pytest.param(
+            Resources(memory_limit_bytes=GI, memory_swap_limit_bytes=3 * GI), GI, 3 * GI, id="keeps-swap"
+        ),
+        pytest.param(
+            Resources(memory_limit_bytes=GI, memory_swap_limit_bytes=GI), -1, -1, id="unlimited-memory"
+        ),
+    ],
+)
+def test_swap_goes_with_memory(requested: Resources, memory_limit_bytes: int, swap_bytes: int | None) -> None:
+    assert memory_swap_limit_bytes(requested, memory_limit_bytes) == swap_bytes
+
+
+def test_the_specification_is_read() -> None:
+    limits_only = {"Limits": amounts(1000, "2Gi")}
+    assert batch_containers(spec(main=MAIN, Side=limits_only)) == {
+        "main": batch(500, 2 * GI),
+        "Side": batch(1_000, 2 * GI, request=0),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"containers": []}', '{"containers": {"main": {"limits": {"kubernetes.io/batch-cpu": "x"}}}}'],
+)
+def test_a_malformed_specification_is_an_error(text: str) -> None:
+    with pytest.raises(AnnotationError, match="extended-resource-spec"):
+        batch_containers({EXTENDED_RESOURCE_SPEC: text})
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(be_pod({}), id="V025-no-extended-resources"),
+        pytest.param(be_pod(spec(main=MAIN), QoSClass.LS), id="V026-V034-not-be"),
+        pytest.param(be_pod(spec(main=MAIN), QoSClass.NONE), id="V034-no-label"),
+        pytest.param(be_pod(spec()), id="no-container-listed"),
+        pytest.param(be_pod({EXTENDED_RESOURCE_SPEC: "null"}), id="null"),
+    ],
+)
+def test_pods_that_get_nothing(pod: PodView) -> None:
+    policy = BatchResource()
+    assert policy.pre_run_pod_sandbox(pod) is None
+    assert policy.post_update_pod_sandbox_resources(pod) is None
+    assert policy.pre_create_container(ContainerView(name="main", pod=pod)) is None
+
+
+def test_a_container_that_the_specification_does_not_name_gets_nothing() -> None:
+    """V032."""
+    container = ContainerView(name="other", pod=be_pod(spec(main=MAIN)))
+    assert BatchResource().pre_create_container(container) is None
+
+
+def test_the_pods_cgroup_is_set() -> None:
+    pod = be_pod(spec(main=MAIN))
+    values = {"cpu.shares": 512, "cpu.cfs_quota_us": 50_000, "memory.limit_in_bytes": 2 * GI}
+    reason = "batch resources of a best-effort pod"
+    assert BatchResource().pre_run_pod_sandbox(pod) == PodChange(cgroup=values, reason=reason)
+    assert BatchResource().post_update_pod_sandbox_resources(pod) == CgroupChange(
+        cgroup=values, reason=reason
+    )
+
+
+@pytest.mark.parametrize("hook", ["pre_create_container", "pre_update_container_resources"])
+def test_the_containers_resources_are_set(hook: str) -> None:
+    container = ContainerView(name="main", pod=be_pod(spec(main=MAIN)))
+    change = getattr(BatchResource(), hook)(container)
+    assert change.resources == ResourceChange(cpu_shares=512, cpu_quota_us=50_000, memory_limit_bytes=2 * GI)
+
+
+def test_a_suppressed_quota_leaves_quotas_unlimited() -> None:
+    """V035: koord's rule for this comes from the NodeSLO; here it is an option."""
+    pod = be_pod(spec(main=MAIN))
+    policy = BatchResource(BatchResourceOptions(cfs_quota_enabled=False))
+    change = policy.pre_run_pod_sandbox(pod)
+    assert change is not None
+    assert change.cgroup["cpu.cfs_quota_us"] == -1

@@ -1,0 +1,84 @@
+"""The list of built-in policies, the files and the README agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+import policies
+from runtimeproxy.hooks import ContainerView, Hook
+from runtimeproxy.hooks.loaded import overridden_hooks
+from runtimeproxy.hooks.loading import checked, discover, import_class, load
+
+FOLDER = Path(policies.__file__).parent
+NO_POLICIES = {"__init__", "annotations", "template"}
+README = (FOLDER / "README.md").read_text()
+
+
+def test_each_file_holds_one_listed_policy() -> None:
+    listed = [reference.partition(":")[0] for reference in policies.BUILT_IN]
+    files = {f"policies.{path.stem}" for path in FOLDER.glob("*.py") if path.stem not in NO_POLICIES}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == files
+
+
+def test_importing_the_package_imports_no_policy() -> None:
+    code = "import sys, policies; print([name for name in sys.modules if name.startswith('policies.')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_loading_with_default_options_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from runtimeproxy.hooks.loading import *; load(discover());"
+        "print(sorted({'pydantic', 'grpc', 'google.protobuf', 'hypothesis'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_the_built_in_policies_run_in_the_order_of_koordinators_hooks() -> None:
+    assert [policy.name for policy in load(discover(third_party=False))] == [
+        "batch-resource",
+        "cpuset",
+        "gpu-env",
+    ]
+
+
+def test_the_template_fulfils_the_contract() -> None:
+    (template,) = checked([import_class("policies.template:Template")])
+    assert template.name not in {policy.name for policy in discover(third_party=False)}
+
+
+@pytest.mark.parametrize("reference", policies.BUILT_IN)
+def test_the_readme_names_each_policy_with_its_hooks_and_options(reference: str) -> None:
+    (policy,) = checked([import_class(reference)])
+    row = next(line for line in README.splitlines() if line.startswith(f"| `{policy.name}`"))
+    assert set(re.findall(r"`((?:pre|post)_\w+)`", row)) == {hook.value for hook in overridden_hooks(policy)}
+    assert f" {policy.priority} " in row
+    options = policy.options_type
+    assert options is not None
+    assert is_dataclass(options)
+    for option in fields(options):
+        assert f"`{option.name}`" in README
+
+
+def test_the_readme_names_each_hook() -> None:
+    for hook in Hook:
+        assert f"`{hook}`" in README
+
+
+def test_the_policy_of_the_readme_works() -> None:
+    example = next(
+        block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class " in block
+    )
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    namespace: dict[str, object] = {"__name__": "example"}
+    exec(compile(ast.parse(example), "README.md", "exec"), namespace)  # noqa: S102 - our own text
+    example_class = next(value for key, value in namespace.items() if key == "QuietNeighbour")
+    (policy,) = load(checked([example_class]))
+    assert policy.methods[Hook.PRE_CREATE_CONTAINER](ContainerView()) is None

@@ -1,0 +1,151 @@
+"""GPU environment, with the vectors of the policies specification as ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError
+from policies.gpu_env import (
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    ISOLATION_PROVIDER_LABEL,
+    GpuEnv,
+    GpuEnvOptions,
+    gpu_change,
+    prepare_cache_directory,
+)
+from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodView
+
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+HAMI = {ISOLATION_PROVIDER_LABEL: "HAMi-core"}
+SHARE = {GPU_CORE: "50", GPU_MEMORY: "16Gi", GPU_MEMORY_RATIO: "50"}
+HAMI_ENV = {
+    "NVIDIA_VISIBLE_DEVICES": "1",
+    "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
+    "CUDA_DEVICE_SM_LIMIT": "50",
+    "LD_PRELOAD": LIBRARY,
+}
+
+
+def container(allocated: object, labels: dict[str, str] | None = None) -> ContainerView:
+    annotations = {DEVICE_ALLOCATED: json.dumps(allocated)}
+    return ContainerView(name="main", pod=PodView(uid="u1", labels=labels or {}, annotations=annotations))
+
+
+def gpus(*devices: dict[str, Any]) -> dict[str, Any]:
+    return {"gpu": devices}
+
+
+def change_of(view: ContainerView, options: GpuEnvOptions | None = None) -> ContainerChange:
+    change = gpu_change(view, options or GpuEnvOptions())
+    assert change is not None
+    return change
+
+
+def test_containers_see_the_allocated_gpus() -> None:
+    """V079."""
+    change = change_of(container(gpus({"minor": 0}, {"minor": 1})))
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "0,1"}
+    assert change.mounts == ()
+
+
+@pytest.mark.parametrize(
+    "allocated", [pytest.param({"fpga": [{"minor": 0}]}, id="V080"), {"gpu": []}, {"gpu": None}, {}, None]
+)
+def test_pods_without_gpus_get_nothing(allocated: object) -> None:
+    assert gpu_change(container(allocated), GpuEnvOptions()) is None
+    assert gpu_change(ContainerView(), GpuEnvOptions()) is None
+
+
+def test_a_share_of_a_gpu_is_bounded_by_hami() -> None:
+    """V082."""
+    change = change_of(container(gpus({"minor": 1, "resources": SHARE}), HAMI))
+    assert change.env == HAMI_ENV
+    assert change.mounts == (
+        MountSpec(host_path=LIBRARY, container_path=LIBRARY),
+        MountSpec(host_path="/tmp/vgpulock", container_path="/tmp/vgpulock", readonly=False),
+    )
+
+
+def test_the_monitor_gets_a_cache_directory() -> None:
+    """V083."""
+    view = container(gpus({"minor": 1, "resources": SHARE}), HAMI)
+    change = change_of(view, GpuEnvOptions(hami_vgpu_monitor=True))
+    cache = "/usr/local/vgpu/u1_main.cache"
+    assert change.env == {**HAMI_ENV, "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache}
+    host_path = "/usr/local/vgpu/containers/u1_main"
+    assert change.mounts[2:] == (
+        MountSpec(host_path=host_path, container_path="/usr/local/vgpu", readonly=False),
+    )
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        pytest.param({GPU_CORE: "50", GPU_MEMORY: "16Gi"}, id="V085-no-ratio"),
+        pytest.param({GPU_MEMORY_RATIO: "50"}, id="no-memory"),
+        pytest.param({GPU_MEMORY_RATIO: "half"}, id="no-quantity"),
+    ],
+)
+def test_hami_without_its_amounts_is_an_error(resources: dict[str, str]) -> None:
+    with pytest.raises(AnnotationError, match="device-allocated"):
+        gpu_change(container(gpus({"minor": 1, "resources": resources}), HAMI), GpuEnvOptions())
+
+
+def test_a_share_without_cores_is_bounded_in_memory_only() -> None:
+    resources = {GPU_MEMORY: "1Gi", GPU_MEMORY_RATIO: "10"}
+    change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
+    assert "CUDA_DEVICE_SM_LIMIT" not in change.env
+
+
+def test_a_whole_gpu_needs_no_hami() -> None:
+    change = change_of(container(gpus({"minor": 1, "resources": {GPU_MEMORY_RATIO: "100"}}), HAMI))
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "1"}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"gpu": {}}', '{"gpu": [{"minor": "0"}]}', '{"gpu": [1]}'])
+def test_a_malformed_allocation_is_an_error(text: str) -> None:
+    view = ContainerView(pod=PodView(annotations={DEVICE_ALLOCATED: text}))
+    with pytest.raises(AnnotationError, match="device-allocated"):
+        gpu_change(view, GpuEnvOptions())
+
+
+@pytest.mark.parametrize(("uid", "name"), [("../../etc", "main"), ("u1", "a/b"), ("", "main")])
+def test_names_that_leave_the_cache_directory_are_errors(uid: str, name: str) -> None:
+    annotations = {DEVICE_ALLOCATED: json.dumps(gpus({"minor": 1, "resources": SHARE}))}
+    view = ContainerView(name=name, pod=PodView(uid=uid, labels=HAMI, annotations=annotations))
+    with pytest.raises(AnnotationError, match="directory"):
+        gpu_change(view, GpuEnvOptions(hami_vgpu_monitor=True))
+
+
+def test_a_relative_library_is_refused() -> None:
+    with pytest.raises(ValueError, match="absolute"):
+        GpuEnvOptions(hami_library_path="libvgpu.so")
+
+
+def test_the_cache_directory_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "containers" / "u1_main"
+    prepare_cache_directory(str(path))
+    (path / "old").touch()
+    prepare_cache_directory(str(path))
+    assert list(path.iterdir()) == []
+    assert path.stat().st_mode & 0o777 == 0o777
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_only_an_enforcing_policy_makes_the_cache_directory(tmp_path: Path, dry_run: bool) -> None:
+    library = str(tmp_path / "libvgpu.so")
+    policy = GpuEnv(GpuEnvOptions(hami_library_path=library, hami_vgpu_monitor=True))
+    policy.dry_run = dry_run
+    policy.pre_create_container(container(gpus({"minor": 1, "resources": SHARE}), HAMI))
+    assert (tmp_path / "containers" / "u1_main").exists() is not dry_run
+
+
+def test_the_policy_answers_the_change() -> None:
+    view = container(gpus({"minor": 3}))
+    assert GpuEnv().pre_create_container(view) == change_of(view)
