@@ -1,0 +1,1 @@
+"""Side-by-side measurements of the proxy and of two references; see the README beside this file."""

@@ -1,0 +1,72 @@
+"""What the table's figures should reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.bench import names
+from tests.bench.results import Results
+from tests.bench.stands import DIRECT, GENERIC, PROXY, SPLICE
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One figure of the table and its limit."""
+
+    row: str
+    metric: str
+    limit: float
+    unit: str
+    measure: Callable[[Results], float | None]
+    at_least: bool = False
+
+    def verdict(self, results: Results) -> tuple[str, bool | None]:
+        """For the table: limit, figure, verdict; None for what was not measured."""
+        value = self.measure(results)
+        limit = f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit}"
+        if value is None:
+            return limit, None
+        reached = value >= self.limit if self.at_least else value <= self.limit
+        return f"{limit}: {value:.3g} {'ok' if reached else 'MISS'}", reached
+
+
+def _ratio(row: str, metric: str, other: str, limit: float, *, at_least: bool = False) -> Goal:
+    unit = f"x {other}"
+    return Goal(row, metric, limit, unit, lambda results: results.ratio(row, metric, other), at_least)
+
+
+def _most(row: str, metric: str, limit: float, unit: str) -> Goal:
+    return Goal(row, metric, limit, unit, lambda results: results.median(row, metric, PROXY))
+
+
+def _held(row: str) -> Goal:
+    def measure(results: Results) -> float | None:
+        held = results.median(row, "added mean us", PROXY)
+        passing = results.median(names.PASSING, "added mean us", PROXY)
+        return held / passing if held is not None and passing else None
+
+    return Goal(row, "added mean us", 2.5, "x passing", measure)
+
+
+def _added_p99(results: Results) -> float | None:
+    return results.added(names.BUSY, "p99 us", DIRECT)
+
+
+GOALS = (
+    _ratio(names.VERSION_1, "CPU us/call", GENERIC, 0.12),
+    _ratio(names.VERSION_32, "CPU us/call", GENERIC, 0.07),
+    _ratio(names.VERSION_32, "calls/s", GENERIC, 8, at_least=True),
+    _ratio(names.VERSION_32, "calls/s", SPLICE, 0.5, at_least=True),
+    _ratio(names.LIST, "CPU us/call", SPLICE, 2.5),
+    _ratio(names.LIST, "CPU us/call", GENERIC, 0.45),
+    _held(names.HELD_UPDATE),
+    _held(names.HELD_CREATE),
+    _most(names.CHANGED, "added mean us", 500, " us"),
+    Goal(names.BUSY, "p99 us", 3000, " us over direct", _added_p99),
+    _most(names.START, "first answer s", 0.4, " s"),
+    _most(names.START, "records s", 1.5, " s"),
+    _most(names.RSS, "MiB, all containers", 60, " MiB"),
+    _most(names.RSS, "MiB growth over the cycles", 2, " MiB"),
+)
+"""The limit of the growth is what the allocator moves by itself: a record that stays takes over 10 MiB."""

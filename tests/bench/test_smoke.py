@@ -1,0 +1,50 @@
+"""The bench itself: every row is measured on a small fake runtime, and the table is made of the figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench import names
+from tests.bench.__main__ import main
+from tests.bench.goals import GOALS
+from tests.bench.results import Results
+from tests.bench.stands import DIRECT, GENERIC, LANES, PROXY
+from tests.bench.table import lines, misses
+
+TINY = (
+    *("--runtime", "fake", "--containers", "5", "--rounds", "1"),
+    *("--seconds", "0.02", "--cycles", "10"),
+)
+
+
+def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "figures.json"
+    rows = "version,list,held,start"
+    assert main([*TINY, "--rows", rows, "--json", str(figures)]) == 0
+    printed = capsys.readouterr().out
+    assert "given up" not in printed
+    measured = json.loads(figures.read_text())
+    assert set(measured) == {goal.row for goal in GOALS} - {names.BUSY} | {names.PASSING}
+    assert set(measured[names.VERSION_32]["CPU us/call"]) == set(LANES)
+    assert "<= 0.07x generic" in printed
+
+
+def test_medians_are_of_each_rounds_ratio() -> None:
+    results = Results()
+    for proxy, generic in ((10, 100), (30, 100), (90, 1000)):
+        results.add(names.VERSION_1, PROXY, {"CPU us/call": proxy})
+        results.add(names.VERSION_1, GENERIC, {"CPU us/call": generic})
+    assert results.ratio(names.VERSION_1, "CPU us/call", GENERIC) == pytest.approx(0.1)
+    assert "0.1 ok" in lines(results)[1]
+    assert misses(results) == 0
+
+
+def test_a_figure_over_its_limit_is_a_miss() -> None:
+    results = Results()
+    results.add(names.BUSY, DIRECT, {"p99 us": 1000.0})
+    results.add(names.BUSY, PROXY, {"p99 us": 4001.0})
+    assert "3e+03 MISS" in lines(results)[1]
+    assert misses(results) == 1
