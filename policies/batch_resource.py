@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 from policies.annotations import EXTENDED_RESOURCE_SPEC, Place, read
 from runtimeproxy.hooks import (
     CgroupChange,
+    Concern,
     ContainerChange,
     ContainerView,
     PodChange,
@@ -152,6 +153,9 @@ class BatchResource(Policy):
     """Sets CPU shares, quota and memory limit of `BE` pods and their containers from batch resources."""
 
     name: ClassVar[str] = "batch-resource"
+    concern: ClassVar[Concern] = Concern(
+        qos_classes=frozenset({QoSClass.BE}), annotations=(EXTENDED_RESOURCE_SPEC,)
+    )
     priority: ClassVar[int] = 20
     options_type: ClassVar[type[BatchResourceOptions] | None] = BatchResourceOptions
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from policies.annotations import RESOURCE_STATUS, read
 from runtimeproxy.hooks import (
     CgroupChange,
+    Concern,
     ContainerChange,
     ContainerView,
     PodChange,
@@ -54,6 +55,7 @@ class Cpuset(Policy):
     """Sets the CPU set from `resource-status` and unsets the CPU quota, whatever the QoS class."""
 
     name: ClassVar[str] = "cpuset"
+    concern: ClassVar[Concern] = Concern(annotations=(RESOURCE_STATUS,))
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 

@@ -10,13 +10,16 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
 )
+from runtimeproxy.hooks.concern import EVERY_POD, Concern
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
 __all__ = [
     "CLEAR",
+    "EVERY_POD",
     "CgroupChange",
     "Clear",
+    "Concern",
     "ContainerChange",
     "ContainerView",
     "DeviceSpec",

@@ -69,6 +69,11 @@ class Chain:
         """Return whether any policy implements the hook; a look-up, to be asked before anything is parsed."""
         return hook in self._plans
 
+    def concerns(self, hook: Hook, view: View) -> bool:
+        """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
+        plan = self._plans.get(hook)
+        return plan is not None and any(each.policy.concern.matches(view) for each in plan.policies)
+
     @property
     def hung(self) -> Mapping[str, int]:
         """The policies that are disabled just now, with the number of threads that hang in each."""

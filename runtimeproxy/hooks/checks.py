@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.concern import Concern
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
 from runtimeproxy.hooks.policy import Hook, Policy
 
@@ -51,6 +52,8 @@ def _check_attributes(policy: type[Policy]) -> None:
     priority: object = policy.priority
     if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise _error(policy, f"priority {priority!r} is not a number in {MIN_PRIORITY} to {MAX_PRIORITY}")
+    if not isinstance(policy.concern, Concern):
+        raise _error(policy, f"concern {policy.concern!r} is not a Concern")
     timeout_s: object = policy.timeout_s
     if type(timeout_s) not in (int, float) or not policy.timeout_s > 0:
         raise _error(policy, f"timeout_s {timeout_s!r} is not a time above 0")

@@ -60,6 +60,8 @@ def evaluate(
 ) -> tuple[Progress, Outcome]:
     """Give one policy its turn. Never raises, whatever the policy does."""
     seen = progress.real if policy.enforces or progress.shadow is None else progress.shadow
+    if not policy.policy.concern.matches(seen.view):
+        return progress, Outcome(policy, OutcomeKind.UNCHANGED)
     if not policy.enforces and answers_nothing(subject.hook):
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")
         return _noted(progress, entry), Outcome(policy, OutcomeKind.UNCHANGED)
