@@ -1,0 +1,1 @@
+"""Pods and containers through the proxy on a real containerd."""

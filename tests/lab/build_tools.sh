@@ -1,0 +1,51 @@
+#!/bin/sh
+# Builds the Go programs of the laboratory into .tools/bin (or $KOORD_RUNTIMEPROXY_TOOLS).
+# A program that is there in the wanted version is left alone. One after the other: a build
+# of containerd fills a small machine by itself.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+root=$(CDPATH='' cd -- "$here/../.." && pwd)
+tools=${KOORD_RUNTIMEPROXY_TOOLS:-$root/.tools/bin}
+containerd=github.com/containerd/containerd/v2
+containerd_version=v2.2.1
+containerd_tags="no_btrfs no_devmapper no_zfs no_aufs"
+grpcurl_version=v1.9.3
+
+command -v go >/dev/null || { echo "tests/lab/build_tools.sh: Go is not installed" >&2; exit 1; }
+mkdir -p "$tools/.versions"
+tools=$(CDPATH='' cd -- "$tools" && pwd)
+export CGO_ENABLED=0 GOBIN="$tools"
+renice -n 10 $$ >/dev/null
+
+# build NAME VERSION FOLDER GO-ARGUMENT...: runs Go in the folder unless NAME is there in VERSION.
+build() {
+    name=$1 version=$2 folder=$3
+    shift 3
+    stamp=$tools/.versions/$name
+    if [ -x "$tools/$name" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$version" ]; then
+        echo "$name $version: there"
+        return
+    fi
+    started=$(date +%s)
+    (cd "$folder" && go "$@")
+    printf '%s\n' "$version" >"$stamp"
+    echo "$name $version: built in $(($(date +%s) - started)) s"
+}
+
+# The version of a program whose source lies in this repository is the hash of that source.
+source_version() {
+    find "$1" -type f \( -name '*.go' -o -name 'go.*' \) | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16
+}
+
+build grpcurl "$grpcurl_version" / \
+    install -ldflags '-s -w' "github.com/fullstorydev/grpcurl/cmd/grpcurl@$grpcurl_version"
+build h2spec "$(source_version "$here/h2spec")" "$here/h2spec" \
+    build -buildvcs=false -ldflags '-s -w' -o "$tools/h2spec" github.com/summerwind/h2spec/cmd/h2spec
+build kubelet-client "$(source_version "$root/tests/e2e/kubelet_client")" "$root/tests/e2e/kubelet_client" \
+    build -buildvcs=false -ldflags '-s -w' -o "$tools/kubelet-client" .
+for program in containerd containerd-shim-runc-v2; do
+    build "$program" "$containerd_version" / install -tags "$containerd_tags" \
+        -ldflags "-s -w -X $containerd/version.Version=$containerd_version" \
+        "$containerd/cmd/$program@$containerd_version"
+done

@@ -1,0 +1,49 @@
+"""The service manager's side of sd_notify(3)."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PACE_S = 0.1
+_MESSAGE_BYTES = 4096
+
+
+class NotifySocket:
+    """Receives the states that a service reports, in their order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.received: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.bind(str(path))
+        self._socket.settimeout(_PACE_S)
+
+    def wait_for(self, state: str, alive: Callable[[], bool], timeout_s: float) -> None:
+        """Waits for an assignment such as `READY=1` among those that come from now on.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            ChildProcessError: the sender ended first.
+        """
+        end = time.monotonic() + timeout_s
+        while state not in self._receive():
+            if not alive():
+                raise ChildProcessError(f"ended before {state}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{state}: not within {timeout_s} s")
+
+    def close(self) -> None:
+        """Closes and removes the socket."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _receive(self) -> list[str]:
+        try:
+            states = self._socket.recv(_MESSAGE_BYTES).decode().splitlines()
+        except TimeoutError:
+            return []
+        self.received.extend(states)
+        return states

@@ -1,0 +1,83 @@
+"""Where the programs of the laboratory are, and what a test does where one is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+ContainerdVersion = Literal["1.6", "2.2"]
+
+
+def tools_folder() -> Path:
+    """The folder of the programs built by `tests/lab/build_tools.sh`."""
+    configured = os.environ.get("KOORD_RUNTIMEPROXY_TOOLS")
+    return Path(configured) if configured else REPOSITORY / ".tools" / "bin"
+
+
+def missing(reason: str) -> NoReturn:
+    """Skips the test; on CI, where everything must be there, fails it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (on CI this is a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+def go_tool(name: str) -> Path:
+    """A program built from Go modules; the test is skipped where it is not."""
+    program = tools_folder() / name
+    if not os.access(program, os.X_OK):
+        missing(f"{name} is not built: run tests/lab/build_tools.sh")
+    return program
+
+
+def debian_program(name: str) -> Path:
+    """A program of a Debian package; the test is skipped where it is not installed.
+
+    The folder of the built tools is left out: it holds a containerd of another version.
+    """
+    places = [place for place in os.get_exec_path() if Path(place) != tools_folder()]
+    found = shutil.which(name, path=os.pathsep.join(["/usr/sbin", "/usr/bin", *places]))
+    if found is None:
+        missing(f"{name} is not installed: run tests/lab/install.sh")
+    return Path(found)
+
+
+def containerd_program(version: ContainerdVersion) -> Path:
+    """The daemon of that version, if everything that it needs to run containers is there."""
+    if os.geteuid() != 0:
+        missing("containers need root")
+    if not Path("/sys/fs/cgroup/cpu").is_dir():
+        missing("the tests read cgroup version 1, which is not mounted")
+    debian_program("runc")
+    debian_program("busybox")
+    if version == "1.6":
+        return debian_program("containerd")
+    go_tool("containerd-shim-runc-v2")
+    return go_tool("containerd")
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    timeout_s: float = 30.0,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, whatever its exit code, and keeps what it printed."""
+    return subprocess.run(
+        [str(word) for word in command],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=None if environment is None else {**os.environ, **environment},
+        check=False,
+    )

@@ -1,0 +1,188 @@
+"""The proxy as a process of its own, started with its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab.notify_socket import NotifySocket
+from tests.lab.programs import REPOSITORY
+
+_PREFIX = "KOORD_RUNTIMEPROXY_"
+_READY_TIMEOUT_S = 20.0
+_END_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ProxyOptions:
+    """What the proxy is started with, besides the files of its own folder.
+
+    `config` is the text of its TOML file, `hook_servers` are the registration files by name.
+    """
+
+    runtime_endpoint: str
+    image_endpoint: str | None = None
+    config: str = ""
+    hook_servers: Mapping[str, str] = field(default_factory=dict)
+    log_level: str = "info"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+class ProxyProcess:
+    """Runs `python -m runtimeproxy` from `with` to the end of its block.
+
+    Socket, state, configuration and log lie in `folder`, whose path must be short: a socket's
+    path has 107 bytes.
+    """
+
+    def __init__(self, folder: Path, options: ProxyOptions) -> None:
+        self.folder = folder
+        self.options = options
+        self.socket = folder / "proxy.sock"
+        self.state_folder = folder / "state"
+        self.hook_folder = folder / "hooks"
+        self._notify = NotifySocket(folder / "notify.sock")
+        self._log_file = folder / "proxy.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._write_files()
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises RuntimeError when the proxy was not started."""
+        return self._running().pid
+
+    @property
+    def log(self) -> list[str]:
+        """The lines that the proxy has written since the first start."""
+        return self._log_file.read_text(errors="replace").splitlines()
+
+    @property
+    def log_records(self) -> list[dict[str, Any]]:
+        """The lines that are JSON objects, decoded."""
+        return [json.loads(line) for line in self.log if line.startswith("{")]
+
+    @property
+    def states(self) -> list[str]:
+        """What the proxy has told its service manager."""
+        return self._notify.received
+
+    def start(self) -> None:
+        """Starts the proxy and waits until it says that it is ready."""
+        self.spawn()
+        self._notify.wait_for("READY=1", self.alive, _READY_TIMEOUT_S)
+
+    def spawn(self) -> None:
+        """Starts the proxy and does not wait."""
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._running().poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._running().send_signal(number)
+
+    def terminate(self) -> int:
+        """Sends SIGTERM, waits for the end and returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Ends the proxy with SIGKILL."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self, timeout_s: float = _END_TIMEOUT_S) -> int:
+        """Waits for the end and returns the exit code."""
+        return self._running().wait(timeout_s)
+
+    def restart(self) -> None:
+        """Ends the proxy if it runs, and starts it with the same files."""
+        if self.alive():
+            self.terminate()
+        self.start()
+
+    def close(self) -> None:
+        """Ends the process, by force if it must, and removes the notification socket."""
+        if self._process is not None and self.alive():
+            self.kill()
+        self._notify.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            print("\n".join(self.log))
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            print("\n".join(self.log[-100:]))
+        self.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the proxy was not started")
+        return self._process
+
+    def _write_files(self) -> None:
+        self.hook_folder.mkdir(exist_ok=True)
+        self._config.write_text(self.options.config)
+        for name, text in self.options.hook_servers.items():
+            (self.hook_folder / name).write_text(text)
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "config.toml"
+
+    def _command(self) -> list[str]:
+        options = self.options
+        flags = {
+            "--koord-runtimeproxy-endpoint": str(self.socket),
+            "--remote-runtime-service-endpoint": options.runtime_endpoint,
+            "--config": str(self._config),
+            "--state-dir": str(self.state_folder),
+            "--hook-config-dir": str(self.hook_folder),
+            "--log-format": "json",
+            "--log-level": options.log_level,
+        }
+        if options.image_endpoint is not None:
+            flags["--remote-image-service-endpoint"] = options.image_endpoint
+        words = [word for flag in flags.items() for word in flag]
+        return [sys.executable, "-m", "runtimeproxy", *words, *options.arguments]
+
+    def _environment(self) -> dict[str, str]:
+        # A variable with the proxy's prefix is a setting to it; tests give their own.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        return {
+            **inherited,
+            "NOTIFY_SOCKET": str(self._notify.path),
+            "PYTHONUNBUFFERED": "1",
+            **self.options.environment,
+        }

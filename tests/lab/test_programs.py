@@ -1,0 +1,61 @@
+"""The small parts of the laboratory that need no runtime."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import procfs
+from tests.lab.deadline import wait_until
+from tests.lab.notify_socket import NotifySocket
+from tests.lab.programs import run
+
+
+@pytest.fixture
+def notify() -> Iterator[NotifySocket]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        opened = NotifySocket(Path(folder) / "notify.sock")
+        yield opened
+        opened.close()
+
+
+def test_notification_is_awaited_and_kept(notify: NotifySocket) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.sendto(b"STATUS=starting\n", str(notify.path))
+        service.sendto(b"READY=1\nSTATUS=serving", str(notify.path))
+    notify.wait_for("READY=1", lambda: True, 5)
+
+    assert notify.received == ["STATUS=starting", "READY=1", "STATUS=serving"]
+
+
+def test_notification_of_a_service_that_has_ended(notify: NotifySocket) -> None:
+    with pytest.raises(ChildProcessError):
+        notify.wait_for("READY=1", lambda: False, 5)
+
+
+def test_deadline_ends_the_wait() -> None:
+    with pytest.raises(TimeoutError, match="the moon"):
+        wait_until(lambda: None, "the moon", timeout_s=0.05)
+
+
+def test_process_readings_of_this_process() -> None:
+    own = os.getpid()
+
+    assert procfs.runs(own)
+    assert procfs.cpu_seconds(own) > 0
+    assert procfs.rss_bytes(own) > 1024 * 1024
+    assert procfs.open_files(own) > 2
+    assert procfs.start_ticks(own) > 0
+    assert Path(procfs.command_line(own)[0]).name.startswith("python")
+
+
+def test_run_keeps_output_and_exit_code() -> None:
+    ended = run([sys.executable, "-c", "import sys; print(input()); sys.exit(3)"], stdin="text")
+
+    assert (ended.returncode, ended.stdout) == (3, "text\n")
