@@ -37,8 +37,10 @@ format: $(INSTALLED)  ## format the code
 tools:  ## build containerd 2, grpcurl, h2spec and the kubelet's client (needs Go)
 	bash tests/lab/build_tools.sh
 
-e2e: $(INSTALLED)  ## tests in front of a real containerd (needs root, containerd, runc)
-	$(BIN)/pytest tests/e2e
+e2e: $(INSTALLED)  ## install and build what they need (as root), then the tests on a real containerd
+	bash tests/lab/install.sh
+	bash tests/lab/build_tools.sh
+	$(BIN)/pytest tests/e2e tests/lab
 
 bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this proxy
 	$(BIN)/python -m tests.bench

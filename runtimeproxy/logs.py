@@ -57,6 +57,8 @@ def configure(level: str = "info", format_name: Format = "auto", stream: TextIO 
         earlier.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
+    # Its debug lines hold decoded request headers, credentials among them.
+    logging.getLogger("hpack").setLevel(logging.WARNING)
     return handler
 
 

@@ -14,6 +14,8 @@ from runtimeproxy.errors import ConfigError
 PREFIX: Final = "KOORD_RUNTIMEPROXY_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 """Path of the configuration file."""
+_NO_SETTINGS: Final = frozenset((CONFIG_VARIABLE, PREFIX + "LOOP", PREFIX + "TOOLS"))
+"""Names with the prefix that are read elsewhere: the file, the event loop, the tests' tool folder."""
 
 _GROUPS: Final = ("proxy", "hooks", "cgroups", "state", "log")
 # Kubernetes sets such variables in each pod for a service that has the proxy's name.
@@ -51,7 +53,7 @@ def environment_table(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def _is_setting(name: str) -> bool:
     rest = name.removeprefix(PREFIX)
-    return rest != name and name != CONFIG_VARIABLE and not _SERVICE_VARIABLE.match(rest)
+    return rest != name and name not in _NO_SETTINGS and not _SERVICE_VARIABLE.match(rest)
 
 
 def _hints() -> dict[str, tuple[str, str, Any]]:

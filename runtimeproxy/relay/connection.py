@@ -186,7 +186,8 @@ class Connection:
             sock.close()
             is_over = self._loop.time() + retry_s > self._connect_deadline_s
             if error.errno not in _AWAY or is_over:
-                self._upstream_failed(upstream, error)
+                # Not from within the read that brought the first call: it is not known to the core yet.
+                self._loop.call_soon(self._upstream_failed, upstream, error)
                 return
             self._timer = self._loop.call_later(
                 retry_s, self._connect, upstream, min(retry_s * 2, _RETRY_MOST_S)
@@ -220,6 +221,8 @@ class Connection:
             self.abort()
 
     def _upstream_failed(self, upstream: Upstream, error: OSError) -> None:
+        if self._is_closed:
+            return
         reason = error.strerror or type(error).__name__
         logger.warning(
             "%s is away: %s", upstream.name, reason, extra={"upstream": upstream.name, "reason": reason}

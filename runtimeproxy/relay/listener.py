@@ -59,9 +59,22 @@ class Listener:
 
 
 def inherited(sock: socket.socket) -> Listener:
-    """Returns a listener on a socket from systemd: nothing is bound, renamed or unlinked."""
+    """Returns a listener on a socket from systemd: nothing is bound, renamed or unlinked.
+
+    The lock beside it only tells the process id; systemd itself sees to it that there is one service.
+    """
     sock.setblocking(False)
-    return Listener(sock)
+    lock_fd = -1
+    name = sock.getsockname()
+    if isinstance(name, str) and name:
+        with contextlib.suppress(OSError, SocketInUseError):
+            lock_fd = _lock(lock_path(name))
+    return Listener(sock, _lock_fd=lock_fd)
+
+
+def lock_path(path: str) -> str:
+    """Where the lock of a socket is: a file that holds the process id of the instance that serves."""
+    return f"{path}.lock"
 
 
 def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: int = -1) -> Listener:
@@ -85,7 +98,7 @@ def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: in
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_directory(Path(path).parent)
-        lock_fd = _lock(path + ".lock")
+        lock_fd = _lock(lock_path(path))
         _refuse_live(path)
         Path(temporary).unlink(missing_ok=True)
         sock.setblocking(False)
@@ -116,10 +129,15 @@ def _make_directory(directory: Path) -> None:
 
 
 def _lock(path: str) -> int:
-    """Takes the lock that two instances on one socket compete for; the kernel drops it with the process."""
+    """Takes the lock that two instances on one socket compete for; the kernel drops it with the process.
+
+    The file says whose it is, for who wants to send that process a signal.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
         os.close(fd)
         raise SocketInUseError(f"{path}: another instance holds the lock") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtimeproxy.relay import frames
+from runtimeproxy.relay.early import check_early
 from runtimeproxy.relay.frames import (
     ACK,
     CONTINUATION,
@@ -123,6 +124,7 @@ class RequestDirection:
         special = state.special
         credit = state.credit
         waiting = state.sender.waiting
+        is_early = not state.is_open
         while size - position >= HEADER_BYTES:
             high, low, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
@@ -131,6 +133,8 @@ class RequestDirection:
             end = position + HEADER_BYTES + length
             if end > size:
                 break
+            if is_early:
+                check_early(type_, flags, stream_id & STREAM_ID_MASK, data[position + HEADER_BYTES : end])
             passes = False
             if self._block is not None:
                 pass

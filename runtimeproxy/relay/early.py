@@ -1,0 +1,51 @@
+"""Frames that come before the runtime can judge them: the relay answers or keeps them, so it checks them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtimeproxy.relay.frames import (
+    ACK,
+    GOAWAY,
+    MAX_WINDOW_BYTES,
+    PING,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ErrorCode,
+    PeerError,
+)
+from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE
+
+_LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+"""Payloads of fixed length, in bytes. Source: RFC 9113, 6.3, 6.4, 6.7, 6.9."""
+_CONNECTION_FRAMES: Final = frozenset((SETTINGS, PING, GOAWAY))
+_STREAM_FRAMES: Final = frozenset((PRIORITY, RST_STREAM))
+_SETTING_BYTES: Final = 6
+
+
+def check_early(type_: int, flags: int, stream_id: int, payload: bytes) -> None:
+    """Checks what the runtime would have checked.
+
+    Raises:
+        PeerError: the frame is a connection error. Source: RFC 9113, 6.3 to 6.9.
+    """
+    if len(payload) != _LENGTHS.get(type_, len(payload)):
+        raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame of a wrong length")
+    if (type_ in _CONNECTION_FRAMES and stream_id) or (type_ in _STREAM_FRAMES and not stream_id):
+        raise PeerError(ErrorCode.PROTOCOL_ERROR, "frame on a wrong stream")
+    if type_ == WINDOW_UPDATE and not stream_id and not int.from_bytes(payload, "big"):
+        raise PeerError(ErrorCode.PROTOCOL_ERROR, "window update of nothing")
+    if type_ == SETTINGS:
+        _check_settings(flags, payload)
+
+
+def _check_settings(flags: int, payload: bytes) -> None:
+    if len(payload) % _SETTING_BYTES or (flags & ACK and payload):
+        raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
+    for at in range(0, len(payload), _SETTING_BYTES):
+        name = int.from_bytes(payload[at : at + 2], "big")
+        value = int.from_bytes(payload[at + 2 : at + 6], "big")
+        if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW_BYTES:
+            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "initial window above 2^31-1")
