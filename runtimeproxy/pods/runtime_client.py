@@ -112,6 +112,17 @@ class GrpcRuntimeClient:
             raise RuntimeUnavailableError("Version: NOT_FOUND")
         return answer
 
+    async def runtime_name(self) -> str:
+        """What the runtime calls itself, such as `containerd` or `cri-o`.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer in time.
+        """
+        await self._open()
+        from runtimeproxy.pods.questions import runtime_name
+
+        return _present(await self._ask(runtime_name(), self._settings.status_timeout_s))
+
     async def close(self) -> None:
         """Ends the connection; calls that are under way fail."""
         channel, self._channel = self._channel, None
@@ -185,5 +196,5 @@ def _load() -> ModuleType:
 
 def _present(answer: ResultT | None) -> ResultT:
     if answer is None:
-        raise RuntimeUnavailableError("the runtime answers NOT_FOUND to a list")
+        raise RuntimeUnavailableError("the runtime answers NOT_FOUND to a question about itself")
     return answer

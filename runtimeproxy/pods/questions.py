@@ -1,0 +1,77 @@
+"""The questions to a runtime and how their answers are read. Imports protobuf: load it where it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.sightings import listed_container, listed_pod, seen_container, seen_pod
+
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[ResultT_co]):
+    """One call: the method's name, the request's bytes, and what reads the answer's bytes."""
+
+    method: str
+    request: bytes
+    read: Callable[[bytes], ResultT_co]
+
+
+def runtime_name() -> Question[str]:
+    """What the runtime calls itself."""
+    return Question("Version", api_pb2.VersionRequest().SerializeToString(), _runtime_name)
+
+
+def list_pods(labels: Mapping[str, str]) -> Question[dict[str, PodRecord]]:
+    """All sandboxes, or those with all of the labels."""
+    request = api_pb2.ListPodSandboxRequest()
+    if labels:
+        request.filter.label_selector.update(labels)
+    return Question("ListPodSandbox", request.SerializeToString(), _pods)
+
+
+def list_containers(pod_id: str) -> Question[dict[str, ContainerRecord]]:
+    """All containers, or those of one sandbox."""
+    request = api_pb2.ListContainersRequest()
+    if pod_id:
+        request.filter.pod_sandbox_id = pod_id
+    return Question("ListContainers", request.SerializeToString(), _containers)
+
+
+def pod(identity: str) -> Question[PodRecord]:
+    """One sandbox; only the verbose answer has its cgroup parent."""
+    request = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=identity, verbose=True)
+    return Question("PodSandboxStatus", request.SerializeToString(), _pod)
+
+
+def container(identity: str, *, verbose: bool) -> Question[tuple[ContainerRecord, bool]]:
+    """One container, and whether the status itself has the resources."""
+    request = api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose)
+    return Question("ContainerStatus", request.SerializeToString(), _container)
+
+
+def _runtime_name(answer: bytes) -> str:
+    return api_pb2.VersionResponse.FromString(answer).runtime_name
+
+
+def _pods(answer: bytes) -> dict[str, PodRecord]:
+    return {item.id: listed_pod(item) for item in api_pb2.ListPodSandboxResponse.FromString(answer).items}
+
+
+def _containers(answer: bytes) -> dict[str, ContainerRecord]:
+    items = api_pb2.ListContainersResponse.FromString(answer).containers
+    return {item.id: listed_container(item) for item in items}
+
+
+def _pod(answer: bytes) -> PodRecord:
+    return seen_pod(api_pb2.PodSandboxStatusResponse.FromString(answer))
+
+
+def _container(answer: bytes) -> tuple[ContainerRecord, bool]:
+    response = api_pb2.ContainerStatusResponse.FromString(answer)
+    return seen_container(response), response.status.HasField("resources")

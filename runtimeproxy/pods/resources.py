@@ -1,0 +1,150 @@
+"""Resources of the CRI as `Resources`: reading them from messages and JSON, and laying updates over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from runtimeproxy.hooks.views import Resources
+
+if TYPE_CHECKING:
+    from cri_api.runtime.v1 import api_pb2
+
+ValueT = TypeVar("ValueT")
+
+NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
+"""The one empty mapping that all records share."""
+
+NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)
+"""The one `Resources` without any value that all records share."""
+
+SCALARS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cpu_period_us": "cpu_period",
+        "cpu_quota_us": "cpu_quota",
+        "cpu_shares": "cpu_shares",
+        "memory_limit_bytes": "memory_limit_in_bytes",
+        "memory_swap_limit_bytes": "memory_swap_limit_in_bytes",
+        "oom_score_adj": "oom_score_adj",
+        "cpuset_cpus": "cpuset_cpus",
+        "cpuset_mems": "cpuset_mems",
+    }
+)
+"""Scalar fields: name here to name in the CRI. Source: CRI v1, message LinuxContainerResources."""
+
+
+def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
+    """The values that a message gives.
+
+    A scalar that is 0 or empty has no bytes on the wire, so it means "no value given".
+    """
+    if not message.ByteSize():
+        return NO_RESOURCES
+    pages = message.hugepage_limits
+    unified = message.unified
+    return Resources(
+        cpu_period_us=message.cpu_period or None,
+        cpu_quota_us=message.cpu_quota or None,
+        cpu_shares=message.cpu_shares or None,
+        memory_limit_bytes=message.memory_limit_in_bytes or None,
+        memory_swap_limit_bytes=message.memory_swap_limit_in_bytes or None,
+        oom_score_adj=message.oom_score_adj or None,
+        cpuset_cpus=message.cpuset_cpus or None,
+        cpuset_mems=message.cpuset_mems or None,
+        hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
+        unified=read_entries(unified),
+    )
+
+
+def read_entries(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """A copy of a message's map; for these maps it is the quickest one."""
+    return {key: entries[key] for key in entries} if entries else NO_ENTRIES
+
+
+def overlay(base: Resources, newer: Resources) -> Resources:
+    """`base` with every value that `newer` gives: `unified` by key, hugepage limits by page size."""
+    if newer is NO_RESOURCES:
+        return base
+    if base is NO_RESOURCES:
+        return newer
+    pages = base.hugepage_limits_bytes
+    if newer.hugepage_limits_bytes:
+        pages = tuple({**dict(pages), **dict(newer.hugepage_limits_bytes)}.items())
+    return Resources(
+        cpu_period_us=_newer(base.cpu_period_us, newer.cpu_period_us),
+        cpu_quota_us=_newer(base.cpu_quota_us, newer.cpu_quota_us),
+        cpu_shares=_newer(base.cpu_shares, newer.cpu_shares),
+        memory_limit_bytes=_newer(base.memory_limit_bytes, newer.memory_limit_bytes),
+        memory_swap_limit_bytes=_newer(base.memory_swap_limit_bytes, newer.memory_swap_limit_bytes),
+        oom_score_adj=_newer(base.oom_score_adj, newer.oom_score_adj),
+        cpuset_cpus=_newer(base.cpuset_cpus, newer.cpuset_cpus),
+        cpuset_mems=_newer(base.cpuset_mems, newer.cpuset_mems),
+        hugepage_limits_bytes=pages,
+        unified={**base.unified, **newer.unified} if newer.unified else base.unified,
+    )
+
+
+def _newer(base: ValueT | None, newer: ValueT | None) -> ValueT | None:
+    return base if newer is None else newer
+
+
+def resources_from_json(found: Mapping[str, Any]) -> Resources:
+    """The values of a CRI message in JSON, as containerd writes it; numbers may be quoted.
+
+    Anything of another type than the CRI's counts as "no value given".
+    """
+    values: dict[str, Any] = {}
+    for name, cri_name in SCALARS.items():
+        value = found.get(cri_name)
+        values[name] = (_text(value) if name.startswith("cpuset") else _integer(value)) or None
+    pages = ((page.get("page_size"), page.get("limit")) for page in _objects(found.get("hugepage_limits")))
+    return _filled(values, pages, found.get("unified"))
+
+
+def resources_from_spec(found: Mapping[str, Any]) -> Resources:
+    """The values of an OCI runtime specification's `linux.resources`, as CRI-O reports it.
+
+    Source: opencontainers/runtime-spec, config-linux.md, "Control groups".
+    """
+    cpu, memory = _object(found.get("cpu")), _object(found.get("memory"))
+    values: dict[str, Any] = {
+        "cpu_period_us": _integer(cpu.get("period")) or None,
+        "cpu_quota_us": _integer(cpu.get("quota")) or None,
+        "cpu_shares": _integer(cpu.get("shares")) or None,
+        "memory_limit_bytes": _integer(memory.get("limit")) or None,
+        "memory_swap_limit_bytes": _integer(memory.get("swap")) or None,
+        "cpuset_cpus": _text(cpu.get("cpus")) or None,
+        "cpuset_mems": _text(cpu.get("mems")) or None,
+    }
+    pages = ((page.get("pageSize"), page.get("limit")) for page in _objects(found.get("hugepageLimits")))
+    return _filled(values, pages, found.get("unified"))
+
+
+def _filled(values: dict[str, Any], pages: Iterable[tuple[Any, Any]], unified: object) -> Resources:
+    """`Resources` of already checked scalars and unchecked lists."""
+    limits = ((_text(size), _integer(limit)) for size, limit in pages)
+    values["hugepage_limits_bytes"] = tuple(pair for pair in limits if all(pair))
+    entries = {key: value for key, value in _object(unified).items() if isinstance(value, str)}
+    found = Resources(**values, unified=entries or NO_ENTRIES)
+    return NO_RESOURCES if found == NO_RESOURCES else found
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _integer(value: object) -> int:
+    """An integer that may be written as text, as protobuf's own JSON does with 64 bits; 0 if it is none."""
+    if isinstance(value, str):
+        sign, digits = (-1, value[1:]) if value.startswith("-") else (1, value)
+        return sign * int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,176 @@
+"""The records of this node, by id and by the pod's uid. Used in the event loop's thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
+
+from runtimeproxy.pods.merge import plan_merge, untouched
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+
+FULL_ID_CHARS: Final = 64
+"""An id of this length is no prefix of another. Source: containerd and CRI-O, 32 random bytes in hex."""
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def detailed(self) -> bool: ...
+
+
+RecordT = TypeVar("RecordT", bound=_Identified)
+
+
+class Shelf(Generic[RecordT]):
+    """Records of one kind by id, each with the sequence number of its last event."""
+
+    def __init__(self, next_event: Callable[[], int]) -> None:
+        self._next_event = next_event
+        self._records: dict[str, RecordT] = {}
+        self._events: dict[str, int] = {}
+        self._tombstones: dict[str, int] = {}
+        self._group_of: Callable[[RecordT], str] = lambda record: ""
+        self._groups: dict[str, dict[str, None]] = {}
+        self.keep_tombstones = False
+
+    def grouped_by(self, group_of: Callable[[RecordT], str]) -> Shelf[RecordT]:
+        """Sets what `members` looks records up by; to be called before the first record."""
+        self._group_of = group_of
+        return self
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[RecordT]:
+        return iter(tuple(self._records.values()))
+
+    def get(self, identity: str) -> RecordT | None:
+        """The record with this id or with an id of which this is the only prefix; None if there is none."""
+        found = self._records.get(identity)
+        if found is not None or not identity or len(identity) >= FULL_ID_CHARS:
+            return found
+        matches = [record for known, record in self._records.items() if known.startswith(identity)]
+        return matches[0] if len(matches) == 1 else None
+
+    def members(self, group: str) -> tuple[RecordT, ...]:
+        """The records of one group, oldest first."""
+        return tuple(self._records[identity] for identity in self._groups.get(group, ()))
+
+    def put(self, record: RecordT) -> None:
+        """Something happened to this record: it is now as given."""
+        self._events[record.id] = self._next_event()
+        self._tombstones.pop(record.id, None)
+        self._set(record)
+
+    def remove(self, identity: str) -> RecordT | None:
+        """The runtime has removed this id, or the one of which this is the only prefix."""
+        found = self.get(identity)
+        self._bury(found.id if found else identity)
+        return found
+
+    def fill(self, record: RecordT, since: int) -> bool:
+        """Takes what the runtime said of one id, unless something happened to it after event `since`."""
+        if not untouched(record.id, since, self._recent(record.id)):
+            return False
+        self._events.setdefault(record.id, since)
+        self._set(record)
+        return True
+
+    def merge(self, listed: Mapping[str, RecordT], since: int) -> tuple[RecordT, ...]:
+        """Takes a whole list of the runtime, asked for at `since`; returns the dropped records."""
+        plan = plan_merge(listed.keys(), self._events, self._tombstones, since)
+        for identity in plan.add:
+            self.fill(listed[identity], since)
+        dropped = [self._records[identity] for identity in plan.drop]
+        for record in dropped:
+            self._bury(record.id)
+        return tuple(dropped)
+
+    def forget_tombstones(self) -> None:
+        """No list of the runtime is awaited any more."""
+        self._tombstones.clear()
+
+    def _recent(self, identity: str) -> Mapping[str, int]:
+        seen = self._events.get(identity)
+        return self._tombstones if seen is None else {identity: seen}
+
+    def _set(self, record: RecordT) -> None:
+        before = self._records.get(record.id)
+        if before is not None and self._group_of(before) != self._group_of(record):
+            self._ungroup(before)
+        self._records[record.id] = record
+        self._groups.setdefault(self._group_of(record), {})[record.id] = None
+
+    def _ungroup(self, record: RecordT) -> None:
+        group = self._group_of(record)
+        members = self._groups.get(group)
+        if members is not None:
+            members.pop(record.id, None)
+            if not members:
+                del self._groups[group]
+
+    def _bury(self, identity: str) -> None:
+        found = self._records.pop(identity, None)
+        self._events.pop(identity, None)
+        if found is not None:
+            self._ungroup(found)
+        event = self._next_event()
+        if self.keep_tombstones:
+            self._tombstones[identity] = event
+
+
+class PodStore:
+    """All pods and containers that the proxy knows.
+
+    Every observed event gets the next sequence number. While a list of the runtime is awaited, removals leave
+    tombstones, so that a container which goes meanwhile does not come back with the list.
+
+    Attributes:
+        pods: Pods by id; `members(uid)` are the sandboxes of one pod.
+        containers: Containers by id; `members(pod id)` are those of one sandbox.
+    """
+
+    def __init__(self) -> None:
+        self._event = 0
+        self._listings = 0
+        self.pods: Shelf[PodRecord] = Shelf[PodRecord](self._next).grouped_by(lambda record: record.uid)
+        self.containers: Shelf[ContainerRecord] = Shelf[ContainerRecord](self._next).grouped_by(
+            lambda record: record.pod_id
+        )
+
+    @property
+    def event(self) -> int:
+        """Sequence number of the last observed event."""
+        return self._event
+
+    def remove_pod(self, identity: str) -> PodRecord | None:
+        """The runtime has removed a sandbox, and with it its containers."""
+        pod = self.pods.remove(identity)
+        if pod is not None:
+            for container in self.containers.members(pod.id):
+                self.containers.remove(container.id)
+        return pod
+
+    @contextmanager
+    def listing(self) -> Iterator[int]:
+        """Around a question to the runtime: gives the sequence number to merge the answer with."""
+        self._listings += 1
+        self.pods.keep_tombstones = self.containers.keep_tombstones = True
+        try:
+            yield self._event
+        finally:
+            self._listings -= 1
+            if not self._listings:
+                self._end_of_listings()
+
+    def _end_of_listings(self) -> None:
+        for shelf in (self.pods, self.containers):
+            shelf.keep_tombstones = False
+            shelf.forget_tombstones()
+
+    def _next(self) -> int:
+        self._event += 1
+        return self._event

@@ -1,0 +1,197 @@
+"""Recovery against a runtime on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.pods.lookup import Lookups
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.recovery import Recovery, RecoverySettings
+from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.testing import CallError, FakeRuntime, preload
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+
+
+@asynccontextmanager
+async def running(recovery: Recovery) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(recovery.run())
+    try:
+        async with asyncio.timeout(20):
+            await recovery.recovered.wait()
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_everything_comes_back_with_its_details(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 5, 20)
+    store = PodStore()
+    async with running(Recovery(store, client)):
+        assert len(store.pods) == 5
+        assert len(store.containers) == 20
+    for container in store.containers:
+        kept = fake_runtime.state.containers[container.id]
+        pod = store.pods.get(container.pod_id)
+        assert pod is not None
+        assert pod.cgroup_parent == kept.sandbox_config.linux.cgroup_parent
+        assert container.applied.cpu_shares == kept.resources.cpu_shares
+        assert container.detailed
+
+
+async def test_what_has_stopped_costs_no_status_call(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 3)
+    for sandbox_id in tuple(fake_runtime.state.sandboxes):
+        fake_runtime.state.stop_sandbox(sandbox_id)
+    store = PodStore()
+    async with running(Recovery(store, client)):
+        assert {container.state for container in store.containers} == {Lifecycle.STOPPED}
+    assert {call.method for call in fake_runtime.recorded} == {"ListPodSandbox", "ListContainers"}
+
+
+async def test_a_runtime_that_comes_late_is_waited_for(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    fake_runtime.on("ListPodSandbox", error=CallError("UNAVAILABLE"), times=2)
+    store = PodStore()
+    async with running(Recovery(store, client)):
+        assert len(store.containers) == 1
+
+
+async def test_a_comparison_drops_what_is_gone_and_adds_what_is_new(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 2, 2)
+    store, dropped = PodStore(), list[PodRecord | ContainerRecord]()
+    recovery = Recovery(store, client, on_drop=dropped.append)
+    await recovery.compare()
+    gone, stays = tuple(fake_runtime.state.sandboxes)
+    fake_runtime.state.remove_sandbox(gone)
+    new = fake_runtime.state.run_sandbox(pod_sandbox_config("new"))
+    await recovery.compare()
+    assert {pod.id for pod in store.pods} == {stays, new.id}
+    assert gone in {record.id for record in dropped}
+    assert len(dropped) == 2
+    assert len(store.containers) == 1
+
+
+async def test_a_comparison_asks_no_details_twice(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 2)
+    recovery = Recovery(PodStore(), client)
+    await recovery.compare()
+    await recovery.compare()
+    methods = [call.method for call in fake_runtime.recorded]
+    assert methods.count("ContainerStatus") == 2
+    assert methods.count("PodSandboxStatus") == 1
+
+
+async def test_a_comparison_on_demand_does_not_wait_for_the_interval(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    told = asyncio.Event()
+    preload(fake_runtime.state, 1, 1)
+    recovery = Recovery(PodStore(), client, RecoverySettings(interval_s=3600), lambda record: told.set())
+    async with running(recovery):
+        fake_runtime.state.remove_container(next(iter(fake_runtime.state.containers)))
+        recovery.compare_soon()
+        async with asyncio.timeout(10):
+            await told.wait()
+
+
+async def test_a_removal_during_the_list_is_not_undone(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    (container_id,) = fake_runtime.state.containers
+    fake_runtime.on("ListContainers", hang=True, after=True, times=1)
+    store = PodStore()
+    comparing = asyncio.get_running_loop().create_task(Recovery(store, client).compare())
+    await asyncio.to_thread(fake_runtime.recorded.wait, "ListContainers")
+    store.containers.remove(container_id)
+    fake_runtime.release("ListContainers")
+    await comparing
+    assert len(store.containers) == 0
+
+
+async def test_a_start_that_nobody_saw_shows_in_the_list(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    (container_id,) = fake_runtime.state.containers
+    store = PodStore()
+    store.containers.put(ContainerRecord(id=container_id, owners={"a": "b"}))
+    await Recovery(store, client).compare()
+    record = store.containers.get(container_id)
+    assert record is not None
+    assert (record.state, record.owners) == (Lifecycle.RUNNING, {"a": "b"})
+
+
+async def test_a_look_up_finds_a_container_and_its_pod(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    (container_id,), (pod_id,) = fake_runtime.state.containers, fake_runtime.state.sandboxes
+    store = PodStore()
+    lookups = Lookups(store, client, timeout_s=10)
+    found = await lookups.container(container_id[:10])
+    assert found is not None
+    assert (found.id, found.pod_id) == (container_id, pod_id)
+    assert (await lookups.pod(pod_id[:10])) is store.pods.get(pod_id)
+    assert await lookups.container("nothing") is None
+
+
+async def test_a_look_up_is_bounded(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
+    fake_runtime.on("ContainerStatus", hang=True)
+    assert await Lookups(PodStore(), client, timeout_s=0.1).container("c1") is None
+
+
+async def test_look_ups_by_name(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
+    config = pod_sandbox_config("web", uid="u1", attempt=1)
+    sandbox = fake_runtime.state.run_sandbox(config)
+    made = fake_runtime.state.create_container(sandbox.id, container_config("main", attempt=2), config)
+    lookups = Lookups(PodStore(), client, timeout_s=10)
+    pod, container = await lookups.pod_named("u1", 1), await lookups.container_named(sandbox.id, "main", 2)
+    assert pod is not None
+    assert container is not None
+    assert (pod.id, container.id) == (sandbox.id, made.id)
+    assert await lookups.pod_named("u1", 0) is None
+    assert await lookups.container_named(sandbox.id, "main", 0) is None
+
+
+async def test_an_event_during_a_look_up_wins(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
+    preload(fake_runtime.state, 1, 1)
+    (container_id,) = fake_runtime.state.containers
+    fake_runtime.on("ContainerStatus", hang=True, after=True, times=1)
+    store = PodStore()
+    looking = asyncio.get_running_loop().create_task(
+        Lookups(store, client, timeout_s=10).container(container_id)
+    )
+    await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
+    store.containers.put(ContainerRecord(id=container_id, name="from-the-call"))
+    fake_runtime.release("ContainerStatus")
+    found = await looking
+    assert found is not None
+    assert found.name == "from-the-call"
+
+
+async def test_a_container_of_unknown_pod_gets_it_by_the_kubelets_label(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    status = api_pb2.ContainerStatus(id="c1", labels={"io.kubernetes.pod.uid": "u1"})
+    fake_runtime.on("ContainerStatus", response=api_pb2.ContainerStatusResponse(status=status))
+    store = PodStore()
+    store.pods.put(PodRecord(id="p1", uid="u1"))
+    found = await Lookups(store, client, timeout_s=10).container("c1")
+    assert found is not None
+    assert found.pod_id == "p1"

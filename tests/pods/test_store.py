@@ -1,0 +1,152 @@
+"""The store: ids, prefixes, groups, events and tombstones."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
+from runtimeproxy.pods.store import PodStore
+
+
+def pod(identity: str = "pod-1", uid: str = "u1") -> PodRecord:
+    return PodRecord(id=identity, uid=uid)
+
+
+def container(identity: str = "box-1", pod_id: str = "pod-1") -> ContainerRecord:
+    return ContainerRecord(id=identity, pod_id=pod_id)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        pytest.param("abc1", "abc1", id="whole"),
+        pytest.param("abc1x", None, id="longer"),
+        pytest.param("abc", None, id="two-have-the-prefix"),
+        pytest.param("x", "xyz", id="unique-prefix"),
+        pytest.param("", None, id="empty"),
+        pytest.param("q", None, id="unknown"),
+        pytest.param("y" * 64, None, id="full-length"),
+    ],
+)
+def test_get(wanted: str, expected: str | None) -> None:
+    store = PodStore()
+    for identity in ("abc1", "abc2", "xyz"):
+        store.pods.put(pod(identity))
+    found = store.pods.get(wanted)
+    assert (found.id if found else None) == expected
+
+
+def test_members_are_in_order_and_follow_changes() -> None:
+    store = PodStore()
+    for identity in ("a", "b"):
+        store.containers.put(container(identity))
+    store.containers.put(replace(container("a"), name="changed"))
+    assert [found.id for found in store.containers.members("pod-1")] == ["a", "b"]
+    store.containers.put(container("a", pod_id="pod-2"))
+    assert [found.id for found in store.containers.members("pod-1")] == ["b"]
+    assert [found.id for found in store.containers.members("pod-2")] == ["a"]
+    assert store.containers.members("pod-3") == ()
+
+
+def test_sandboxes_of_one_pod_are_found_by_uid() -> None:
+    store = PodStore()
+    store.pods.put(pod("a", "u1"))
+    store.pods.put(pod("b", "u1"))
+    store.pods.put(pod("c", "u2"))
+    assert [found.id for found in store.pods.members("u1")] == ["a", "b"]
+
+
+def test_removing_a_pod_removes_its_containers() -> None:
+    store = PodStore()
+    store.pods.put(pod())
+    store.containers.put(container("a"))
+    store.containers.put(container("b", pod_id="pod-2"))
+    assert store.remove_pod("pod") == pod()
+    assert [found.id for found in store.containers] == ["b"]
+
+
+def test_a_list_asked_for_before_a_removal_does_not_bring_it_back() -> None:
+    store = PodStore()
+    store.containers.put(container("a"))
+    with store.listing() as since:
+        store.containers.remove("a")
+        store.containers.merge({"a": container("a"), "b": container("b")}, since)
+    assert [found.id for found in store.containers] == ["b"]
+
+
+def test_a_removal_of_an_unknown_id_counts_too() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        store.containers.remove("a")
+        store.containers.merge({"a": container("a")}, since)
+    assert len(store.containers) == 0
+
+
+def test_an_event_after_the_question_wins_over_the_answer() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        store.containers.put(replace(container("a"), name="from-the-call"))
+        assert not store.containers.fill(replace(container("a"), name="from-the-runtime"), since)
+        store.containers.merge({}, since)
+    found = store.containers.get("a")
+    assert found is not None
+    assert found.name == "from-the-call"
+
+
+def test_an_answer_fills_what_nothing_happened_to() -> None:
+    store = PodStore()
+    store.containers.put(container("a"))
+    with store.listing() as since:
+        assert store.containers.fill(replace(container("a"), name="from-the-runtime"), since)
+    found = store.containers.get("a")
+    assert found is not None
+    assert found.name == "from-the-runtime"
+
+
+def test_what_the_runtime_lost_is_dropped_and_told() -> None:
+    store = PodStore()
+    store.containers.put(container("a"))
+    with store.listing() as since:
+        dropped = store.containers.merge({}, since)
+    assert dropped == (container("a"),)
+    assert store.containers.members("pod-1") == ()
+
+
+def test_tombstones_last_until_no_answer_is_awaited() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        with store.listing():
+            store.containers.remove("a")
+        assert not store.containers.fill(container("a"), since)
+    with store.listing() as since:
+        assert store.containers.fill(container("a"), since)
+
+
+def test_ten_thousand_life_cycles_leave_nothing() -> None:
+    store = PodStore()
+
+    def live(number: int) -> None:
+        store.pods.put(pod(f"pod-{number}", f"uid-{number}"))
+        store.containers.put(container(f"box-{number}", f"pod-{number}"))
+        store.containers.remove(f"box-{number}")
+        store.remove_pod(f"pod-{number}")
+
+    for number in range(100):
+        live(number)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(10_000):
+        live(number)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 20_000
+
+
+def test_equal_texts_of_many_pods_are_one_object() -> None:
+    first, second = (compact({"".join(["ke", "y"]): "".join(["val", "ue"])}) for _ in range(2))
+    assert next(iter(first)) is next(iter(second))
+    assert first["key"] is second["key"]
+    assert compact({}) is compact({})
