@@ -1,0 +1,100 @@
+"""What follows a call that has succeeded, or whose end was not seen."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runtimeproxy.calls.answers import CgroupWriteError, write_answer, write_values
+from runtimeproxy.calls.desk import INTERNAL_ERROR
+from runtimeproxy.pods.runtime import RuntimeUnavailableError
+
+if TYPE_CHECKING:
+    from runtimeproxy.calls.desk import Desk
+    from runtimeproxy.calls.methods import Method
+    from runtimeproxy.calls.operation import Operation, Question
+    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.decision import Decision
+
+
+def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
+    """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
+    if operation.due_writes()[1] or _is_asked(desk, method, operation):
+        hooks = desk.spawn(_follow_up(desk, method, operation))
+        desk.lanes.hold_back(operation.pod_keys, hooks)
+
+
+def _is_asked(desk: Desk, method: Method, operation: Operation) -> bool:
+    """Whether any policy has to be asked, as far as that can be told at once."""
+    chain = desk.chain
+    if chain is None or not any(map(chain.wants, method.after)):
+        return False
+    if not operation.asks_once or not operation.is_complete:
+        return True
+    question = next(operation.afterwards(), None)
+    return question is not None and desk.concerns(chain, question)
+
+
+async def settle(desk: Desk, method: Method, operation: Operation) -> None:
+    """Asks the runtime how a call ended; after a success its post hooks run."""
+    try:
+        if await operation.confirm():
+            follow_up(desk, method, operation)
+    except RuntimeUnavailableError as error:
+        desk.failures.report(method.kind, "unsettled", f"how the call ended is not known: {error}")
+        desk.unsettled()
+    except Exception as error:  # noqa: BLE001 - a bug costs one record, not the task's group
+        _bug(desk, method, error)
+
+
+async def _follow_up(desk: Desk, method: Method, operation: Operation) -> None:
+    try:
+        await _write_due(desk, operation)
+        if desk.chain is not None:
+            await _ask_all(desk, desk.chain, method, operation)
+    except CgroupWriteError as error:
+        desk.failures.report(method.kind, "cgroup", str(error))
+    except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the task's group
+        _bug(desk, method, error)
+
+
+def _bug(desk: Desk, method: Method, error: Exception) -> None:
+    desk.counts[INTERNAL_ERROR] += 1
+    cause = type(error).__name__
+    desk.failures.report(method.kind, f"after {cause}", f"{cause} after the call")
+
+
+async def _write_due(desk: Desk, operation: Operation) -> None:
+    cgroup, values = operation.due_writes()
+    if cgroup and values:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(desk.executor, write_values, desk.writer, cgroup, values)
+
+
+async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operation) -> None:
+    """Puts the questions after success; there is nothing left to refuse."""
+    if not any(map(chain.wants, method.after)):
+        return
+    if not operation.is_complete:
+        await operation.complete()
+    questions = operation.afterwards()
+    question = next(questions, None)
+    while question is not None:
+        decision = await _ask(desk, chain, operation, question)
+        try:
+            question = questions.send(decision)
+        except StopIteration:
+            return
+
+
+async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Question) -> Decision | None:
+    if not desk.concerns(chain, question):
+        return None
+    finish = partial(_write, desk, operation, question)
+    return await chain.decide(question.hook, question.view(), budget_s=desk.settings.budget_s, finish=finish)
+
+
+def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> None:
+    if decision.change is not None:
+        write_answer(desk.writer, operation, question, decision.change)

@@ -1,0 +1,180 @@
+"""CreateContainer: where most policies act; the sandbox's configuration comes along with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.edits import edit_cgroup_parent, edit_container
+from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions
+from runtimeproxy.calls.run_pod_sandbox import PodDraft
+from runtimeproxy.calls.views import recorded_container, recorded_pod, requested_container, requested_pod
+from runtimeproxy.hooks import ContainerChange, Hook
+from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
+from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks import CgroupChange, PodView
+    from runtimeproxy.hooks.decision import Decision
+
+
+class ContainerDraft:
+    """A container that is about to be created: what was asked, what policies made of it, and its record."""
+
+    def __init__(self, config: api_pb2.ContainerConfig) -> None:
+        self.config = config
+        self.requested = read_resources(config.linux.resources)
+        self._is_changed = False
+        self._owners: Mapping[str, str] = NO_ENTRIES
+
+    def question(self, pod: PodView) -> Question:
+        """The question before it is created."""
+        return Question(
+            Hook.PRE_CREATE_CONTAINER,
+            pod,
+            self.edit,
+            details=lambda: (requested_container(self.config, pod, self.requested), ""),
+        )
+
+    def edit(self, change: CgroupChange) -> bool:
+        """Makes a change; returns whether the configuration differs from the kubelet's."""
+        self._is_changed = edit_container(self.config, cast("ContainerChange", change), self.requested)
+        return self._is_changed
+
+    def decided(self, decision: Decision | None) -> None:
+        """Keeps who owns what, for the record."""
+        if decision is not None:
+            self._owners = decision.owners
+
+    def record(self, identity: str, pod_id: str, pending: Mapping[str, int | str]) -> ContainerRecord:
+        """What is remembered once the runtime has created it."""
+        config = self.config
+        return ContainerRecord(
+            id=identity,
+            pod_id=pod_id,
+            name=config.metadata.name,
+            attempt=config.metadata.attempt,
+            labels=compact(config.labels),
+            annotations=compact(config.annotations),
+            requested=self.requested,
+            applied=read_resources(config.linux.resources) if self._is_changed else self.requested,
+            owners=dict(self._owners) or NO_ENTRIES,
+            pending_cgroup=dict(pending) or NO_ENTRIES,
+        )
+
+
+class CreateContainer(Operation):
+    """The kubelet creates a container in a sandbox, which the proxy may never have seen.
+
+    A cgroup parent that a policy changed when the sandbox was run is carried on: the kubelet still sends its
+    own, some runtimes take the container's place from it, and it has to lie in its sandbox's cgroup.
+    """
+
+    def __init__(self, context: CallContext, body: bytes) -> None:
+        super().__init__(context)
+        request = api_pb2.CreateContainerRequest.FromString(body)
+        self.request = request
+        self._request = request
+        self._draft = ContainerDraft(request.config)
+        self._record: ContainerRecord | None = None
+        self._known_pod: PodRecord | None = None
+
+    @property
+    def turn_key(self) -> str:
+        """The sandbox and the container's name: there is no id yet."""
+        about = self._request.config.metadata
+        return f"{self.pod_key}/{about.name}/{about.attempt}"
+
+    @property
+    def pod_key(self) -> str:
+        """The sandbox's id."""
+        pod = self._pod
+        return pod.id if pod is not None else self._request.pod_sandbox_id
+
+    @property
+    def must_carry(self) -> bool:
+        """Whether the sandbox lies elsewhere than the request says."""
+        return bool(self._carried_parent())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the sandbox is known."""
+        pod = self._pod
+        return pod is not None and pod.detailed
+
+    async def complete(self) -> None:
+        """Looks the sandbox up, for what the request does not say of it."""
+        if not self.is_complete and self._request.pod_sandbox_id:
+            await self.context.lookups.pod(self._request.pod_sandbox_id)
+
+    def questions(self) -> Questions:
+        """May change everything but the container's name and image."""
+        question = self._draft.question(self._pod_view())
+        question.edit = self._edit
+        self._draft.decided((yield question))
+
+    def carry(self) -> bool:
+        """Names the cgroup parent in which the sandbox really lies."""
+        return edit_cgroup_parent(self._request.sandbox_config, self._carried_parent())
+
+    def succeeded(self, response: bytes) -> None:
+        """Records the container, and its sandbox if that was unknown."""
+        self._remember(api_pb2.CreateContainerResponse.FromString(response).container_id)
+
+    def afterwards(self) -> Questions:
+        """The container is created; its cgroup comes with its start."""
+        record = self._record
+        if record is None:
+            return
+        pod = self._pod_view()
+        yield Question(Hook.POST_CREATE_CONTAINER, pod, details=lambda: (recorded_container(record, pod), ""))
+        known = self.context.store.containers.get(record.id)
+        if known is record and self.pending:
+            self.context.store.containers.put(replace(record, pending_cgroup=dict(self.pending)))
+
+    async def confirm(self) -> bool:
+        """The runtime has a container of this name and attempt in the sandbox, or it has not."""
+        about = self._request.config.metadata
+        found = await self.context.lookups.container_named(self.pod_key, about.name, about.attempt)
+        if found is not None:
+            self._remember(found.id)
+        return found is not None
+
+    @property
+    def _pod(self) -> PodRecord | None:
+        """The sandbox's record; once it is known in detail, nothing that this call needs changes in it."""
+        if self._known_pod is None or not self._known_pod.detailed:
+            self._known_pod = self.context.store.pods.get(self._request.pod_sandbox_id)
+        return self._known_pod
+
+    def _pod_view(self) -> PodView:
+        pod = self._pod
+        if pod is not None and not self._request.HasField("sandbox_config"):
+            return recorded_pod(pod)
+        return requested_pod(self._request.sandbox_config, pod)
+
+    def _carried_parent(self) -> str | None:
+        """Where the sandbox lies, if the request says otherwise and a policy may be the reason."""
+        pod, named = self._pod, self._request.sandbox_config.linux.cgroup_parent
+        if pod is None or not named or not pod.cgroup_parent or pod.cgroup_parent == named:
+            return None
+        return pod.cgroup_parent if CGROUP_PARENT in pod.owners or pod.recovered else None
+
+    def _edit(self, change: CgroupChange) -> bool:
+        changed = self._draft.edit(change)
+        parent = cast("ContainerChange", change).cgroup_parent
+        return edit_cgroup_parent(self._request.sandbox_config, parent) or changed
+
+    def _remember(self, identity: str) -> None:
+        store = self.context.store
+        if self._pod is None and self._request.pod_sandbox_id:
+            store.pods.put(self._unseen_pod())
+        self._record = self._draft.record(identity, self.pod_key, self.pending)
+        store.containers.put(self._record)
+
+    def _unseen_pod(self) -> PodRecord:
+        seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)
+        return replace(seen, detailed=False)

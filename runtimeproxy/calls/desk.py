@@ -1,0 +1,131 @@
+"""What all held calls of one daemon share, and its settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from runtimeproxy.calls.lanes import Lanes
+from runtimeproxy.calls.message import DEFAULT_MAX_MESSAGE_BYTES
+from runtimeproxy.calls.methods import CallKind
+from runtimeproxy.calls.operation import CallContext, Operation, Question
+from runtimeproxy.hooks import FailurePolicy, PodView
+from runtimeproxy.hooks.reports import FailureLog
+
+if TYPE_CHECKING:
+    from runtimeproxy.cgroups import WriteResult
+    from runtimeproxy.hooks.chain import Chain
+
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Starts a background task that the caller need not keep alive."""
+
+Operations: TypeAlias = Mapping[CallKind, Callable[[CallContext, bytes], Operation]]
+
+
+INTERNAL_ERROR: Final = "internal_error"
+"""Counts what should never happen: errors in the proxy's own code."""
+
+
+class CgroupWriter(Protocol):
+    """Writes cgroup values; synchronous and thread safe."""
+
+    def write(self, cgroup: str, values: Mapping[str, int | str]) -> Sequence[WriteResult]:
+        """Writes values to one cgroup; never raises for what the kernel says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How held calls are treated.
+
+    Attributes:
+        budget_s: Longest time that a call is held; a quarter of its deadline, if that is less.
+        end_wait_s: How long Stop and Remove wait for other calls and hooks of their pod.
+        on_unreadable: Whether a request that cannot be understood is forwarded as it came or refused.
+        on_failure: Whether a call is forwarded as it came or refused if the proxy itself fails: policies that
+            are not loaded in time, an error in its own code.
+        skip_label: Key and value of the label of pods that no policy is asked about; None for none.
+        max_message_bytes: Longest request, decompressed.
+    """
+
+    budget_s: float = 2.0
+    end_wait_s: float = 1.0
+    on_unreadable: FailurePolicy = FailurePolicy.IGNORE
+    on_failure: FailurePolicy = FailurePolicy.IGNORE
+    skip_label: tuple[str, str] | None = None
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+    def hold_s(self, timeout_s: float | None) -> float:
+        """How long a call with this deadline may be held."""
+        return self.budget_s if timeout_s is None else min(self.budget_s, timeout_s / 4)
+
+
+@dataclass(slots=True)
+class Desk:
+    """Shared by all held calls; used in the event loop's thread, but for `writer`.
+
+    Attributes:
+        settings: How held calls are treated.
+        context: Records and look-ups.
+        writer: Writes cgroup values, in worker threads.
+        executor: Worker threads for what takes long.
+        spawn: Starts background tasks.
+        unsettled: Called when the end of a call could be learnt neither from its answer nor from the runtime.
+        lanes: The order of calls.
+        failures: Logs what goes wrong, each cause once per interval.
+        counts: How often what happened, by a fixed set of names.
+        operations: What makes a call from its request; None until it is loaded.
+        chain: The policies; None until they are loaded.
+        chain_loaded: Set with the first chain.
+    """
+
+    settings: CallSettings
+    context: CallContext
+    writer: CgroupWriter
+    executor: Executor
+    spawn: Spawn
+    unsettled: Callable[[], None]
+    lanes: Lanes = field(default_factory=Lanes)
+    failures: FailureLog = field(default_factory=FailureLog)
+    counts: Counter[str] = field(default_factory=Counter)
+    operations: Operations | None = None
+    chain: Chain | None = None
+    chain_loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def skips(self, pod: PodView) -> bool:
+        """Whether no policy is asked about this pod."""
+        label = self.settings.skip_label
+        return label is not None and pod.labels.get(label[0]) == label[1]
+
+    async def load(self) -> Operations:
+        """The makers of calls; the first time protobuf is loaded in a worker thread."""
+        if self.operations is None:
+            self.operations = await asyncio.get_running_loop().run_in_executor(self.executor, _load)
+        return self.operations
+
+    async def policies(self, until_s: float) -> Chain | None:
+        """The policies, once they are loaded; None if they are not by this time of the loop's clock."""
+        if self.chain is None:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await self.chain_loaded.wait()
+            except TimeoutError:
+                return None
+        return self.chain
+
+    def concerns(self, chain: Chain, question: Question) -> bool:
+        """Whether a question has to be put to the policies; costs no thread."""
+        return (
+            chain.wants(question.hook)
+            and not self.skips(question.pod)
+            and chain.concerns(question.hook, question.pod)
+        )
+
+
+def _load() -> Operations:
+    from runtimeproxy.calls.operations import OPERATIONS
+
+    return OPERATIONS

@@ -1,0 +1,177 @@
+"""One held call, from its request to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.calls.aftermath import follow_up, settle
+from runtimeproxy.calls.deciding import Deciding, NoDecisionError, Verdict
+from runtimeproxy.calls.desk import INTERNAL_ERROR
+from runtimeproxy.calls.message import (
+    MessageTooLargeError,
+    UnreadableMessageError,
+    is_compressed,
+    open_frame,
+    open_response,
+)
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.hooks import FailurePolicy
+from runtimeproxy.interception import Outcome
+
+if TYPE_CHECKING:
+    from runtimeproxy.calls.desk import Desk, Operations
+    from runtimeproxy.calls.lanes import Turn
+    from runtimeproxy.calls.methods import Method
+    from runtimeproxy.calls.operation import Operation
+    from runtimeproxy.interception import CallHead, Reply
+
+READ_ON_LOOP_BYTES: Final = 64 * 1024
+"""Longer requests, and all compressed ones, are read in a worker thread."""
+
+REFUSAL_CHARS: Final = 1000
+"""Longest text of a refusal; what is over it is cut."""
+
+COUNTS: Final = {
+    "DecodeError": ("unreadable", False),
+    "UnreadableMessageError": ("unreadable", True),
+    "MessageTooLargeError": ("too_large", True),
+    "NoDecisionError": ("undecided", True),
+}
+"""Foreseen errors by name: what they are counted as, and whether their text may be logged."""
+
+
+class HeldCall:
+    """The `CallHandler` of one call; every method runs in the event loop's thread and raises nothing."""
+
+    __slots__ = ("_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn")
+
+    def __init__(self, desk: Desk, method: Method, head: CallHead, reply: Reply) -> None:
+        """Takes what the request's headers say, and where the answer goes."""
+        self._desk = desk
+        self._method = method
+        self._head = head
+        self._reply = reply
+        self._operation: Operation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._turn: Turn | None = None
+
+    def message(self, data: bytes) -> None:
+        """Reads the request; answers at once if nothing is to be decided."""
+        try:
+            operations = self._desk.operations
+            if operations is None or len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
+                self._task = self._desk.spawn(self._read_elsewhere(data))
+            else:
+                self._understood(self._read(operations, data))
+        except Exception as error:  # noqa: BLE001 - the relay's loop must survive any bug in here
+            self._failed(error)
+
+    def cancelled(self) -> None:
+        """Stops all work for the call."""
+        self._operation = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._turn is not None:
+            # A task that never ran has no chance to do it.
+            self._turn.leave()
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        """Brings the records up to date, before the answer goes to the client, and starts what follows."""
+        operation, self._operation = self._operation, None
+        if operation is None or outcome is Outcome.FAILED:
+            return
+        try:
+            if outcome is Outcome.SUCCEEDED and self._succeeded(operation, data):
+                follow_up(self._desk, self._method, operation)
+            else:
+                self._desk.spawn(settle(self._desk, self._method, operation))
+        except Exception as error:  # noqa: BLE001 - the answer must reach the client whatever happens here
+            self._report(error)
+
+    def _read(self, operations: Operations, data: bytes) -> Operation:
+        body = open_frame(data, self._head.encoding, self._desk.settings.max_message_bytes)
+        return operations[self._method.kind](self._desk.context, body)
+
+    async def _read_elsewhere(self, data: bytes) -> None:
+        try:
+            operations = await self._desk.load()
+            read = partial(self._read, operations, data)
+            operation = await asyncio.get_running_loop().run_in_executor(self._desk.executor, read)
+            self._task = None
+            self._understood(operation)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
+            self._failed(error)
+
+    def _understood(self, operation: Operation) -> None:
+        self._operation = operation
+        until_s = asyncio.get_running_loop().time() + self._desk.settings.hold_s(self._head.timeout_s)
+        deciding = Deciding(self._desk, self._method, operation, until_s)
+        if deciding.is_needless():
+            self._reply.forward(None)
+            return
+        self._turn = self._desk.lanes.take_turn(operation.turn_key)
+        self._task = self._desk.spawn(self._decide(deciding, self._turn))
+
+    async def _decide(self, deciding: Deciding, turn: Turn) -> None:
+        try:
+            self._answer(await deciding.verdict(turn))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
+            self._failed(error)
+        finally:
+            turn.leave()
+
+    def _answer(self, verdict: Verdict) -> None:
+        if verdict.refusal is None:
+            self._reply.forward(verdict.frame)
+        else:
+            self._refuse(verdict.refusal.code, verdict.refusal.text)
+
+    def _succeeded(self, operation: Operation, data: bytes) -> bool:
+        """Whether the answer could be read; the records are up to date then."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            operation.succeeded(open_response(data, self._desk.settings.max_message_bytes))
+        except (UnreadableMessageError, MessageTooLargeError, DecodeError):
+            return False
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        """The proxy cannot decide about the call: the settings say what becomes of it."""
+        from google.protobuf.message import DecodeError
+
+        settings = self._desk.settings
+        self._operation = None
+        self._report(error)
+        if isinstance(error, MessageTooLargeError):
+            self._refuse(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        elif isinstance(error, UnreadableMessageError | DecodeError):
+            self._forward_or_refuse(
+                settings.on_unreadable, StatusCode.INVALID_ARGUMENT, "the request cannot be read"
+            )
+        elif isinstance(error, NoDecisionError):
+            self._forward_or_refuse(settings.on_failure, StatusCode.UNAVAILABLE, str(error))
+        else:
+            self._forward_or_refuse(settings.on_failure, StatusCode.INTERNAL, "an error in the proxy")
+
+    def _forward_or_refuse(self, policy: FailurePolicy, code: StatusCode, text: str) -> None:
+        if policy is FailurePolicy.FAIL:
+            self._refuse(code, text)
+        else:
+            self._reply.forward(None)
+
+    def _refuse(self, code: StatusCode, text: str) -> None:
+        """Ends the call; NotFound would tell the kubelet that there is nothing to stop or remove."""
+        self._operation = None
+        code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
+        self._desk.counts["refused"] += 1
+        self._reply.refuse(code, MESSAGE_PREFIX + text[:REFUSAL_CHARS])
+
+    def _report(self, error: Exception) -> None:
+        """One line per cause; the text of an unforeseen error may hold parts of the request."""
+        cause = type(error).__name__
+        count, is_expected = COUNTS.get(cause, (INTERNAL_ERROR, False))
+        self._desk.counts[count] += 1
+        self._desk.failures.report(self._method.kind, cause, str(error) if is_expected else cause)

@@ -1,0 +1,185 @@
+"""What held calls have in common: the records they touch, the questions to policies, what success means."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from runtimeproxy.calls.presence import given_fields
+from runtimeproxy.cgroups import CgroupPathError, container_path
+from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodView, Resources
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.pods.lookup import Lookups
+    from runtimeproxy.pods.store import PodStore
+
+
+@dataclass(slots=True)
+class CallContext:
+    """What the held calls of one daemon share.
+
+    Attributes:
+        store: The records.
+        lookups: Asks the runtime for single records.
+        scope_prefix: What the runtime puts before a container's id in cgroup names; see `container_path`.
+    """
+
+    store: PodStore
+    lookups: Lookups
+    scope_prefix: str = ""
+
+
+def no_edit(change: CgroupChange) -> bool:
+    """For calls whose message carries nothing that a policy may change."""
+    return False
+
+
+@dataclass(slots=True)
+class Question:
+    """What the policies are asked about a call, and where their answer goes.
+
+    Attributes:
+        hook: The hook point.
+        pod: The pod that the question is about.
+        edit: Applies an answer to the request; returns whether that changed anything. Runs in any thread.
+        cgroup: The cgroup that the answer's cgroup values are for; empty while it does not exist.
+        details: For questions about a container: what it is shown as, and its cgroup. Asked for only once it
+            is clear that a policy is concerned.
+    """
+
+    hook: Hook
+    pod: PodView
+    edit: Callable[[CgroupChange], bool] = no_edit
+    cgroup: str = ""
+    details: Callable[[], tuple[ContainerView, str]] | None = None
+
+    def view(self) -> PodView | ContainerView:
+        """What policies are shown; from here on `cgroup` is what it says."""
+        if self.details is None:
+            return self.pod
+        view, self.cgroup = self.details()
+        return view
+
+
+Questions: TypeAlias = Generator[Question, "Decision | None", None]
+"""One question after the other; each gets the decision on it, or None if nobody wanted to be asked."""
+
+
+class Operation(ABC):
+    """One held call whose request is understood.
+
+    It may be made in any thread. All its methods run in the event loop's thread, `Question.edit` in another.
+
+    Attributes:
+        request: The request; edited in place.
+        pending: Cgroup values that wait for the container's cgroup.
+    """
+
+    asks_once: ClassVar[bool] = True
+    """Whether there is at most one question, so that its answer can be carried out where it was found."""
+
+    request: Message
+
+    def __init__(self, context: CallContext) -> None:
+        self.context = context
+        self.pending: dict[str, int | str] = {}
+
+    @property
+    @abstractmethod
+    def turn_key(self) -> str:
+        """Calls with the same key are decided in the order of arrival."""
+
+    @property
+    @abstractmethod
+    def pod_key(self) -> str:
+        """The pod whose post hooks this call waits for; empty if it is not known."""
+
+    @property
+    def pod_keys(self) -> tuple[str, ...]:
+        """The keys under which the next calls of the pod will look for this one's post hooks."""
+        return (self.pod_key,)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store has the records that the questions need."""
+        return True
+
+    async def complete(self) -> None:
+        """Looks up the records that the questions need, if the store does not have them."""
+        return
+
+    @abstractmethod
+    def questions(self) -> Questions:
+        """What to ask before the runtime sees the call."""
+
+    def carry(self) -> bool:
+        """Edits that earlier decisions demand of this request; returns whether there were any."""
+        return False
+
+    @property
+    def must_carry(self) -> bool:
+        """Whether `carry` has something to do."""
+        return False
+
+    @abstractmethod
+    def succeeded(self, response: bytes) -> None:
+        """Brings the records up to date.
+
+        Raises:
+            google.protobuf.message.DecodeError: The response cannot be understood.
+        """
+
+    def afterwards(self) -> Questions:
+        """What to ask after success."""
+        yield from ()
+
+    def due_writes(self) -> tuple[str, Mapping[str, int | str]]:
+        """The cgroup and the values whose time has come with the call's success."""
+        return "", NO_ENTRIES
+
+    @abstractmethod
+    async def confirm(self) -> bool:
+        """Asks the runtime how a call ended whose end was not seen, and settles the records.
+
+        Returns:
+            Whether it succeeded.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer; the records stay as they are.
+        """
+
+
+def container_cgroup(context: CallContext, pod: PodRecord | None, container: ContainerRecord) -> str:
+    """The cgroup of a container; empty if its place is not known."""
+    if pod is None or not pod.cgroup_parent:
+        return ""
+    try:
+        path = container_path(pod.cgroup_parent, container.id, prefix=context.scope_prefix)
+    except CgroupPathError:
+        return ""
+    return "/" + "/".join(path)
+
+
+def merged_owners(
+    before: Mapping[str, str], sent: Resources, decided: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Who owns which field after an update: what the kubelet sent and nobody claimed is its own again.
+
+    Args:
+        before: The owners so far.
+        sent: What the kubelet sent.
+        decided: The owners of the fields that policies claimed now.
+    """
+    if not before and not decided:
+        return NO_ENTRIES
+    fields = given_fields(sent)
+    kept = {name: owner for name, owner in before.items() if name not in fields}
+    kept.update(decided)
+    return kept or NO_ENTRIES

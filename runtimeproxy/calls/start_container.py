@@ -1,0 +1,57 @@
+"""StartContainer: with its success the container's cgroup exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.container_call import ContainerCall
+from runtimeproxy.calls.operation import CallContext, Questions
+from runtimeproxy.hooks import Hook
+from runtimeproxy.pods.records import Lifecycle
+from runtimeproxy.pods.resources import NO_ENTRIES
+
+
+class StartContainer(ContainerCall):
+    """The kubelet starts a container; cgroup values that waited for it are due after that."""
+
+    def __init__(self, context: CallContext, body: bytes) -> None:
+        request = api_pb2.StartContainerRequest.FromString(body)
+        super().__init__(context, request.container_id)
+        self.request = request
+        self._due: Mapping[str, int | str] = NO_ENTRIES
+
+    def questions(self) -> Questions:
+        """Its cgroup values wait for the cgroup."""
+        record = self.record
+        if record is not None:
+            yield self.question(Hook.PRE_START_CONTAINER, record)
+
+    def succeeded(self, response: bytes) -> None:
+        """The container runs."""
+        record = self.record
+        if record is None:
+            return
+        self._due = {**record.pending_cgroup, **self.pending}
+        running = replace(record, state=Lifecycle.RUNNING, pending_cgroup=NO_ENTRIES)
+        self.context.store.containers.put(running)
+
+    def afterwards(self) -> Questions:
+        """The container runs: its cgroup exists now."""
+        record = self.record
+        if record is not None:
+            yield self.question(Hook.POST_START_CONTAINER, record)
+
+    def due_writes(self) -> tuple[str, Mapping[str, int | str]]:
+        """What policies wanted at the creation and before the start."""
+        record = self.record
+        return ("" if record is None else self.cgroup(record)), self._due
+
+    async def confirm(self) -> bool:
+        """The container runs, or it does not."""
+        found = await self.context.lookups.confirm_container(self.container_id)
+        started = found is not None and found.state is Lifecycle.RUNNING
+        if started:
+            self.succeeded(b"")
+        return started

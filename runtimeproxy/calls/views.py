@@ -1,0 +1,142 @@
+"""What policies are shown, made from requests and from records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_RESOURCES, overlay, read_entries, read_resources
+from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cri_api.runtime.v1 import api_pb2
+
+
+class LastValues(Mapping[str, bytes]):
+    """Environment variables by name, the last value of each; read when a policy first looks."""
+
+    __slots__ = ("_found", "_variables")
+
+    def __init__(self, variables: Sequence[api_pb2.KeyValue]) -> None:
+        """Takes the variables of a request, which must not change before the first look."""
+        self._variables = variables
+        self._found: dict[str, bytes] | None = None
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._values()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values())
+
+    def __len__(self) -> int:
+        return len(self._values())
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} environment variables>"
+
+    def _values(self) -> dict[str, bytes]:
+        if self._found is None:
+            self._found = {variable.key: variable.value for variable in self._variables}
+        return self._found
+
+
+def requested_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None, handler: str = "") -> PodView:
+    """A pod as a request describes it, with what policies have changed when its sandbox was run.
+
+    Annotations of a pod may change while it runs, so the request's count; but what a policy set at the start
+    holds, and so does the cgroup parent: the sandbox lives there.
+    """
+    about, linux = config.metadata, config.linux
+    labels, annotations = read_entries(config.labels), read_entries(config.annotations)
+    parent = linux.cgroup_parent
+    if known is not None:
+        labels = with_changes(labels, known.label_changes)
+        annotations = with_changes(annotations, known.annotation_changes)
+        parent = known.cgroup_parent or parent
+    return PodView(
+        id=known.id if known is not None else "",
+        name=about.name,
+        namespace=about.namespace,
+        uid=about.uid,
+        attempt=about.attempt,
+        labels=_frozen(labels),
+        annotations=_frozen(annotations),
+        runtime_handler=known.runtime_handler if known is not None else handler,
+        cgroup_parent=parent,
+        overhead=read_resources(linux.overhead),
+        resources=read_resources(linux.resources),
+        qos=qos_class(labels),
+        kube_qos=kube_qos_class(parent),
+        priority=priority_class(labels),
+    )
+
+
+def recorded_pod(record: PodRecord, resources: Resources | None = None) -> PodView:
+    """A pod as it is remembered; `resources` are those of an update under way."""
+    return PodView(
+        id=record.id,
+        name=record.name,
+        namespace=record.namespace,
+        uid=record.uid,
+        attempt=record.attempt,
+        labels=_frozen(record.labels),
+        annotations=_frozen(record.annotations),
+        runtime_handler=record.runtime_handler,
+        cgroup_parent=record.cgroup_parent,
+        overhead=record.overhead,
+        resources=record.requested if resources is None else resources,
+        qos=qos_class(record.labels),
+        kube_qos=kube_qos_class(record.cgroup_parent),
+        priority=priority_class(record.labels),
+    )
+
+
+def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources: Resources) -> ContainerView:
+    """A container as the request for its creation describes it; `resources` are the request's."""
+    return ContainerView(
+        name=config.metadata.name,
+        attempt=config.metadata.attempt,
+        pod=pod,
+        labels=_frozen(read_entries(config.labels)),
+        annotations=_frozen(read_entries(config.annotations)),
+        env=LastValues(config.envs),
+        requested=resources,
+        current=resources,
+    )
+
+
+def recorded_container(
+    record: ContainerRecord, pod: PodView, updated: Resources | None = None
+) -> ContainerView:
+    """A container as it is remembered; `updated` is what an update under way asks for."""
+    newer = NO_RESOURCES if updated is None else updated
+    return ContainerView(
+        id=record.id,
+        name=record.name,
+        attempt=record.attempt,
+        pod=pod,
+        labels=_frozen(record.labels),
+        annotations=_frozen(record.annotations),
+        requested=overlay(record.requested, newer),
+        current=overlay(record.applied, newer),
+        updated=updated,
+    )
+
+
+def with_changes(entries: Mapping[str, str], changes: Mapping[str, str | None]) -> Mapping[str, str]:
+    """Entries with some set and some (None) taken away."""
+    if not changes:
+        return entries
+    kept = {key: value for key, value in entries.items() if key not in changes}
+    kept.update((key, value) for key, value in changes.items() if value is not None)
+    return kept
+
+
+def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """A view of entries through which nobody can change a record."""
+    return entries if type(entries) is MappingProxyType else MappingProxyType(entries)

@@ -1,0 +1,285 @@
+"""A desk for held calls with scripted surroundings: replies, a runtime that answers from tables."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from google.protobuf.message import Message
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.calls.interceptor import CallInterceptor
+from runtimeproxy.calls.message import frame_message
+from runtimeproxy.calls.operation import CallContext
+from runtimeproxy.cgroups import Outcome as WriteOutcome
+from runtimeproxy.cgroups import WriteResult
+from runtimeproxy.hooks import CgroupChange, Policy
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.interception import CallHandler, CallHead, Outcome
+from runtimeproxy.pods.lookup import Lookups
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.runtime import RuntimeUnavailableError
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+
+SERVICE = "runtime.v1.RuntimeService"
+POD_ID = "0123456789abcdef" * 4
+CONTAINER_ID = "fedcba9876543210" * 4
+
+
+class RecordedReply:
+    """Keeps what a handler decided."""
+
+    def __init__(self) -> None:
+        self.forwarded: list[bytes | None] = []
+        self.refused: list[tuple[int, str]] = []
+        self._done = asyncio.Event()
+
+    def forward(self, data: bytes | None) -> None:
+        self.forwarded.append(data)
+        self._done.set()
+
+    def refuse(self, code: int, text: str) -> None:
+        self.refused.append((code, text))
+        self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    async def done(self) -> None:
+        async with asyncio.timeout(10):
+            await self._done.wait()
+
+    def sent(self, kind: type[Message], original: bytes) -> Any:
+        """The message that went to the runtime."""
+        (data,) = self.forwarded
+        frame = original if data is None else data
+        return kind.FromString(frame[5:])
+
+
+class ScriptedRuntime:
+    """A `RuntimeClient` that answers from tables."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodRecord] = {}
+        self.containers: dict[str, ContainerRecord] = {}
+        self.asked: list[str] = []
+        self.is_down = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
+        await self._asked("list_pods")
+        return dict(self.pods)
+
+    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
+        await self._asked("list_containers")
+        return {key: value for key, value in self.containers.items() if pod_id in ("", value.pod_id)}
+
+    async def pod(self, identity: str) -> PodRecord | None:
+        await self._asked(f"pod {identity}")
+        return next((pod for key, pod in self.pods.items() if key.startswith(identity)), None)
+
+    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
+        await self._asked(f"container {identity}")
+        return next((found for key, found in self.containers.items() if key.startswith(identity)), None)
+
+    async def _asked(self, question: str) -> None:
+        self.asked.append(question)
+        await self.answers.wait()
+        if self.is_down:
+            raise RuntimeUnavailableError("down")
+
+
+@dataclass
+class RecordedWriter:
+    """Keeps what was written, and fails as scripted."""
+
+    written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
+    error: str = ""
+
+    def write(self, cgroup: str, values: Mapping[str, int | str]) -> tuple[WriteResult, ...]:
+        self.written.append((cgroup, dict(values)))
+        outcome = WriteOutcome.FAILED if self.error else WriteOutcome.WRITTEN
+        return tuple(
+            WriteResult(cgroup, key, value, outcome, None, self.error) for key, value in values.items()
+        )
+
+
+class Surroundings:
+    """An interceptor with everything around it; to be closed."""
+
+    def __init__(self, settings: CallSettings | None = None, lookup_timeout_s: float = 1.0) -> None:
+        self.store = PodStore()
+        self.runtime = ScriptedRuntime()
+        self.writer = RecordedWriter()
+        self.unsettled = 0
+        self.workers = Workers()
+        self._executor = ThreadPoolExecutor(2)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.context = CallContext(self.store, Lookups(self.store, self.runtime, lookup_timeout_s))
+        self.interceptor = CallInterceptor(
+            self.context,
+            self.writer,
+            executor=self._executor,
+            spawn=self._spawn,
+            settings=settings,
+            unsettled=self._count_unsettled,
+        )
+
+    @property
+    def lanes(self) -> int:
+        """Lanes in which something waits."""
+        return len(self.interceptor._desk.lanes)
+
+    @property
+    def tasks(self) -> int:
+        """Background tasks that are not done."""
+        return len(self._tasks)
+
+    async def load(self, *policies: Policy, **settings: PolicySettings) -> Chain:
+        """Loads the messages and these policies; settings go by the policies' names, with `_` for `-`."""
+        await self.interceptor.load()
+        loaded = (bind(policy, settings.get(policy.name.replace("-", "_"))) for policy in policies)
+        chain = Chain(loaded, self.workers)
+        self.interceptor.use(chain)
+        return chain
+
+    def call(
+        self,
+        method: str,
+        request: Message | bytes,
+        *,
+        timeout_s: float | None = 120.0,
+        encoding: str = "identity",
+    ) -> HeldForTest:
+        """A held call whose request has come; bytes are taken for a whole frame."""
+        frame = request if isinstance(request, bytes) else frame_message(request.SerializeToString())
+        reply = RecordedReply()
+        path = f"/{SERVICE}/{method}"
+        assert self.interceptor.holds(path)
+        handler = self.interceptor.open(CallHead(path, timeout_s, encoding), reply)
+        handler.message(frame)
+        return HeldForTest(handler, reply, frame)
+
+    async def run_pod(self, config: api_pb2.PodSandboxConfig, pod_id: str) -> HeldForTest:
+        """RunPodSandbox with success."""
+        call = self.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=config))
+        await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=pod_id))
+        return call
+
+    async def create(
+        self,
+        pod_id: str,
+        pod: api_pb2.PodSandboxConfig,
+        config: api_pb2.ContainerConfig,
+        container_id: str,
+    ) -> HeldForTest:
+        """CreateContainer with success."""
+        request = api_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
+        call = self.call("CreateContainer", request)
+        await call.succeeded(api_pb2.CreateContainerResponse(container_id=container_id))
+        return call
+
+    async def idle(self) -> None:
+        """Waits for all background tasks."""
+        async with asyncio.timeout(10):
+            while self._tasks:
+                await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
+
+    async def close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.idle()
+        self.workers.close()
+        self._executor.shutdown()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _count_unsettled(self) -> None:
+        self.unsettled += 1
+
+
+@dataclass
+class HeldForTest:
+    """One call on its way."""
+
+    handler: CallHandler
+    reply: RecordedReply
+    frame: bytes
+
+    async def succeeded(self, response: Message) -> None:
+        """Waits for the decision; then the runtime answers."""
+        await self.reply.done()
+        assert not self.reply.refused
+        self.handler.responded(Outcome.SUCCEEDED, frame_message(response.SerializeToString()))
+
+    async def ended(self, outcome: Outcome) -> None:
+        """Waits for the decision; then the call ends without an answer."""
+        await self.reply.done()
+        self.handler.responded(outcome, b"")
+
+    async def sent(self, kind: type[Message]) -> Any:
+        """The message that goes to the runtime."""
+        await self.reply.done()
+        return self.reply.sent(kind, self.frame)
+
+
+Answer: TypeAlias = CgroupChange | None
+
+
+class HookPolicy(Policy):
+    """Answers hooks from a table and keeps what it was shown; made with `policy`."""
+
+    answers: ClassVar[Mapping[str, Answer | Callable[[Any], Answer]]]
+    seen: list[tuple[str, Any]]
+
+
+def policy(name: str = "test", **answers: Answer | Callable[[Any], Answer]) -> HookPolicy:
+    """A policy that implements just these hooks."""
+    return policy_of(answers, name)
+
+
+def policy_of(answers: Mapping[str, Answer | Callable[[Any], Answer]], name: str = "test") -> HookPolicy:
+    """The same for names of hooks that are not known before."""
+
+    def hook(method: str) -> Callable[[HookPolicy, Any], Answer]:
+        def answer(self: HookPolicy, view: Any) -> Answer:
+            self.seen.append((method, view))
+            found = self.answers[method]
+            return found(view) if callable(found) else found
+
+        return answer
+
+    hooks = {method: hook(method) for method in answers}
+    found: HookPolicy = type("Table", (HookPolicy,), {"name": name, "answers": answers, **hooks})()
+    found.seen = []
+    return found
+
+
+def waited(event: threading.Event) -> None:
+    """The answer of a policy that hangs until the event."""
+    event.wait(10)
+
+
+def create(
+    envs: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None
+) -> api_pb2.CreateContainerRequest:
+    """A container in the pod of all tests."""
+    config = container_config(envs={"PATH": "/bin"} if envs is None else envs, annotations=annotations or {})
+    return api_pb2.CreateContainerRequest(
+        pod_sandbox_id=POD_ID, config=config, sandbox_config=pod_sandbox_config()
+    )

@@ -1,0 +1,262 @@
+"""Held calls that create and update, from request to record, on a scripted reply."""
+
+from __future__ import annotations
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.hooks import (
+    CLEAR,
+    Concern,
+    ContainerChange,
+    FailurePolicy,
+    PodChange,
+    PodView,
+    ResourceChange,
+)
+from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
+
+SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
+
+
+def record_of(desk: Surroundings) -> ContainerRecord:
+    record = desk.store.containers.get(CONTAINER_ID)
+    assert record is not None
+    return record
+
+
+async def with_container(desk: Surroundings) -> None:
+    pod = pod_sandbox_config("web", qos="BE", uid="u1")
+    await desk.run_pod(pod, POD_ID)
+    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+
+
+async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original(desk: Surroundings) -> None:
+    await desk.load(policy(pre_create_container=SHARES))
+    call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
+    assert call.reply.forwarded == [None]
+    assert desk.tasks == 0
+
+
+@pytest.mark.parametrize("qos", ["BE", "LS"])
+async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings, qos: str) -> None:
+    found = policy(pre_create_container=SHARES, post_create_container=None)
+    found.concern = Concern(qos_classes=frozenset({QoSClass.BE}))  # type: ignore[misc]
+    await desk.load(found)
+    pod = pod_sandbox_config(qos=qos)
+    await desk.run_pod(pod, POD_ID)
+    request = api_pb2.CreateContainerRequest(
+        pod_sandbox_id=POD_ID, config=container_config(), sandbox_config=pod
+    )
+    call = desk.call("CreateContainer", request)
+    assert call.reply.is_done is (qos == "LS")
+    await call.succeeded(api_pb2.CreateContainerResponse(container_id=CONTAINER_ID))
+    assert bool(desk.tasks) is (qos == "BE")
+    await desk.idle()
+    assert len(found.seen) == (2 if qos == "BE" else 0)
+
+
+@pytest.mark.conformance(9)
+async def test_a_call_that_no_policy_changes_is_forwarded_as_it_came(desk: Surroundings) -> None:
+    same = ContainerChange(resources=ResourceChange(cpu_shares=2))
+    await desk.load(policy(pre_create_container=None), policy("same", pre_create_container=same))
+    request = api_pb2.CreateContainerRequest(pod_sandbox_id=POD_ID, config=container_config())
+    call = desk.call("CreateContainer", request)
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+
+
+async def test_a_policy_changes_a_container_and_the_record_keeps_both_values(desk: Surroundings) -> None:
+    found = policy(pre_create_container=SHARES)
+    await desk.load(found)
+    pod = pod_sandbox_config(qos="BE", uid="u1")
+    await desk.run_pod(pod, POD_ID)
+    call = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+    sent = await call.sent(api_pb2.CreateContainerRequest)
+    assert sent.config.linux.resources.cpu_shares == 2048
+    record = record_of(desk)
+    assert (record.requested.cpu_shares, record.applied.cpu_shares) == (2, 2048)
+    assert record.owners["resources.cpu_shares"] == "test"
+    (_, view), *_ = found.seen
+    assert (view.pod.qos, view.pod.id, dict(view.env)) == ("BE", POD_ID, {"PATH": b"/bin"})
+    assert view.pod.cgroup_parent == "/kubepods/besteffort/podu1"
+
+
+async def test_environment_values_are_not_kept(desk: Surroundings) -> None:
+    await desk.load(policy(pre_create_container=SHARES))
+    pod = pod_sandbox_config()
+    await desk.create(POD_ID, pod, container_config(envs={"TOKEN": "s3cret-value"}), CONTAINER_ID)
+    assert "s3cret" not in repr([*desk.store.containers, *desk.store.pods])
+
+
+async def test_a_policy_changes_a_pod_and_its_containers_are_shown_the_changes(desk: Surroundings) -> None:
+    change = PodChange(
+        labels={"new": "1"},
+        annotations={"kubernetes.io/config.source": CLEAR},
+        cgroup_parent="/other/podu1",
+        cgroup={"cpu.shares": 10},
+    )
+    found = policy(pre_run_pod_sandbox=change, pre_create_container=None)
+    await desk.load(found)
+    pod = pod_sandbox_config(uid="u1")
+    run = await desk.run_pod(pod, POD_ID)
+    sent = await run.sent(api_pb2.RunPodSandboxRequest)
+    assert sent.config.labels["new"] == "1"
+    assert sent.config.linux.cgroup_parent == "/other/podu1"
+    assert desk.writer.written == [("/other/podu1", {"cpu.shares": 10})]
+    create = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+    created = await create.sent(api_pb2.CreateContainerRequest)
+    assert created.sandbox_config.linux.cgroup_parent == "/other/podu1"
+    assert created.sandbox_config.labels == pod.labels
+    view = found.seen[-1][1].pod
+    assert view.labels["new"] == "1"
+    assert "kubernetes.io/config.source" not in view.annotations
+    assert view.cgroup_parent == "/other/podu1"
+
+
+async def test_a_changed_cgroup_parent_is_carried_on_without_any_policy_at_creation(
+    desk: Surroundings,
+) -> None:
+    await desk.load(policy(pre_run_pod_sandbox=PodChange(cgroup_parent="/other")))
+    pod = pod_sandbox_config()
+    await desk.run_pod(pod, POD_ID)
+    create = await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
+    created = await create.sent(api_pb2.CreateContainerRequest)
+    assert created.sandbox_config.linux.cgroup_parent == "/other"
+
+
+@pytest.mark.parametrize("named", ["", "/kubepods/podu1"])
+async def test_a_cgroup_parent_that_nobody_changed_is_left_alone(desk: Surroundings, named: str) -> None:
+    await desk.load(policy(pre_create_container=None))
+    desk.store.pods.put(PodRecord(id=POD_ID, cgroup_parent="/kubepods/pod"))
+    pod = pod_sandbox_config(cgroup_parent=named)
+    create = await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
+    assert create.reply.forwarded == [None]
+
+
+async def test_a_container_in_a_sandbox_that_nobody_saw_gets_its_policies(desk: Surroundings) -> None:
+    found = policy(pre_create_container=SHARES)
+    await desk.load(found)
+    pod = pod_sandbox_config("web", qos="LS", uid="u1")
+    call = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+    assert (await call.sent(api_pb2.CreateContainerRequest)).config.linux.resources.cpu_shares == 2048
+    assert found.seen[0][1].pod.qos == "LS"
+    assert desk.runtime.asked == [f"pod {POD_ID}"]
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.uid, record.detailed) == ("u1", False)
+
+
+async def test_a_creation_without_any_configuration_goes_through(desk: Surroundings) -> None:
+    await desk.load(policy(pre_create_container=None, pre_run_pod_sandbox=None))
+    for method in ("CreateContainer", "RunPodSandbox", "RestorePod"):
+        call = desk.call(method, b"\0\0\0\0\0")
+        await call.reply.done()
+        assert call.reply.forwarded == [None]
+
+
+async def test_an_update_of_a_pod(desk: Surroundings) -> None:
+    change = PodChange(resources=ResourceChange(cpu_quota_us=-1), cgroup={"cpu.cfs_quota_us": -1})
+    found = policy(
+        pre_update_pod_sandbox_resources=change,
+        post_update_pod_sandbox_resources=PodChange(cgroup={"cpu.shares": 7}),
+    )
+    await desk.load(found)
+    await with_container(desk)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    request.resources.cpu_quota = 50_000
+    call = desk.call("UpdatePodSandboxResources", request)
+    await call.succeeded(api_pb2.UpdatePodSandboxResourcesResponse())
+    await desk.idle()
+    sent = await call.sent(api_pb2.UpdatePodSandboxResourcesRequest)
+    assert sent.resources.cpu_quota == -1
+    assert not sent.HasField("overhead")
+    parent = "/kubepods/besteffort/podu1"
+    assert desk.writer.written == [(parent, {"cpu.cfs_quota_us": -1}), (parent, {"cpu.shares": 7})]
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.requested.cpu_quota_us, record.applied.cpu_quota_us) == (50_000, -1)
+
+
+@pytest.mark.conformance(99)
+async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) -> None:
+    found = policy(
+        pre_run_pod_sandbox=PodChange(labels={"restored": "1"}, cgroup={"cpu.shares": 3}),
+        pre_create_container=SHARES,
+        post_run_pod_sandbox=None,
+        post_create_container=None,
+        post_start_container=ContainerChange(cgroup={"cpu.idle": 0}),
+    )
+    await desk.load(found)
+    pod = pod_sandbox_config("web", uid="u1", qos="BE")
+    request = api_pb2.RestorePodRequest(
+        config=pod, container_configs=[container_config("a"), container_config("b")]
+    )
+    call = desk.call("RestorePod", request)
+    response = api_pb2.RestorePodResponse(pod_sandbox_id=POD_ID)
+    response.restored_containers.add(name="a", container_id=CONTAINER_ID)
+    response.restored_containers.add(name="x", container_id="other")
+    await call.succeeded(response)
+    await desk.idle()
+    sent = await call.sent(api_pb2.RestorePodRequest)
+    assert sent.config.labels["restored"] == "1"
+    assert [each.linux.resources.cpu_shares for each in sent.container_configs] == [2048, 2048]
+    assert [hook for hook, _ in found.seen] == [
+        *("pre_run_pod_sandbox", "pre_create_container", "pre_create_container", "post_run_pod_sandbox"),
+        *("post_create_container", "post_start_container") * 2,
+    ]
+    assert found.seen[1][1].pod.labels["restored"] == "1"
+    record = record_of(desk)
+    assert (record.state, record.applied.cpu_shares) == (Lifecycle.RUNNING, 2048)
+    assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
+    assert desk.writer.written[1][0] == f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
+
+
+async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> None:
+    desk = Surroundings(CallSettings(skip_label=("koordinator.sh/hooks", "off")))
+    found = policy(
+        pre_run_pod_sandbox=PodChange(labels={"a": "b"}),
+        pre_create_container=SHARES,
+        post_start_container=None,
+    )
+    await desk.load(found)
+    pod = pod_sandbox_config(labels={"koordinator.sh/hooks": "off"})
+    run = await desk.run_pod(pod, POD_ID)
+    create = await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
+    await desk.idle()
+    assert [*run.reply.forwarded, *create.reply.forwarded] == [None, None]
+    assert not found.seen
+    assert record_of(desk).state is Lifecycle.RUNNING
+    await desk.close()
+
+
+async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surroundings) -> None:
+    from runtimeproxy.hooks import Mode
+
+    change = ContainerChange(resources=ResourceChange(cpu_shares=2048), cgroup={"cpu.shares": 5})
+    await desk.load(policy(pre_create_container=change), test=PolicySettings(mode=Mode.DRY_RUN))
+    call = await desk.create(POD_ID, pod_sandbox_config(), container_config(), CONTAINER_ID)
+    assert call.reply.forwarded == [None]
+    assert record_of(desk).applied.cpu_shares == 2
+    assert not desk.writer.written
+
+
+def read_only(view: PodView) -> None:
+    with pytest.raises(TypeError):
+        view.labels["a"] = "b"  # type: ignore[index]
+
+
+async def test_a_policy_cannot_change_what_it_is_shown(desk: Surroundings) -> None:
+    found = policy(pre_run_pod_sandbox=read_only, pre_stop_pod_sandbox=read_only)
+    await desk.load(found, test=PolicySettings(failure_policy=FailurePolicy.FAIL))
+    await desk.run_pod(pod_sandbox_config(), POD_ID)
+    stop = desk.call("StopPodSandbox", api_pb2.StopPodSandboxRequest(pod_sandbox_id=POD_ID))
+    await stop.succeeded(api_pb2.StopPodSandboxResponse())
+    assert len(found.seen) == 2

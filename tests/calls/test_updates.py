@@ -1,0 +1,123 @@
+"""Updates of containers: they stay partial, and policies are shown everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.hooks import ContainerChange, ContainerView, ResourceChange
+from runtimeproxy.interception import Outcome
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
+
+Update = api_pb2.UpdateContainerResourcesRequest
+SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
+
+
+def update(**resources: int | str) -> api_pb2.UpdateContainerResourcesRequest:
+    request = Update(container_id=CONTAINER_ID)
+    for name, value in resources.items():
+        setattr(request.linux, name, value)
+    return request
+
+
+def record_of(desk: Surroundings) -> ContainerRecord:
+    record = desk.store.containers.get(CONTAINER_ID)
+    assert record is not None
+    return record
+
+
+async def with_container(desk: Surroundings) -> None:
+    pod = pod_sandbox_config("web", qos="BE", uid="u1")
+    await desk.run_pod(pod, POD_ID)
+    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+
+
+async def test_a_unique_prefix_of_an_id_is_that_id(desk: Surroundings) -> None:
+    found = policy(pre_update_container_resources=None)
+    await desk.load(found)
+    await with_container(desk)
+    call = desk.call("UpdateContainerResources", Update(container_id=CONTAINER_ID[:8]))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert found.seen[0][1].id == CONTAINER_ID
+    assert desk.runtime.asked == []
+
+
+@pytest.mark.conformance(99)
+async def test_a_partial_update_stays_partial_and_asks_with_everything(desk: Surroundings) -> None:
+    found = policy(pre_create_container=SHARES, pre_update_container_resources=SHARES)
+    await desk.load(found)
+    await with_container(desk)
+    call = desk.call("UpdateContainerResources", update(cpuset_cpus="0-1"))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert call.reply.forwarded == [None]
+    view: ContainerView = found.seen[-1][1]
+    assert view.updated is not None
+    assert (view.updated.cpuset_cpus, view.updated.cpu_shares) == ("0-1", None)
+    assert (view.requested.cpu_shares, view.requested.cpuset_cpus) == (2, "0-1")
+    assert (view.current.cpu_shares, view.current.cpuset_cpus) == (2048, "0-1")
+    record = record_of(desk)
+    assert (record.applied.cpu_shares, record.applied.cpuset_cpus) == (2048, "0-1")
+
+
+async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundings) -> None:
+    await desk.load(policy(pre_create_container=SHARES, pre_update_container_resources=SHARES))
+    await with_container(desk)
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    sent = await call.sent(Update)
+    assert sent.linux == api_pb2.LinuxContainerResources(cpu_shares=2048)
+    record = record_of(desk)
+    assert (record.requested.cpu_shares, record.applied.cpu_shares) == (512, 2048)
+    assert record.owners["resources.cpu_shares"] == "test"
+
+
+async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again(desk: Surroundings) -> None:
+    await desk.load(policy(pre_create_container=SHARES))
+    await with_container(desk)
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    record = record_of(desk)
+    assert record.applied.cpu_shares == 512
+    assert "resources.cpu_shares" not in record.owners
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED])
+async def test_a_failed_update_changes_no_record(desk: Surroundings, outcome: Outcome) -> None:
+    await desk.load(policy(pre_update_container_resources=SHARES))
+    await with_container(desk)
+    before = record_of(desk)
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.ended(outcome)
+    assert record_of(desk) is before
+
+
+async def test_an_update_of_an_unknown_container_looks_it_up(desk: Surroundings) -> None:
+    found = policy(pre_update_container_resources=None)
+    await desk.load(found)
+    desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID, labels={"koordinator.sh/qosClass": "LSR"})
+    desk.runtime.containers[CONTAINER_ID] = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID)
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.reply.done()
+    assert found.seen[0][1].pod.qos == "LSR"
+    assert desk.interceptor.counts["looked_up"] == 1
+
+
+async def test_a_container_that_the_runtime_does_not_know_either_is_its_business(desk: Surroundings) -> None:
+    found = policy(pre_update_container_resources=SHARES)
+    await desk.load(found)
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+    assert not found.seen
+
+
+async def test_values_of_a_running_container_are_written_before_the_update(desk: Surroundings) -> None:
+    await desk.load(policy(pre_update_container_resources=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1})))
+    await with_container(desk)
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
+    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    await call.reply.done()
+    assert desk.writer.written == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", {"cpu.bvt_warp_ns": -1})]
