@@ -21,6 +21,7 @@ from runtimeproxy.hooks.changes import Clear, ResourceChange, TextEntries
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import SCALARS
+from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -44,8 +45,16 @@ Documentation/admin-guide/cgroup-v1/memory.rst (-1 resets a limit).
 """
 
 
+_LIMITS: Final = frozenset(("memory_limit_bytes", "memory_swap_limit_bytes"))
+
+
 def written_value(field: str, value: int | str | Clear, *, update: bool) -> int | str:
-    """What goes into a message for "set" or "clear" of a scalar; 0 or "" empty the field."""
+    """What goes into a message for "set" or "clear" of a scalar; 0 or "" empty the field.
+
+    "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
+    """
+    if not update and value == UNLIMITED and field in _LIMITS:
+        return 0
     if not isinstance(value, Clear):
         return value
     empty = "" if field.startswith("cpuset") else 0
