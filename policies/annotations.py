@@ -21,6 +21,9 @@ EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
 """The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
 
+REMEMBERED_ANNOTATIONS: Final = 256
+"""Texts whose meaning is remembered per annotation: all containers of a pod come with the same one."""
+
 JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
 
 
@@ -103,8 +106,15 @@ def read(annotations: Mapping[str, str], name: str) -> Place | None:
         AnnotationError: the annotation is not JSON.
     """
     text = annotations.get(name)
-    if text is None:
-        return None
+    return None if text is None else parse(name, text)
+
+
+def parse(name: str, text: str) -> Place:
+    """Return the JSON value of the annotation `name` whose text this is.
+
+    Raises:
+        AnnotationError: the text is not JSON.
+    """
     try:
         value: JSON = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

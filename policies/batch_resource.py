@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import ClassVar, Final
 
-from policies.annotations import EXTENDED_RESOURCE_SPEC, Place, read
+from policies.annotations import EXTENDED_RESOURCE_SPEC, REMEMBERED_ANNOTATIONS, Place, parse
 from runtimeproxy.hooks import (
     CgroupChange,
     Concern,
@@ -85,10 +87,14 @@ def batch_containers(annotations: Mapping[str, str]) -> Mapping[str, BatchContai
     Raises:
         AnnotationError: the annotation is malformed.
     """
-    spec = read(annotations, EXTENDED_RESOURCE_SPEC)
-    if spec is None:
-        return {}
-    return {name: _batch_container(entry) for name, entry in spec.member("containers").entries().items()}
+    text = annotations.get(EXTENDED_RESOURCE_SPEC)
+    return {} if text is None else _batch_containers(text)
+
+
+@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+def _batch_containers(text: str) -> Mapping[str, BatchContainer]:
+    entries = parse(EXTENDED_RESOURCE_SPEC, text).member("containers").entries()
+    return MappingProxyType({name: _batch_container(entry) for name, entry in entries.items()})
 
 
 def _batch_container(entry: Place) -> BatchContainer:

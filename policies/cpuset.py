@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Final
 
-from policies.annotations import RESOURCE_STATUS, read
+from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, parse
 from runtimeproxy.hooks import (
     CgroupChange,
     Concern,
@@ -41,10 +42,13 @@ def allocated_cpus(annotations: Mapping[str, str]) -> str | None:
     Raises:
         AnnotationError: the annotation is malformed, or is no CPU list.
     """
-    status = read(annotations, RESOURCE_STATUS)
-    if status is None:
-        return None
-    place = status.member("cpuset")
+    text = annotations.get(RESOURCE_STATUS)
+    return None if text is None else _allocated_cpus(text)
+
+
+@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+def _allocated_cpus(text: str) -> str | None:
+    place = parse(RESOURCE_STATUS, text).member("cpuset")
     cpus = place.text()
     if cpus and not is_cpu_list(cpus):
         place.fail("is no CPU list")
