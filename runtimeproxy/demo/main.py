@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups import DEFAULT_ROOT
+from runtimeproxy.demo.cgroups import demo_cgroup_parent, remove_demo_cgroups
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
 from runtimeproxy.demo.runtime import USUAL_SOCKETS, DemoRuntime, channel, find_runtime
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
@@ -65,6 +67,8 @@ def _driven(folder: Path, runtime: DemoRuntime, cgroup_root: Path = DEFAULT_ROOT
         except grpc.RpcError as error:
             print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
             return None
+        finally:
+            remove_demo_cgroups(cgroup_root)
     return _rows(log.read_text(encoding="utf-8"))
 
 
@@ -104,13 +108,14 @@ def _wait_for(socket_path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def _run_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: DemoRuntime) -> None:
+    uid = str(uuid.uuid4())
     config = pod_sandbox_config(
         pod.name,
         namespace="demo",
+        uid=uid,
         qos=pod.qos,
-        kubelet_qos=pod.kubelet_qos,
         annotations=pod.annotations,
-        driver=runtime.driver,
+        cgroup_parent=demo_cgroup_parent(uid, pod.kubelet_qos, runtime.driver),
         host_network=True,
     )
     sandbox = api_pb2.RunPodSandboxRequest(config=config)
