@@ -134,7 +134,8 @@ class Connection:
         self._connect_deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._adopting: asyncio.Task[None] | None = None
-        self._on_held_over: Callable[[], None] | None = None
+        self._on_settled: Callable[[], None] | None = None
+        self._is_grace_over = False
 
     def protocol(self) -> asyncio.BaseProtocol:
         """Returns the protocol of the accepted socket."""
@@ -142,9 +143,12 @@ class Connection:
         return self._client
 
     @property
-    def has_held_calls(self) -> bool:
-        """Whether a graceful stop waits for this connection."""
-        return self._core is not None and self._core.has_held_calls
+    def is_unsettled(self) -> bool:
+        """Whether a graceful stop waits: for held calls, and up to 1 s for the client and for short calls."""
+        core = self._core
+        if core is None or self._is_closed:
+            return False
+        return core.has_held_calls or not (self._is_grace_over or core.is_drained)
 
     # --- beginning ---------------------------------------------------------------------------------------
 
@@ -294,17 +298,20 @@ class Connection:
     def _after_flush(self) -> None:
         """What is seldom to be done: own DATA goes on, early bytes are too many, a drain is over."""
         core = self._core
-        if core is None:
+        if core is None or self._is_closed:
+            return
+        if core.failure is not None:
+            self._fail(core.failure)
             return
         state = core.state
-        self._has_more = not state.is_open or self._on_held_over is not None
+        self._has_more = not state.is_open or self._on_settled is not None
         if core.wants_turn and state.is_open and state.to_runtime.is_writable:
             self._loop.call_soon(self._guarded, core.turn)
         if core.is_early_full and not self._is_paused_early:
             self._is_paused_early = True
             self._pause(self._client)
-        if self._on_held_over is not None and not core.has_held_calls:
-            self._on_held_over()
+        if self._on_settled is not None and not self.is_unsettled:
+            self._on_settled()
 
     def _client_writable(self, is_writable: bool) -> None:
         if self._runtime is not None:
@@ -330,9 +337,10 @@ class Connection:
 
     def _begin_splice(self, runtime: _Side) -> None:
         self._client.receive_with(self._splice_to_runtime)
+        # First, because the write may find the runtime's buffer full and pause the client again.
+        self._resume(self._client)
         self._splice_to_runtime(bytes(self._early))
         self._early.clear()
-        self._resume(self._client)
 
     def _splice_to_runtime(self, data: bytes) -> None:
         if self._runtime is not None and self._runtime.transport is not None:
@@ -344,19 +352,23 @@ class Connection:
 
     # --- ending ------------------------------------------------------------------------------------------
 
-    def drain(self, on_held_over: Callable[[], None]) -> None:
+    def drain(self, on_settled: Callable[[], None]) -> None:
         """Begins a graceful end: GOAWAY, and no new streams once the client knows or 1 s is over.
 
         Args:
-            on_held_over: called whenever no call of this connection is held any more.
+            on_settled: called when nothing of this connection is waited for any more.
         """
         core = self._core
         if core is None:
             self.abort()
             return
-        self._on_held_over = on_held_over
+        self._on_settled = on_settled
         self._guarded(core.drain)
-        self._timer = self._loop.call_later(LINGER_S, self._guarded, core.finish_drain)
+        self._loop.call_later(LINGER_S, self._end_grace, core)
+
+    def _end_grace(self, core: RelayCore) -> None:
+        self._is_grace_over = True
+        self._guarded(core.finish_drain)
 
     def close(self) -> None:
         """Ends the connection after what is written has gone out, at most 1 s later."""
@@ -389,6 +401,8 @@ class Connection:
             self._core.lost()
         self._abort_side(self._runtime)
         self._on_closed(self)
+        if self._on_settled is not None:
+            self._on_settled()
 
     def _runtime_lost(self) -> None:
         """The client gets what was read from the runtime, then its connection ends too."""

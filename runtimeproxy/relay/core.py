@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtimeproxy.relay.state import RelayOptions, Upstream
+
+logger = logging.getLogger(__name__)
 
 MAX_EARLY_BYTES: Final = 1024 * 1024
 """Of client bytes that wait for the upstream; above it reading from the client pauses."""
@@ -62,6 +65,11 @@ class RelayCore:
         return not self.state.is_open and self._request.early_bytes > MAX_EARLY_BYTES
 
     @property
+    def failure(self) -> Exception | None:
+        """Why the connection must end, when that came up outside of its own reads; None while it goes on."""
+        return self.state.failure
+
+    @property
     def wants_turn(self) -> bool:
         """Whether own DATA goes on after the transport took what is there: call `turn`."""
         return self.state.sender.wants_turn
@@ -70,6 +78,12 @@ class RelayCore:
     def has_held_calls(self) -> bool:
         """Whether calls are held that a graceful stop waits for."""
         return any(stream.is_pending for stream in self.state.special.values())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the last GOAWAY was sent, no stream is open and the last frame has passed as a whole."""
+        state = self.state
+        return state.goaway_id is not None and not state.open_streams and state.to_client.at_boundary
 
     def upstream_opened(self) -> None:
         """The runtime connection is there: what waited for it can be written, and own DATA follows."""
@@ -89,19 +103,22 @@ class RelayCore:
                 refusal(stream_id, StatusCode.UNAVAILABLE, MESSAGE_PREFIX + text, due)
             )
         state.open_streams.clear()
-        state.to_client.chunks.append(frames.goaway(state.highest_id, ErrorCode.NO_ERROR))
+        state.to_client.chunks.append(state.goaway(state.highest_id, ErrorCode.NO_ERROR))
 
     def fail(self, code: ErrorCode) -> None:
         """The connection ends with an error: the client gets a GOAWAY if one can be written here."""
         if self.state.to_client.at_boundary:
-            self.state.to_client.chunks.append(frames.goaway(self.state.highest_id, code))
+            self.state.to_client.chunks.append(self.state.goaway(self.state.highest_id, code))
         self.lost()
 
     def lost(self) -> None:
         """One side is gone: calls whose message was sent end unknown, all others are cancelled."""
         special, self.state.special = self.state.special, {}
         for stream in special.values():
-            stream.lost()
+            try:
+                stream.lost()
+            except Exception:
+                logger.exception("the end of a held call was not taken well")
 
     def client_writable(self, is_writable: bool) -> None:
         """The client's transport went over its high-water mark, or below it again."""
@@ -123,14 +140,14 @@ class RelayCore:
     def drain(self) -> None:
         """Begins a graceful end: no new streams after the answer to a PING of the relay's own."""
         self._drain_ping = os.urandom(8)
-        self.state.to_client.own(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
+        self.state.to_client.own(self.state.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
         self.state.to_client.own(frames.ping(self._drain_ping))
 
     def finish_drain(self) -> None:
         """The client knows of the drain, or had its time: no more streams are taken."""
         if self.state.goaway_id is None:
             self.state.goaway_id = self.state.highest_id
-            self.state.to_client.own(frames.goaway(self.state.highest_id, ErrorCode.NO_ERROR))
+            self.state.to_client.own(self.state.goaway(self.state.highest_id, ErrorCode.NO_ERROR))
 
     def _is_drain_ack(self, opaque: bytes) -> bool:
         if not self._drain_ping or opaque != self._drain_ping:

@@ -90,7 +90,12 @@ class DataSender:
                 dropped += len(item.content)
                 self.waiting.remove(item)
         self._pending_bytes -= dropped
+        self.go_on()
         return dropped
+
+    def go_on(self) -> None:
+        """Something that waited is gone: empty DATA behind it needs no window."""
+        self._pump_queue()
 
     def pump(self) -> None:
         """Goes on after credit came, the transport drained, or the runtime connection opened."""

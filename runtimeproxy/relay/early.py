@@ -16,13 +16,16 @@ from runtimeproxy.relay.frames import (
     ErrorCode,
     PeerError,
 )
-from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE
+from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 
 _LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Payloads of fixed length, in bytes. Source: RFC 9113, 6.3, 6.4, 6.7, 6.9."""
 _CONNECTION_FRAMES: Final = frozenset((SETTINGS, PING, GOAWAY))
 _STREAM_FRAMES: Final = frozenset((PRIORITY, RST_STREAM))
 _SETTING_BYTES: Final = 6
+_ENABLE_PUSH: Final = 0x2
+_ALLOWED: Final = {_ENABLE_PUSH: range(2), MAX_FRAME_SIZE: range(1 << 14, 1 << 24)}
+"""Values of settings; others are a PROTOCOL_ERROR. Source: RFC 9113, 6.5.2."""
 
 
 def check_early(type_: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -49,3 +52,5 @@ def _check_settings(flags: int, payload: bytes) -> None:
         value = int.from_bytes(payload[at + 2 : at + 6], "big")
         if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW_BYTES:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "initial window above 2^31-1")
+        if name in _ALLOWED and value not in _ALLOWED[name]:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "setting out of range")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from hpack import Decoder, HPACKError
 from hpack.table import HeaderTable
@@ -47,8 +47,11 @@ def parse_timeout(value: bytes) -> float | None:
     return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
 
 
+_set_maxsize = cast("property", HeaderTable.__dict__["maxsize"]).__set__
+
+
 class _VersionedTable(HeaderTable):
-    """A dynamic table that counts its insertions and evictions."""
+    """A dynamic table that counts its insertions and size updates."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -58,9 +61,12 @@ class _VersionedTable(HeaderTable):
         self.version += 1
         super().add(name, value)
 
-    def _shrink(self) -> None:
+    def _resize(self, max_bytes: int) -> None:
+        # Also one that ends where it began: on the way it may have emptied the table.
         self.version += 1
-        super()._shrink()
+        _set_maxsize(self, max_bytes)
+
+    maxsize = property(lambda self: self._maxsize, _resize)
 
 
 class HeaderTracker:
@@ -92,13 +98,13 @@ class HeaderTracker:
         head = self._remembered.get(block)
         if head is not None:
             return head
-        version = self._table.version, self._table.maxsize
+        version = self._table.version
         self._decoder.max_allowed_table_size = max(max_table_bytes, self._table.maxsize)
         try:
             head = _request_head(self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise PeerError(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
-        if (self._table.version, self._table.maxsize) != version:
+        if self._table.version != version:
             self._remembered.clear()
         elif len(block) <= _REMEMBERED_BLOCK_BYTES:
             if len(self._remembered) >= _REMEMBERED_BLOCKS:

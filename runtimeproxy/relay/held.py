@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.interception import CallHead, Outcome
-from runtimeproxy.relay.frames import ErrorCode, PeerError, rst_stream
+from runtimeproxy.relay.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, rst_stream
 from runtimeproxy.relay.refusal import refusal
 from runtimeproxy.relay.state import SpecialStream
 from runtimeproxy.relay.swallowed import SwallowedStream
@@ -42,6 +42,7 @@ class HeldStream(SpecialStream):
         "_expected_bytes",
         "_granted_bytes",
         "_handler",
+        "_has_half_closed",
         "_has_response_headers",
         "_limit_bytes",
         "_received",
@@ -72,6 +73,7 @@ class HeldStream(SpecialStream):
         self._unsent = memoryview(b"")
         self._sent_bytes = 0
         self._runtime_credit_bytes = 0
+        self._has_half_closed = False
         self._has_response_headers = False
         self._response = bytearray()
         self._response_bytes = 0
@@ -90,7 +92,7 @@ class HeldStream(SpecialStream):
         """Takes the client's bytes and gives connection credit back at once."""
         self._state.to_client.credit(0, flow_bytes)
         self._received_flow_bytes += flow_bytes
-        if self._received_flow_bytes > self._client_window_bytes():
+        if flow_bytes and self._received_flow_bytes > self._client_window_bytes():
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
         if self._stage is not _Stage.RECEIVING:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
@@ -109,44 +111,52 @@ class HeldStream(SpecialStream):
             self._expected_bytes = PREFIX_BYTES + int.from_bytes(self._received[1:PREFIX_BYTES], "big")
         if max(self._expected_bytes, len(self._received)) <= self._limit_bytes:
             return True
-        limit = self._limit_bytes - PREFIX_BYTES
-        self.refuse(
-            StatusCode.RESOURCE_EXHAUSTED,
-            f"{MESSAGE_PREFIX}request message is larger than {limit} bytes",
-        )
+        self._refuse_too_much(f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes")
         return False
 
     def _expect(self, padding_bytes: int) -> None:
         """Sees to it that the client gets the stream credit for the rest of its message."""
         if not self._expected_bytes:
             self._grant(padding_bytes)
-        elif self._reservation is None:
-            self._reservation = self._state.options.budget.reserve(self._expected_bytes, self._granted)
-            if self._reservation is None:
-                self.refuse(
-                    StatusCode.RESOURCE_EXHAUSTED,
-                    f"{MESSAGE_PREFIX}too many large requests at the same time",
-                )
-            elif self._reservation.granted:
-                self._granted()
-        elif self._reservation.granted:
-            self._granted()
+        elif self._reserve():
+            self._top_up()
+
+    def _reserve(self) -> bool:
+        """Reserves memory for what is declared and what is here; returns whether there is room at all."""
+        if self._reservation is not None:
+            if len(self._received) <= self._reservation.size_bytes:
+                return True
+            self._release()
+        # More than was declared may become as much as the bound: then that is reserved, once.
+        surplus = self._expected_bytes < len(self._received)
+        size_bytes = self._limit_bytes if surplus else self._expected_bytes
+        self._reservation = self._state.options.budget.reserve(size_bytes, self._granted)
+        if self._reservation is None:
+            self._refuse_too_much("too many large requests at the same time")
+        return self._reservation is not None
 
     def _granted(self) -> None:
-        """Tops the client's stream window up to the rest of the message."""
-        if self._stage is not _Stage.RECEIVING or self._reservation is None:
+        """The budget has room for this message, which another call's end may have made."""
+        self._state.guard(self._top_up)
+
+    def _top_up(self) -> None:
+        """Tops the client's stream window up to the rest of the message, if that is reserved."""
+        if self._stage is not _Stage.RECEIVING or self._reservation is None or not self._reservation.granted:
             return
         rest = self._expected_bytes - len(self._received)
         self._grant_up_to(rest if rest > 0 else SURPLUS_BYTES)
-        self._state.wake()
 
     def _grant_prefix(self) -> None:
         """A runtime whose windows start tiny must not keep the declared length from arriving."""
         self._grant_up_to(PREFIX_BYTES - len(self._received))
 
     def _grant_up_to(self, size_bytes: int) -> None:
-        smallest = self._state.runtime_settings.smallest.initial_window_bytes
-        self._grant(size_bytes - (smallest + self._granted_bytes - self._received_flow_bytes))
+        settings = self._state.runtime_settings
+        given = self._granted_bytes - self._received_flow_bytes
+        missing = size_bytes - (settings.smallest.initial_window_bytes + given)
+        # A window above 2^31-1 is an error, and the client may count with the larger value already.
+        room = MAX_WINDOW_BYTES - (settings.largest.initial_window_bytes + given)
+        self._grant(min(missing, room))
 
     def _grant(self, size_bytes: int) -> None:
         if size_bytes > 0:
@@ -156,10 +166,10 @@ class HeldStream(SpecialStream):
     # --- the decision ------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        if not self._has_room():
-            return
-        self._stage = _Stage.DECIDING
-        self._handler.message(bytes(self._received))
+        self._has_half_closed = True
+        if self._has_room() and self._reserve():
+            self._stage = _Stage.DECIDING
+            self._handler.message(bytes(self._received))
 
     def forward(self, data: bytes | None) -> None:
         """Sends the message on, changed or as it came."""
@@ -168,30 +178,38 @@ class HeldStream(SpecialStream):
         self._stage = _Stage.SENDING
         self._unsent = memoryview(bytes(self._received) if data is None else data)
         self._received = bytearray()
+        self._state.guard(self._send)
+
+    def _send(self) -> None:
         self._state.sender.send(self)
-        self._state.wake()
 
     def refuse(self, code: int, text: str) -> None:
         """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""
-        if self._stage not in (_Stage.RECEIVING, _Stage.DECIDING):
-            return
-        has_ended = self._stage is _Stage.DECIDING
-        if not has_ended:
-            self._handler.cancelled()
+        if self._stage is _Stage.DECIDING:
+            self._state.guard(lambda: self._refuse(code, text))
+
+    def _refuse_too_much(self, text: str) -> None:
+        """Refuses a call whose message the interceptor has not seen."""
+        self._handler.cancelled()
+        self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + text)
+
+    def _refuse(self, code: int, text: str) -> None:
         self._finish()
+        swallowed = self._swallow(is_refused=True)
+        swallowed.has_response_headers = self._has_response_headers
         self._state.to_runtime.own(rst_stream(self.stream_id, ErrorCode.CANCEL))
-        answer = refusal(
-            self.stream_id,
-            code,
-            text,
-            self._state.table_updates.due(),
-            is_trailers=self._has_response_headers,
-        )
-        if not has_ended:
+        self._state.to_client.own(lambda: self._refusal(swallowed, code, text))
+
+    def _refusal(self, swallowed: SwallowedStream, code: int, text: str) -> bytes:
+        """Returns the answer as it has to be at the moment when it is written."""
+        if swallowed.has_ended:
+            return b""
+        due = self._state.table_updates.due()
+        is_trailers = swallowed.has_response_headers
+        answer = refusal(self.stream_id, code, text, due, is_trailers=is_trailers)
+        if not self._has_half_closed:
             answer += rst_stream(self.stream_id, ErrorCode.NO_ERROR)
-        self._state.to_client.own(answer)
-        self._swallow(is_refused=True)
-        self._state.wake()
+        return answer
 
     # --- the message to the runtime ----------------------------------------------------------------------
 
@@ -233,8 +251,8 @@ class HeldStream(SpecialStream):
             self._state.sender.send(self)
         elif self._stage is _Stage.RECEIVING and self._reservation is None:
             self._grant_prefix()
-        elif self._reservation is not None and self._reservation.granted:
-            self._granted()
+        else:
+            self._top_up()
 
     # --- the answer ----------------------------------------------------------------------------------------
 
@@ -294,6 +312,7 @@ class HeldStream(SpecialStream):
         else:
             self._cancel()
             self._state.special.pop(self.stream_id, None)
+            self._state.sender.go_on()
         self._state.open_streams.discard(self.stream_id)
         return True
 
@@ -315,9 +334,12 @@ class HeldStream(SpecialStream):
     def _end_early(self, *, is_reset: bool) -> None:
         """The runtime ended the stream before it had the whole message."""
         self._cancel()
+        swallowed = self._swallow(is_refused=False)
         if not is_reset:
             self._state.to_runtime.own(rst_stream(self.stream_id, ErrorCode.CANCEL))
-        self._swallow(is_refused=False)
+            if not self._has_half_closed:
+                swallowed.takes_rest = True
+                self._grant(self._received_flow_bytes - self._granted_bytes)
 
     def _end(self, outcome: Outcome, data: bytes = b"") -> None:
         self._finish()
@@ -340,6 +362,9 @@ class HeldStream(SpecialStream):
             self._reservation.release()
             self._reservation = None
 
-    def _swallow(self, *, is_refused: bool) -> None:
+    def _swallow(self, *, is_refused: bool) -> SwallowedStream:
+        swallowed = SwallowedStream(self._state, self.stream_id, is_refused)
         self._state.open_streams.discard(self.stream_id)
-        self._state.swallow(self.stream_id, SwallowedStream(self._state, self.stream_id, is_refused))
+        self._state.swallow(self.stream_id, swallowed)
+        self._state.sender.go_on()
+        return swallowed

@@ -125,7 +125,9 @@ def _undo(sock: socket.socket, lock_fd: int) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    # `parents=True` would make the upper ones with whatever mode the umask leaves.
+    for each in (*reversed(directory.parents), directory):
+        each.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
 
 
 def _lock(path: str) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_OWN_FRAMES: Final = 1000
 """Own frames that may wait for a side that does not read; above it the connection is closed."""
@@ -30,17 +33,17 @@ class Outbox:
         self.at_boundary = True
         self.has_own = False
         self.is_writable = True
-        self._own: list[bytes] = []
+        self._own: list[bytes | Callable[[], bytes]] = []
         self._updates: dict[int, int] = {}
 
-    def own(self, frame: bytes) -> None:
-        """Sends an own frame as soon as the rules allow.
+    def own(self, frame: bytes | Callable[[], bytes]) -> None:
+        """Sends an own frame as soon as the rules allow; a callable makes it then.
 
         Raises:
             PeerError: too many wait already.
         """
         if self.at_boundary and self.is_writable and not self._own:
-            self.chunks.append(frame)
+            self.chunks.append(frame if isinstance(frame, bytes) else frame())
             return
         if len(self._own) >= MAX_OWN_FRAMES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames wait for a peer that does not read")
@@ -72,6 +75,6 @@ class Outbox:
             self.chunks.extend(window_update(key, value) for key, value in self._updates.items())
             self._updates.clear()
         if self._own:
-            self.chunks.extend(self._own)
+            self.chunks.extend(frame if isinstance(frame, bytes) else frame() for frame in self._own)
             self._own.clear()
         self.has_own = False

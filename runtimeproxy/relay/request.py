@@ -163,6 +163,7 @@ class RequestDirection:
                 self._forward(data, start, position)
                 self._special_frame(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = end
+                max_frame_bytes = state.runtime_settings.largest.max_frame_bytes
             position = end
         self._forward(data, start, position)
         if position < size:
@@ -224,21 +225,27 @@ class RequestDirection:
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> bool:
         """Reads a whole header block; returns whether it is forwarded."""
         state = self._state
+        is_last = bool(flags & END_STREAM)
         if state.goaway_id is not None:
+            self._check_second_block(stream_id, is_last)
             return False
         head = self._tracker.decode(block, state.runtime_settings.largest.header_table_bytes)
-        is_last = bool(flags & END_STREAM)
         if stream_id > state.highest_id:
             return self._open_stream(stream_id, head, is_last)
         if stream_id == 0:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+        self._check_second_block(stream_id, is_last)
+        return True
+
+    def _check_second_block(self, stream_id: int, is_last: bool) -> None:
+        """Ends a held or waiting stream, and the connection with it, if it gets another header block."""
+        state = self._state
         stream = state.special.get(stream_id)
         is_blocked = stream is not None and not stream.client_header_block(is_last)
         if is_blocked or state.sender.has_waiting(stream_id):
             for outbox in (state.to_runtime, state.to_client):
                 outbox.own(frames.rst_stream(stream_id, ErrorCode.PROTOCOL_ERROR))
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "second header block on a held or waiting stream")
-        return True
 
     def _open_stream(self, stream_id: int, head: RequestHead, is_last: bool) -> bool:
         """A new call: chooses the upstream if it is the first, holds it if it may be changed."""
@@ -249,7 +256,7 @@ class RequestDirection:
             self._on_upstream(upstream)
         elif upstream.name != state.upstream.name:
             state.goaway_id = state.highest_id
-            state.to_client.own(frames.goaway(state.highest_id, ErrorCode.NO_ERROR))
+            state.to_client.own(state.goaway(state.highest_id, ErrorCode.NO_ERROR))
             return False
         state.highest_id = stream_id
         state.open_streams.add(stream_id)
@@ -315,15 +322,17 @@ class RequestDirection:
             if self._own_settings_acks:
                 self._own_settings_acks -= 1
                 return
+            # First the ACK: until the runtime has it, it may hold own DATA to the earlier window.
+            self._forward(raw, 0, len(raw))
             state.runtime_settings.acknowledge()
             for stream in list(state.special.values()):
                 stream.runtime_settings_changed()
-        else:
-            state.client_settings.announce(raw[HEADER_BYTES:])
-            if not state.is_open:
-                state.own_acks += 1
-                state.to_client.own(SETTINGS_ACK)
-                state.client_settings_acknowledged()
+            return
+        state.client_settings.announce(raw[HEADER_BYTES:])
+        if not state.is_open:
+            state.own_acks += 1
+            state.to_client.own(SETTINGS_ACK)
+            state.client_settings_acknowledged()
         self._forward(raw, 0, len(raw))
 
     def _ping(self, flags: int, raw: bytes) -> None:

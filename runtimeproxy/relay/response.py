@@ -118,6 +118,7 @@ class ResponseDirection:
                 outbox.at_boundary = not self._block_stream_id
                 if self._special_frame(type_, flags, stream_id & STREAM_ID_MASK, data[position:end]):
                     start = position
+                max_frame_bytes = state.client_settings.largest.max_frame_bytes
             position = end
         self._finish(data, start, position)
 
@@ -169,9 +170,10 @@ class ResponseDirection:
         state = self._state
         stream = state.special.get(stream_id)
         if type_ == HEADERS:
-            self._headers(flags, stream_id)
+            # The stream first: what it sets off stands before this block, which signals no update for it.
             if stream is not None:
                 stream.runtime_headers(bool(flags & END_STREAM))
+            self._headers(flags, stream_id)
             return True
         if type_ == DATA:
             content = frames.unpadded(raw[HEADER_BYTES:], flags)
@@ -243,7 +245,8 @@ class ResponseDirection:
         for stream_id, stream in list(state.special.items()):
             if stream_id > last_id:
                 stream.disowned()
-        if state.goaway_id is None or last_id <= state.goaway_id:
+        if last_id <= state.promised_id:
+            state.promised_id = last_id
             return True
-        state.to_client.chunks.append(frames.goaway(state.goaway_id, code, raw[HEADER_BYTES + 8 :]))
+        state.to_client.chunks.append(state.goaway(last_id, code, raw[HEADER_BYTES + 8 :]))
         return False

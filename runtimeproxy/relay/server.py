@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.listener import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -56,12 +57,18 @@ class RelayServer:
         loop = asyncio.get_running_loop()
         # From 3.13 on the loop would unlink the path itself, also that of a socket from systemd.
         extra: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        self._server = await loop.create_unix_server(self._accept, sock=listener.sock, **extra)
+        self._server = await loop.create_unix_server(
+            self._accept, sock=listener.sock, backlog=BACKLOG, **extra
+        )
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = Connection(self._options, self._admit, self._closed)
-        self._connections.add(connection)
-        self._idle.clear()
+        # Counted when its transport is there: a loop may give up an accepted socket without a word.
+        def admit(transport: asyncio.Transport) -> bool:
+            self._connections.add(connection)
+            self._idle.clear()
+            return self._admit(transport)
+
+        connection = Connection(self._options, admit, self._closed)
         return connection.protocol()
 
     def _admit(self, transport: asyncio.Transport) -> bool:
@@ -89,17 +96,20 @@ class RelayServer:
             self._server = None
 
     async def drain(self, held_s: float) -> None:
-        """Ends all connections: GOAWAY, held calls finish (at most `held_s`), everything else is cut."""
-        is_over = asyncio.Event()
+        """Ends all connections: GOAWAY, held calls finish (at most `held_s`), everything else is cut.
+
+        What is short may end by itself: calls that pass have as long as a client may take to answer, 1 s.
+        """
+        has_settled = asyncio.Event()
         for connection in tuple(self._connections):
-            connection.drain(is_over.set)
+            connection.drain(has_settled.set)
         try:
             async with asyncio.timeout(held_s):
-                while any(connection.has_held_calls for connection in self._connections):
-                    is_over.clear()
-                    await is_over.wait()
+                while any(connection.is_unsettled for connection in self._connections):
+                    has_settled.clear()
+                    await has_settled.wait()
         except TimeoutError:
-            logger.warning("held calls did not end within %.1f s", held_s)
+            logger.warning("calls did not end within %.1f s", held_s)
         for connection in tuple(self._connections):
             connection.close()
         with contextlib.suppress(TimeoutError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.relay.credit import RuntimeCredit
+from runtimeproxy.relay.frames import MAX_STREAM_ID, goaway
 from runtimeproxy.relay.outbox import Outbox
 from runtimeproxy.relay.settings import DEFAULT_HEADER_TABLE_BYTES, PeerSettings
 
@@ -133,7 +134,8 @@ class TableUpdates:
         if lowest is None:
             return ()
         self._lowest_bytes = None
-        final = min(self._limit_bytes, DEFAULT_HEADER_TABLE_BYTES)
+        # Never below the lowest: the runtime's encoder may still use as much as that.
+        final = max(lowest, min(self._limit_bytes, DEFAULT_HEADER_TABLE_BYTES))
         return (lowest,) if lowest == final else (lowest, final)
 
 
@@ -146,6 +148,8 @@ class ConnectionState:
         open_streams: ids of streams that were forwarded and not ended by the runtime or a reset.
         highest_id: the highest stream id that was forwarded.
         goaway_id: the last stream id of the GOAWAY that the relay sent; None before.
+        promised_id: the lowest last stream id of any GOAWAY that went to the client.
+        failure: why the connection ends, found outside of its own reads; None while it goes on.
         is_open: whether the runtime connection is there.
         own_acks: how many SETTINGS of the client the relay acknowledged itself.
     """
@@ -154,12 +158,14 @@ class ConnectionState:
         "_swallowed",
         "client_settings",
         "credit",
+        "failure",
         "goaway_id",
         "highest_id",
         "is_open",
         "open_streams",
         "options",
         "own_acks",
+        "promised_id",
         "runtime_settings",
         "sender",
         "special",
@@ -185,10 +191,25 @@ class ConnectionState:
         self.open_streams: set[int] = set()
         self.highest_id = 0
         self.goaway_id: int | None = None
+        self.promised_id = MAX_STREAM_ID
+        self.failure: Exception | None = None
         self.is_open = False
         self.own_acks = 0
         self.upstream: Upstream | None = None
         self._swallowed: deque[int] = deque()
+
+    def goaway(self, last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
+        """Returns a GOAWAY for the client that promises no more than earlier ones (RFC 9113, 6.8)."""
+        self.promised_id = min(self.promised_id, last_stream_id)
+        return goaway(self.promised_id, code, debug)
+
+    def guard(self, action: Callable[[], None]) -> None:
+        """Runs what the interceptor or another connection set off: an error ends this connection alone."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  # it must not reach the caller, who is not to blame
+            self.failure = error
+        self.wake()
 
     def swallow(self, stream_id: int, stream: SpecialStream) -> None:
         """Keeps a finished stream's late frames away from the other side, for a bounded number of streams."""

@@ -1,0 +1,1 @@
+"""The relay: frame by frame without sockets, then with endpoints that keep books, then on sockets."""

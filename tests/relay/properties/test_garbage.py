@@ -1,0 +1,109 @@
+"""Whatever a peer sends, it ends that one connection at worst: nothing but `PeerError` comes out."""
+
+from __future__ import annotations
+
+import contextlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.relay.frames import PeerError
+from tests.relay.playbook import HELD, PASSING, Play, forward_as_it_came
+from tests.relay.properties.profile import bounded
+from tests.relay.wire import NAMES, SETTINGS_ACK, Frame, Headers, message, settings, wire
+
+stream_ids = st.sampled_from((0, 1, 3, 5, 7, 2, 2**31 - 1, 2**31 + 3))
+flags = st.sampled_from((0, 1, 4, 5, 8, 0x0D, 0x20, 0x2D, 0xFF))
+types = st.integers(0, len(NAMES))
+
+_OPENING = Headers()
+BLOCKS = [
+    _OPENING.request(HELD),
+    _OPENING.request(PASSING),
+    _OPENING.request(HELD, [("grpc-timeout", "99999999H"), ("grpc-encoding", "gzip")]),
+    _OPENING.block([(":status", "200")]),
+    _OPENING.trailers(0),
+    b"",
+    b"\x3f\xe1\x1f",
+    b"\x20",
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+    b"\x00\x7f\xff\xff\xff\x0f",
+    b"\x40\x85\xff\xff\xff\xff\xff\x00",
+    b"\x80",
+    b"\x82\xbe\xbf",
+]
+
+payloads = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(BLOCKS),
+    st.sampled_from([message(b"x" * 3), message(b"x" * 40_000), b"\0\xff\xff\xff\xff", b"\0\0\0", bytes(4)]),
+    st.builds(bytes, st.integers(0, 20_000)),
+)
+frames = st.builds(Frame, types, flags, stream_ids, payloads)
+opened = st.builds(
+    lambda stream_id, block, is_last: Frame(1, 5 if is_last else 4, stream_id, block),
+    st.sampled_from((1, 3, 5, 7)),
+    st.sampled_from(BLOCKS[:3]),
+    st.booleans(),
+)
+things = st.lists(
+    st.tuples(
+        st.sampled_from(("client", "client", "runtime", "open", "full", "writable", "turn", "decide", "drain")),
+        st.one_of(frames, opened, st.binary(max_size=30)),
+        st.integers(0, 60),
+    ),
+    max_size=30,
+)
+
+
+def feed(play: Play, name: str, content: bytes, split: int) -> None:
+    """One thing; bytes in two reads."""
+    core = play.core
+    if name == "client":
+        core.client_data(content[:split])
+        core.client_data(content[split:])
+    elif name == "runtime":
+        if core.state.is_open:
+            core.runtime_data(content[:split])
+            core.runtime_data(content[split:])
+    elif name == "open":
+        if play.upstreams and not core.state.is_open:
+            play.open()
+    elif name == "decide":
+        for call in play.interceptor.calls:
+            if split % 2:
+                call.reply.forward(message(b"changed"))
+            else:
+                call.reply.refuse(9, "no")
+    elif name in ("full", "writable"):
+        core.runtime_writable(name == "writable")
+        core.client_writable(name == "writable")
+    elif name == "drain":
+        core.drain()
+        core.finish_drain()
+    else:
+        core.turn()
+
+
+@bounded(1200)
+@given(things, st.booleans())
+def test_nothing_but_a_peer_error_comes_out(
+    items: list[tuple[str, Frame | bytes, int]], is_decided: bool
+) -> None:
+    play = Play(forward_as_it_came if is_decided else None, budget_bytes=50_000, max_message_bytes=60_000)
+    with contextlib.suppress(PeerError):
+        for name, content, split in items:
+            feed(play, name, bytes(content), split)
+            assert play.core.failure is None or isinstance(play.core.failure, PeerError)
+    play.core.lost()
+    assert play.budget.used_bytes == play.budget.waiting_bytes == 0
+
+
+@bounded(300)
+@given(st.lists(st.tuples(st.sampled_from(BLOCKS), st.binary(max_size=20)), max_size=8))
+def test_any_header_block_decodes_or_is_a_peer_error(blocks: list[tuple[bytes, bytes]]) -> None:
+    play = Play()
+    play.client(settings(), SETTINGS_ACK)
+    with contextlib.suppress(PeerError):
+        for number, (block, tail) in enumerate(blocks):
+            play.core.client_data(wire(Frame(1, 4, 2 * number + 1, block + tail)))

@@ -1,0 +1,22 @@
+"""Any mix of held and passing streams keeps every stream's bytes and order, within all windows, and ends."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from tests.relay.properties.claims import check
+from tests.relay.properties.match import Match
+from tests.relay.properties.plans import Plan, plans, schedules
+from tests.relay.properties.profile import bounded
+
+
+@bounded(250)
+@given(plans(), schedules)
+def test_every_stream_arrives_within_all_windows(plan: Plan, schedule: bytes) -> None:
+    check(Match(plan, schedule))
+
+
+@bounded(50)
+@given(plans(), schedules)
+def test_the_endpoints_agree_without_the_relay(plan: Plan, schedule: bytes) -> None:
+    check(Match(plan, schedule, is_direct=True))

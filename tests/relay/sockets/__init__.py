@@ -1,0 +1,1 @@
+"""The relay on real sockets, in asyncio's loop and in uvloop."""

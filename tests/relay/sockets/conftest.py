@@ -1,0 +1,27 @@
+"""Every asynchronous test of this folder runs in asyncio's own loop and in uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from tests.relay.sockets.stage import Stage
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Which loops the tests run in."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest_asyncio.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """A relay that listens, and a runtime that does what the test says."""
+    async with Stage(tmp_path) as running:
+        yield running

@@ -1,0 +1,271 @@
+"""How connections end: a side that leaves, a peer that breaks the protocol, an error of the relay's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
+from tests.relay.playbook import HELD, PASSING, ScriptedCall, forward_as_it_came
+from tests.relay.sockets.stage import Peer, Stage, soon, until
+from tests.relay.wire import (
+    CANCEL,
+    DATA,
+    ENHANCE_YOUR_CALM,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEADERS,
+    INTERNAL_ERROR,
+    PROTOCOL_ERROR,
+    RST_STREAM,
+    Frame,
+    data,
+    goaway,
+    headers,
+    message,
+    ping,
+    ping_ack,
+    reset,
+    wire,
+)
+
+
+async def held_on_3(stage: Stage, client: Peer) -> ScriptedCall:
+    """A held call whose message has come."""
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[-1].events))
+    return stage.held[-1]
+
+
+async def test_a_client_that_leaves_cancels_everything_at_the_runtime(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(5))
+    await runtime.next_of(HEADERS, stream_id=5)
+    await client.close()
+    await runtime.ended()
+    await until(lambda: stage.server.connection_count == 0)
+
+
+async def test_a_client_that_leaves_cancels_its_held_calls(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    call = await held_on_3(stage, client)
+    await client.close()
+    await runtime.ended()
+    assert call.names == ["message", "cancelled"]
+    call.reply.forward(b"late")
+    call.reply.refuse(1, "late")
+
+
+async def test_another_client_is_not_cancelled(stage: Stage) -> None:
+    leaving, _ = await stage.pair()
+    staying, runtime = await stage.pair()
+    await leaving.close()
+    await until(lambda: stage.server.connection_count == 1)
+    staying.send(ping())
+    assert await runtime.next_of(ping().type_) == ping()
+
+
+async def test_what_was_read_from_a_lost_runtime_reaches_the_client_before_the_end(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS, stream_id=3)
+    answer = [runtime.response(3), *(data(3, bytes(16_384)) for _ in range(40)), runtime.trailers(3)]
+    runtime.send(*answer)
+    await runtime.close()
+    assert await client.rest() == answer
+    await until(lambda: stage.server.connection_count == 0)
+
+
+async def test_a_runtime_that_stops_sending_and_reads_on_is_lost_without_a_word(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, runtime = await stage.pair()
+    runtime.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.send(bytes(ping()) * 60_000)
+    (connection,) = stage.server._connections
+    side = connection._client
+    await until(lambda: side.transport is not None and not side.transport.is_reading())
+    runtime.writer.write_eof()
+    await asyncio.sleep(0)
+    runtime.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    await client.ended()
+    await runtime.ended()
+    await until(lambda: stage.server.connection_count == 0)
+    assert not caplog.records
+
+
+async def test_a_client_that_does_not_read_is_cut_a_second_after_the_runtime_was_lost(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS, stream_id=3)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    # More than fits into the kernel's buffers, less than the relay's mark.
+    runtime.send(*(data(3, bytes(16_384)) for _ in range(25)))
+    await runtime.close()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await until(lambda: stage.server.connection_count == 0)
+    assert loop.time() - began_s < 3
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_lost_runtime_ends_held_calls(stage: Stage, is_sent: bool) -> None:
+    client, runtime = await stage.pair()
+    call = await held_on_3(stage, client)
+    if is_sent:
+        call.reply.forward(None)
+        await runtime.next_of(DATA, stream_id=3)
+    await runtime.close()
+    await client.ended()
+    assert call.events[1:] == ([("responded", Outcome.UNKNOWN, b"")] if is_sent else [("cancelled",)])
+
+
+async def test_a_runtime_that_hangs_is_the_clients_matter(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS, stream_id=3)
+    client.send(reset(3, CANCEL), ping())
+    assert await runtime.next_of(RST_STREAM) == reset(3, CANCEL)
+    runtime.send(ping_ack())
+    assert await client.frame() == ping_ack()
+
+
+BROKEN = {
+    "frame-size": (FRAME_SIZE_ERROR, wire(Frame(DATA, 0, 1, bytes(16_385)))),
+    "idle-stream": (PROTOCOL_ERROR, wire(data(99, b"x"))),
+    "garbage": (FRAME_SIZE_ERROR, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize(("code", "sent"), BROKEN.values(), ids=BROKEN.keys())
+async def test_a_client_that_breaks_the_protocol_ends_its_own_connection_alone(
+    stage: Stage, code: int, sent: bytes
+) -> None:
+    bystander, other_runtime = await stage.pair()
+    client, runtime = await stage.pair()
+    client.send(sent)
+    assert (await client.rest())[-1] == goaway(1, code)
+    await runtime.ended()
+    bystander.send(ping())
+    assert await other_runtime.next_of(ping().type_) == ping()
+
+
+async def test_a_runtime_that_breaks_the_protocol_ends_that_connection(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    runtime.send(Frame(0xF0, 0, 0, bytes(16_385)))
+    assert (await client.rest())[-1] == goaway(1, FRAME_SIZE_ERROR)
+
+
+async def test_a_second_header_block_on_a_held_call_closes_the_connection(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    await held_on_3(stage, client)
+    client.send(headers(3, client.headers.block([("x", "y")]), end=True))
+    got = [frame for frame in await client.rest() if frame.type_ in (RST_STREAM, GOAWAY)]
+    assert got == [reset(3, PROTOCOL_ERROR), goaway(3, PROTOCOL_ERROR)]
+    await runtime.ended()
+
+
+class DefectiveInterceptor:
+    """Holds, and raises in one place."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def holds(self, path: str) -> bool:
+        return path == HELD
+
+    def open(self, head: CallHead, reply: Reply) -> CallHandler:
+        self._raise_in("open")
+        return DefectiveHandler(self._where, reply)
+
+    def _raise_in(self, where: str) -> None:
+        if where == self._where:
+            raise RuntimeError(f"a defect in {where}")
+
+
+class DefectiveHandler:
+    """Forwards, and raises in one place."""
+
+    def __init__(self, where: str, reply: Reply) -> None:
+        self._where = where
+        self._reply = reply
+
+    def message(self, data: bytes) -> None:
+        self._raise_in("message")
+        self._reply.forward(None)
+
+    def cancelled(self) -> None:
+        self._raise_in("cancelled")
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        self._raise_in("responded")
+
+    def _raise_in(self, where: str) -> None:
+        if where == self._where:
+            raise RuntimeError(f"a defect in {where}")
+
+
+@pytest.mark.parametrize("where", ["open", "message", "responded"])
+async def test_an_exception_in_own_code_ends_that_connection_alone_with_internal_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async with Stage(tmp_path, DefectiveInterceptor(where)) as stage:
+        bystander, other_runtime = await stage.pair()
+        client, runtime = await stage.pair()
+        client.send(client.call(3, HELD), data(3, message(b"x"), end=True))
+        if where == "responded":
+            await runtime.next_of(DATA, stream_id=3)
+            runtime.send(runtime.trailers(3))
+        last = (await client.rest())[-1]
+        assert (last.type_, last.payload[4:]) == (GOAWAY, INTERNAL_ERROR.to_bytes(4, "big"))
+        await runtime.ended()
+        bystander.send(ping())
+        assert await other_runtime.next_of(ping().type_) == ping()
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert f"a defect in {where}" in record.getMessage()
+
+
+async def test_a_defect_at_the_end_of_a_connection_does_not_keep_it_alive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Stage(tmp_path, DefectiveInterceptor("cancelled")) as stage:
+        client, runtime = await stage.pair()
+        client.send(client.call(3, HELD))
+        await runtime.next_of(HEADERS, stream_id=3)
+        await client.close()
+        await runtime.ended()
+        await until(lambda: stage.server.connection_count == 0)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_decision_that_cannot_be_carried_out_ends_its_connection(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    call = await held_on_3(stage, client)
+    (connection,) = stage.server._connections
+    assert connection._core is not None
+    outbox = connection._core.to_client
+    outbox.is_writable = False
+    for _ in range(1000):
+        outbox.own(bytes(ping()))
+    call.reply.refuse(9, "no")
+    last = (await client.rest())[-1]
+    assert last == goaway(3, ENHANCE_YOUR_CALM)
+    await runtime.ended()
+
+
+async def test_many_short_connections_leave_nothing_behind(stage: Stage) -> None:
+    stage.decide(forward_as_it_came)
+    for _ in range(50):
+        client = await stage.client()
+        client.begin()
+        client.send(client.call(1, PASSING, end=True))
+        runtime = await stage.runtime.peer()
+        await runtime.next_of(HEADERS)
+        await client.close()
+        await runtime.ended()
+    await until(lambda: stage.server.connection_count == 0)
+    assert await soon(asyncio.sleep(0, True))
