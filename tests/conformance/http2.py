@@ -1,0 +1,260 @@
+"""One end of an HTTP/2 connection on a blocking socket, for tests that are about frames and bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from hpack import Decoder, Encoder
+
+from runtimeproxy.relay.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    GOAWAY,
+    HEADER_BYTES,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    frame,
+    header_fragment,
+    ping_ack,
+    unpadded,
+    window_update,
+)
+from tests.conformance.bytes_client import WAIT_S
+
+INITIAL_WINDOW_SIZE = 4
+"""Number of the setting. Source: RFC 9113, 6.5.2."""
+
+LARGEST_WINDOW = 2**31 - 1
+
+Fields = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame as it came."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+
+@dataclass
+class Stream:
+    """All that the other end has sent on one stream.
+
+    `blocks` are the header blocks as bytes, `headers` the same decoded; `data` is DATA without padding.
+    """
+
+    frames: list[Frame] = field(default_factory=list)
+    blocks: list[bytes] = field(default_factory=list)
+    headers: list[Fields] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    reset_code: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other end sends no more on it."""
+        return self.ended or self.reset_code is not None
+
+    @property
+    def trailers(self) -> dict[str, str]:
+        """The last header block."""
+        return dict(self.headers[-1])
+
+    @property
+    def wire(self) -> list[tuple[int, int, bytes]]:
+        """What came, comparable across connections: kind and flags of each frame, and its bytes."""
+        return [(each.kind, each.flags, each.payload) for each in self.frames]
+
+
+class Http2End:
+    """Reads frames and remembers them; answers SETTINGS and PING as RFC 9113 wants it.
+
+    Attributes:
+        credits: Whether received DATA is credited at once, as greedy clients do.
+        answers_pings: Whether PINGs are answered.
+        goaways: Last stream id and code of each GOAWAY that came.
+        ping_acks: The PINGs that were answered.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(WAIT_S)
+        self.sock = sock
+        self.credits = True
+        self.answers_pings = True
+        self.streams: dict[int, Stream] = {}
+        self.goaways: list[tuple[int, int]] = []
+        self.ping_acks: list[bytes] = []
+        self.settings_acks = 0
+        self.closed = False
+        self._encoder = Encoder()
+        self._decoder = Decoder()
+        self._decoder.max_header_list_size = 1024 * 1024
+        self._open_block: tuple[int, int, bytearray] | None = None
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.sock.close()
+
+    def send(self, *frames: bytes) -> None:
+        """Writes frames, or any bytes."""
+        self.sock.sendall(b"".join(frames))
+
+    def encoded(self, fields: Fields) -> bytes:
+        """A header block; the encoder's state follows."""
+        block: bytes = self._encoder.encode(list(fields))
+        return block
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Takes frames until the condition holds.
+
+        Raises:
+            TimeoutError: nothing comes any more.
+            ConnectionError: the other end has closed.
+        """
+        while not condition():
+            if not self.take():
+                raise ConnectionError("the other end has closed")
+
+    def until_closed(self) -> None:
+        """Takes frames until the other end closes."""
+        while self.take():
+            pass
+
+    def take(self) -> bool:
+        """Takes one frame; False at the end of the connection."""
+        try:
+            taken = self._frame()
+        except ConnectionError:
+            taken = None
+        if taken is None:
+            self.closed = True
+            return False
+        self._took(taken)
+        return True
+
+    def stream(self, stream_id: int) -> Stream:
+        """What came on a stream so far."""
+        return self.streams.setdefault(stream_id, Stream())
+
+    def _frame(self) -> Frame | None:
+        head = self._read(HEADER_BYTES)
+        if head is None:
+            return None
+        high, low, kind, flags, stream_id = FRAME_HEADER.unpack(head)
+        payload = self._read(high << 8 | low)
+        return None if payload is None else Frame(kind, flags, stream_id, payload)
+
+    def _read(self, size: int) -> bytes | None:
+        while len(self._buffer) < size:
+            data = self.sock.recv(max(65536, size - len(self._buffer)))
+            if not data:
+                return None
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def _took(self, each: Frame) -> None:
+        if each.kind == SETTINGS:
+            self._settings(each)
+        elif each.kind == PING:
+            self._ping(each)
+        elif each.kind == GOAWAY:
+            self.goaways.append(struct.unpack_from(">LL", each.payload))
+        elif each.stream_id:
+            self._stream_frame(each)
+
+    def _settings(self, each: Frame) -> None:
+        if each.flags & ACK:
+            self.settings_acks += 1
+        else:
+            self._reply(SETTINGS_ACK)
+
+    def _ping(self, each: Frame) -> None:
+        if each.flags & ACK:
+            self.ping_acks.append(each.payload)
+        elif self.answers_pings:
+            self._reply(ping_ack(each.payload))
+
+    def _stream_frame(self, each: Frame) -> None:
+        stream = self.stream(each.stream_id)
+        if each.kind in {DATA, HEADERS, CONTINUATION, RST_STREAM}:
+            stream.frames.append(each)
+        if each.kind == DATA:
+            stream.data += unpadded(each.payload, each.flags)
+            if self.credits and each.payload:
+                size = len(each.payload)
+                self._reply(window_update(0, size), window_update(each.stream_id, size))
+        elif each.kind == RST_STREAM:
+            stream.reset_code = int.from_bytes(each.payload, "big")
+        elif each.kind in {HEADERS, CONTINUATION}:
+            self._header_frame(each, stream)
+            return
+        if each.kind == DATA and each.flags & END_STREAM:
+            stream.ended = True
+            self.on_end(each.stream_id)
+
+    def _header_frame(self, each: Frame, stream: Stream) -> None:
+        if each.kind == HEADERS:
+            content = header_fragment(each.payload, each.flags)
+            self._open_block = (each.stream_id, each.flags, bytearray(content))
+        elif self._open_block is not None:
+            self._open_block[2].extend(each.payload)
+        if self._open_block is None or not each.flags & END_HEADERS:
+            return
+        _, flags, block = self._open_block
+        self._open_block = None
+        stream.blocks.append(bytes(block))
+        decoded = self._decoder.decode(bytes(block), raw=True)
+        stream.headers.append(tuple((name.decode(), value.decode("latin-1")) for name, value in decoded))
+        if len(stream.headers) == 1:
+            self.on_headers(each.stream_id)
+        if flags & END_STREAM:
+            stream.ended = True
+            self.on_end(each.stream_id)
+
+    def on_headers(self, stream_id: int) -> None:
+        """The first header block of a stream has come."""
+
+    def on_end(self, stream_id: int) -> None:
+        """The other end sends no more on a stream."""
+
+    def _reply(self, *frames: bytes) -> None:
+        # Whoever has just closed does not need the answer.
+        with contextlib.suppress(ConnectionError):
+            self.send(*frames)
+
+
+def grpc_frame(message: bytes, *, compressed: bool = False) -> bytes:
+    """A message with gRPC's prefix."""
+    return struct.pack(">BL", compressed, len(message)) + message
+
+
+def settings_frame(settings: Mapping[int, int]) -> bytes:
+    """A SETTINGS frame."""
+    payload = b"".join(struct.pack(">HL", number, value) for number, value in settings.items())
+    return frame(SETTINGS, 0, 0, payload)

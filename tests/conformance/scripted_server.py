@@ -1,0 +1,162 @@
+"""A server that answers in frames, as each call's script says: for all that no gRPC library sends."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from runtimeproxy.relay.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    frame,
+    window_update,
+)
+from tests.conformance.bytes_client import WAIT_S
+from tests.conformance.http2 import (
+    INITIAL_WINDOW_SIZE,
+    LARGEST_WINDOW,
+    Fields,
+    Http2End,
+    Stream,
+    grpc_frame,
+    settings_frame,
+)
+
+Script = Callable[["ServerEnd", int], None]
+"""Gets the connection and the stream's id, in the connection's thread."""
+
+RESPONSE: Fields = ((":status", "200"), ("content-type", "application/grpc"))
+UNIMPLEMENTED: Fields = (*RESPONSE, ("grpc-status", "12"), ("grpc-message", "not scripted"))
+
+
+class ServerEnd(Http2End):
+    """One accepted connection."""
+
+    def __init__(self, sock: socket.socket, server: ScriptedServer) -> None:
+        super().__init__(sock)
+        self._server = server
+
+    def serve(self) -> None:
+        """Runs until the client goes."""
+        # A client may connect and say nothing, or go at any time.
+        with contextlib.suppress(OSError), self:
+            if self._read(len(PREFACE)) != PREFACE:
+                return
+            windows = settings_frame({INITIAL_WINDOW_SIZE: LARGEST_WINDOW})
+            self.send(windows, window_update(0, LARGEST_WINDOW - 65_535))
+            self.credits = False
+            self.until_closed()
+
+    def on_headers(self, stream_id: int) -> None:
+        """Runs the script if it acts before the message."""
+        script = self._server.early.get(self._script(stream_id))
+        if script is not None:
+            script(self, stream_id)
+
+    def on_end(self, stream_id: int) -> None:
+        """Runs the script."""
+        name = self._script(stream_id)
+        if name:
+            self._server.requests.put(self.stream(stream_id))
+        if name not in self._server.early:
+            self._server.scripts.get(name, unimplemented)(self, stream_id)
+
+    def _script(self, stream_id: int) -> str:
+        return dict(self.stream(stream_id).headers[0]).get("script", "")
+
+    def headers(self, stream_id: int, fields: Fields, *, end: bool = False) -> None:
+        """Sends a header block."""
+        flags = END_HEADERS | (END_STREAM if end else 0)
+        self.send(frame(HEADERS, flags, stream_id, self.encoded(fields)))
+
+    def data(self, stream_id: int, message: bytes, *, end: bool = False, compressed: bool = False) -> None:
+        """Sends a response message of at most 16 KiB."""
+        flags = END_STREAM if end else 0
+        self.send(frame(DATA, flags, stream_id, grpc_frame(message, compressed=compressed)))
+
+    def answer(self, stream_id: int, message: bytes = b"", *trailers: tuple[str, str]) -> None:
+        """Sends a whole successful answer."""
+        self.headers(stream_id, RESPONSE)
+        self.data(stream_id, message)
+        self.headers(stream_id, (("grpc-status", "0"), *trailers), end=True)
+
+
+class ScriptedServer:
+    """Listens from `with` to the end of its block.
+
+    Attributes:
+        scripts: Run when a whole request is there, by the request's header field `script`.
+        early: The same, run when the request's headers are there.
+        requests: The requests with a script that have arrived, whole.
+        connections: All connections that were accepted.
+    """
+
+    def __init__(
+        self, path: Path, scripts: Mapping[str, Script], early: Mapping[str, Script] | None = None
+    ) -> None:
+        self.path = path
+        self.scripts = scripts
+        self.early = early or {}
+        self.requests: queue.Queue[Stream] = queue.Queue()
+        self.connections: list[ServerEnd] = []
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._listening.bind(str(self.path))
+        self._listening.listen(128)
+        self._run(self._accept)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A shutdown ends the other thread's accept; a close alone does not.
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listening.close()
+        for each in self.connections:
+            with contextlib.suppress(OSError):
+                each.sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def request(self) -> Stream:
+        """Waits for the next request."""
+        return self.requests.get(timeout=WAIT_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                return
+            connection = ServerEnd(sock, self)
+            self.connections.append(connection)
+            self._run(connection.serve)
+
+    def _run(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name="scripted-server")
+        self._threads.append(thread)
+        thread.start()
+
+
+def unimplemented(connection: ServerEnd, stream_id: int) -> None:
+    """The answer to calls without a script: those of the daemon itself."""
+    connection.headers(stream_id, UNIMPLEMENTED, end=True)
+
+
+def silent(connection: ServerEnd, stream_id: int) -> None:
+    """No answer at all."""
