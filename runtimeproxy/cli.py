@@ -15,9 +15,13 @@ from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError,
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from runtimeproxy.config import Settings
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.settings import PolicySettings
+
+    _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001  # the only name of that type
 
 PROGRAM: Final = "koord-runtime-proxy"
 
@@ -53,7 +57,8 @@ examples:
       say what is wrong with a configuration, without serving
 
 signals:
-  SIGTERM drains and ends; SIGHUP reads the configuration again and keeps the old one if it is wrong.
+  SIGTERM drains and ends; SIGHUP reads the configuration again and keeps the old one if it is wrong;
+  SIGUSR1 lets all calls pass without policies, SIGUSR2 ends that: the command bypass sends them.
 
 exit codes:
   0  ended as asked          1  failed while it ran          2  wrong flag, variable or configuration
@@ -122,7 +127,22 @@ def _parser() -> argparse.ArgumentParser:
             description=text[:1].upper() + text[1:] + ".",
         )
         command.set_defaults(run=run)
+    _add_bypass(commands, flags)
     return parser
+
+
+def _add_bypass(commands: _Commands, flags: _Parser) -> None:
+    text = "let calls pass without policies (on), or hold them for the policies again (off)"
+    command = commands.add_parser(
+        "bypass",
+        usage=f"{PROGRAM} bypass (on | off) [FLAG ...]",
+        parents=[flags],
+        allow_abbrev=False,
+        help=text,
+        description=text[:1].upper() + text[1:] + ". Tells the instance that serves on the own socket.",
+    )
+    command.add_argument("state", choices=("on", "off"), help="a restart of the instance forgets it")
+    command.set_defaults(run=_bypass)
 
 
 def _misspelled(argv: Sequence[str]) -> str:
@@ -226,6 +246,16 @@ def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[
     hooks = ", ".join(overridden_hooks(policy))
     summary = (policy.__doc__ or "").strip().split("\n")[0]
     return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary
+
+
+def _bypass(arguments: argparse.Namespace) -> int:
+    endpoint = _load(arguments).proxy.endpoint
+    from runtimeproxy.ops.switch import set_bypass
+
+    is_on = arguments.state == "on"
+    pid = set_bypass(endpoint, is_on=is_on)
+    print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
+    return EXIT_OK
 
 
 def _version(_: argparse.Namespace) -> int:

@@ -186,9 +186,12 @@ class LogLimiter:
 
 
 def format_text(record: logging.LogRecord) -> str:
-    """One line for people: time, level, message, `key=value` fields; a traceback follows on its own lines."""
+    """One line for people: time, level, message, `key=value` fields; a traceback follows on its own lines.
+
+    Fields that are tables, or lists of them, are left out: they are for programs, and the message says it.
+    """
     parts = [_time(record), f"{record.levelname:<7}", _printable(_cut(_message(record)))]
-    parts += [f"{key}={_quoted(value)}" for key, value in _fields(record).items()]
+    parts += [f"{key}={_quoted(value)}" for key, value in _fields(record).items() if not _is_table(value)]
     line = " ".join(parts)
     return f"{line}\n{trace}" if (trace := _traceback(record)) else line
 
@@ -243,6 +246,10 @@ def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_is_table, value)))
 
 
 def _quoted(value: object) -> str:

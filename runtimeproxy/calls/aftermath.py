@@ -11,11 +11,14 @@ from runtimeproxy.calls.desk import INTERNAL_ERROR
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.methods import Method
     from runtimeproxy.calls.operation import Operation, Question
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.written import Written
 
 
 def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
@@ -95,6 +98,7 @@ async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Questio
     return await chain.decide(question.hook, question.view(), budget_s=desk.settings.budget_s, finish=finish)
 
 
-def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> None:
-    if decision.change is not None:
-        write_answer(desk.writer, operation, question, decision.change)
+def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> Mapping[str, Written]:
+    if decision.change is None:
+        return {}
+    return write_answer(desk.writer, operation, question, decision.change)

@@ -9,10 +9,12 @@ from runtimeproxy.calls.message import frame_message
 from runtimeproxy.cgroups import Outcome
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import CgroupChange, PodChange
+from runtimeproxy.hooks.written import Written
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.desk import CgroupWriter
     from runtimeproxy.calls.operation import Operation, Question
+    from runtimeproxy.cgroups import WriteResult
 
 
 class CgroupWriteError(RuntimeProxyError):
@@ -37,33 +39,43 @@ def edited_request(
 
 def write_answer(
     writer: CgroupWriter, operation: Operation, question: Question, change: CgroupChange
-) -> None:
+) -> Mapping[str, Written]:
     """Writes the cgroup values of an answer; those of a container without a cgroup wait for it.
+
+    Returns:
+        What became of those that were to be written now.
 
     Raises:
         CgroupWriteError: A value was not written.
     """
     if not change.cgroup:
-        return
+        return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if target:
-        write_values(writer, target, change.cgroup)
-    elif question.details is not None:
-        operation.pending.update(change.cgroup)
-    else:
+        return write_values(writer, target, change.cgroup)
+    if question.details is None:
         raise CgroupWriteError("the pod's cgroup is not known")
+    operation.pending.update(change.cgroup)
+    return {}
 
 
-def write_values(writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str]) -> None:
-    """Writes values to one cgroup.
+def write_values(writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, Written]:
+    """Writes values to one cgroup; returns what became of them.
 
     Raises:
         CgroupWriteError: A value was not written; a missing file or cgroup is no reason.
     """
+    results = writer.write(cgroup, values)
     failed = [
         f"{result.name}: {result.error}"
-        for result in writer.write(cgroup, values)
+        for result in results
         if result.outcome in (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED)
     ]
     if failed:
         raise CgroupWriteError("; ".join(failed))
+    return {result.name: _written(result) for result in results}
+
+
+def _written(result: WriteResult) -> Written:
+    old = "" if result.old is None else str(result.old)
+    return Written(old, result.error if result.outcome is Outcome.MISSING else "")

@@ -12,6 +12,8 @@ from runtimeproxy.calls.answers import CgroupWriteError, edited_request, write_a
 from runtimeproxy.errors import RuntimeProxyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.lanes import Turn
     from runtimeproxy.calls.methods import Method
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks import CgroupChange
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision, Refusal
+    from runtimeproxy.hooks.written import Written
 
 
 class NoDecisionError(RuntimeProxyError):
@@ -142,13 +145,13 @@ class Deciding:
             self._answers.append((question, decision.change))
         return decision
 
-    def _carry_out(self, question: Question, decision: Decision) -> None:
-        """In the policies' worker thread, once all of them agreed."""
+    def _carry_out(self, question: Question, decision: Decision) -> Mapping[str, Written]:
+        """In the policies' worker thread, once all of them agreed; returns what became of cgroup values."""
         if decision.change is None:
-            return
+            return {}
         self._edit_begun = True
         self._edit([(question, decision.change)])
-        write_answer(self._desk.writer, self._operation, question, decision.change)
+        return write_answer(self._desk.writer, self._operation, question, decision.change)
 
     async def _edited(self) -> bytes | None:
         """The edited request, wherever it was edited or still has to be."""

@@ -53,6 +53,8 @@ class AuditEntry:
     old: str = ""
     new: str = ""
     reason: str = ""
+    note: str = ""
+    """Why the new value is not in force although nothing failed; empty when it is."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -24,12 +24,15 @@ from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.leg import Leg, Stage, Work, hangs
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.written import Written, with_written
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain, Plan
 
-Finish = Callable[[Decision], None]
-"""Writes what a decision holds beyond the message; runs in the worker thread."""
+Finish = Callable[[Decision], Mapping[str, Written] | None]
+"""Writes what a decision holds beyond the message; runs in the worker thread.
+
+May return what became of the cgroup values, by parameter."""
 
 WRITE_GRACE_S: Final = 0.25
 """How long the writes may take when the chain's budget is spent: what was decided in time still counts."""
@@ -138,7 +141,7 @@ class Call:
         elif leg.unwritten:
             self._conclude(self._unwritten(leg.decision, leg.unwritten))
         else:
-            self._conclude(leg.decision)
+            self._conclude(with_written(leg.decision, leg.written))
 
     def _dropped(self, leg: Leg) -> None:
         """No thread is left: what is still to do follows the failure policies at once."""

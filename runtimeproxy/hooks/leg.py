@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -25,6 +25,7 @@ from runtimeproxy.hooks.evaluation import (
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.written import Written
 
 _MIN_WAIT_S: Final = 0.001
 
@@ -46,7 +47,7 @@ class Work(NamedTuple):
     rule: ConflictRule
     hung: Collection[str]
     """Names of the policies that hang just now: a live collection."""
-    finish: Callable[[Decision], None] | None
+    finish: Callable[[Decision], Mapping[str, Written] | None] | None
     ended: Callable[[Leg], None]
     """Called in the loop's thread when a leg's thread is back."""
     dropped: Callable[[Leg], None]
@@ -61,6 +62,7 @@ class Leg:
         index: of the policy that has its turn, or the number of policies when all had theirs.
         outcomes: of the policies before `index`, each with its duration in seconds.
         decision: there once all policies had their turn.
+        written: what became of the cgroup values, as far as the writer tells.
         unwritten: why the writes failed; empty when they did not.
         blamed: the policy that the leg's thread hangs in, set by the loop's thread.
     """
@@ -79,6 +81,7 @@ class Leg:
         "stage",
         "unwritten",
         "work",
+        "written",
     )
 
     def __init__(
@@ -92,6 +95,7 @@ class Leg:
         self.stage = Stage.WAITING
         self.given_up = False
         self.decision: Decision | None = None
+        self.written: Mapping[str, Written] = {}
         self.unwritten = ""
         self.blamed: LoadedPolicy | None = None
         self._until_s = until_s
@@ -174,7 +178,7 @@ class Leg:
         if finish is None:
             return
         try:
-            finish(decision)
+            self.written = finish(decision) or {}
         except Exception as error:  # noqa: BLE001 - whatever the writer raises, the call has an answer
             self.unwritten, _ = explained(error, self.work.subject.view)
         with self._lock:

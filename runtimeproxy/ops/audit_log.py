@@ -47,7 +47,7 @@ def _log(entries: list[AuditEntry]) -> None:
             "from": entry.old,
             "to": entry.new,
             "policy": entry.policy,
-            "reason": entry.reason,
+            "reason": f"{entry.reason}; {entry.note}" if entry.note else entry.reason,
         }
         for entry in entries
     ]
@@ -70,4 +70,5 @@ def _log(entries: list[AuditEntry]) -> None:
 def _text(entry: AuditEntry) -> str:
     if not entry.field:
         return f"{entry.policy}: {entry.reason}"
-    return f"{entry.field} {entry.old or '-'} -> {entry.new or '-'} ({entry.policy})"
+    note = f"; {entry.note}" if entry.note else ""
+    return f"{entry.field} {entry.old or '-'} -> {entry.new or '-'} ({entry.policy}{note})"

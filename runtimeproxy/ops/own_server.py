@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable
+    from concurrent.futures import Executor
 
     import grpc.aio
+
+PREFIX: Final = "koord-runtime-proxy-"
+"""Begins the names of the directories; the kernel drops the lock in each with its process."""
+
+_UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
+_LOCK: Final = "lock"
 
 
 class OwnServer:
     """Serves on a socket in a directory that only this user can enter.
 
+    Args:
+        parent: where the directory is made; None for the system's temporary directory. What instances left
+            there that were killed is removed.
+
     Attributes:
         socket_path: where the relay reaches the server; the file is there once `start` has returned.
+
+    Raises:
+        OSError: the directory cannot be made.
     """
 
-    def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="koord-runtime-proxy-"))
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        _remove_stale(parent)
+        self._directory, self._lock_fd = _make_directory(parent)
         self.socket_path = str(self._directory / "own.sock")
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> None:
+    async def start(
+        self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
+    ) -> None:
         """Loads grpcio in a thread, so that relaying goes on meanwhile, and serves.
 
         Args:
+            executor: the thread.
             probe: whether the runtime answers.
             stopping: set when the daemon drains.
         """
-        await asyncio.to_thread(_load)
+        from asyncio import get_running_loop
+
+        await get_running_loop().run_in_executor(executor, _load)
         self._server = await _serve(self.socket_path, probe, stopping)
 
     async def stop(self) -> None:
@@ -42,6 +66,38 @@ class OwnServer:
             await self._server.stop(None)
             self._server = None
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _make_directory(parent: Path) -> tuple[Path, int]:
+    """Makes a directory that gets its name once its lock is held, so that nobody takes it for a stale one."""
+    fresh = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
+    lock_fd = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    return fresh.rename(parent / (PREFIX + fresh.name.removeprefix(_UNLOCKED_PREFIX))), lock_fd
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes the directories of this user's instances that are gone."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            about = directory.lstat()
+            if about.st_uid == os.geteuid() and directory.is_dir() and not _is_locked(directory / _LOCK):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock; raises OSError if there is none."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _load() -> None:

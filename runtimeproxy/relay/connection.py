@@ -51,7 +51,7 @@ class _Side(asyncio.BaseProtocol):
     """One of the two transports; everything is decided in the connection.
 
     Attributes:
-        transport: None before the connection is made.
+        transport: None before the connection is made, and after it is lost: some loops take no word then.
         data_received: takes what was read. Event loops remember it when the protocol is set, so a change
             goes through `receive_with`.
     """
@@ -62,10 +62,12 @@ class _Side(asyncio.BaseProtocol):
         on_writable: Callable[[bool], None],
         on_lost: Callable[[], None],
         admit: Callable[[asyncio.Transport], bool] | None = None,
+        on_eof: Callable[[], None] | None = None,
     ) -> None:
         self.transport: asyncio.Transport | None = None
         self.data_received = on_data
         self._admit = admit
+        self._on_eof = on_eof
         self._on_writable = on_writable
         self._on_lost = on_lost
 
@@ -92,7 +94,9 @@ class _Side(asyncio.BaseProtocol):
         chunks.clear()
 
     def eof_received(self) -> None:
-        """The transport closes itself then."""
+        """The transport closes itself then, as soon as all is written, which may be never."""
+        if self._on_eof is not None:
+            self._on_eof()
 
     def pause_writing(self) -> None:
         self._on_writable(False)
@@ -101,6 +105,7 @@ class _Side(asyncio.BaseProtocol):
         self._on_writable(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
         self._on_lost()
 
 
@@ -203,7 +208,7 @@ class Connection:
     async def _adopt(self, sock: socket.socket) -> None:
         core = self._core
         receive = self._receiver(core, core.runtime_data) if core is not None else self._splice_to_client
-        side = _Side(receive, self._runtime_writable, self._runtime_lost)
+        side = _Side(receive, self._runtime_writable, self._runtime_lost, on_eof=self._runtime_lost)
         await self._loop.create_unix_connection(
             cast("Callable[[], asyncio.Protocol]", lambda: side), sock=sock
         )

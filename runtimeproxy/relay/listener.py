@@ -110,15 +110,17 @@ def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: in
         inode = Path(temporary).stat().st_ino
         Path(temporary).rename(path)
     except OSError as error:
-        _undo(sock, lock_fd)
+        _undo(sock, lock_fd, temporary)
         raise SocketPathError(f"{path}: {error.strerror or error}") from error
     except RuntimeProxyError:
-        _undo(sock, lock_fd)
+        _undo(sock, lock_fd, temporary)
         raise
     return Listener(sock, path, inode, lock_fd)
 
 
-def _undo(sock: socket.socket, lock_fd: int) -> None:
+def _undo(sock: socket.socket, lock_fd: int, temporary: str) -> None:
+    if sock.getsockname():
+        Path(temporary).unlink(missing_ok=True)
     sock.close()
     if lock_fd >= 0:
         os.close(lock_fd)

@@ -48,6 +48,10 @@ _V2_DEFAULTS = {
 }
 
 
+_V2_CONTROLLERS = "cpuset cpu io memory hugetlb pids"
+"""What tells programs that the root is one of version 2. Source: cgroups(7)."""
+
+
 class CgroupFiles:
     """A tree of plain files in the layout of cgroup version 1 or 2.
 
@@ -77,6 +81,9 @@ class CgroupFiles:
 
     def make(self, path: str) -> None:
         """Makes a cgroup and its ancestors, with the kernel's default values where they are new."""
+        if self.version == 2:
+            self.root.mkdir(parents=True, exist_ok=True)
+            _write(self.root / "cgroup.controllers", _V2_CONTROLLERS)
         for controller, defaults in self._defaults.items():
             top = self.root / controller
             for folder in _chain(top, path):

@@ -28,12 +28,36 @@ class NotifySocket:
             TimeoutError: it did not come in time.
             ChildProcessError: the sender ended first.
         """
+        while self.wait_for_start(state, alive, timeout_s) != state:
+            continue
+
+    def wait_for_start(self, start: str, alive: Callable[[], bool], timeout_s: float) -> str:
+        """Waits for an assignment that begins so among those that come from now on, and returns it.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            ChildProcessError: the sender ended first.
+        """
         end = time.monotonic() + timeout_s
-        while state not in self._receive():
-            if not alive():
-                raise ChildProcessError(f"ended before {state}")
+        while True:
+            is_over = not alive()
+            states = self._receive()
+            for state in states:
+                if state.startswith(start):
+                    return state
+            if is_over and not states:
+                raise ChildProcessError(f"ended before {start}")
             if time.monotonic() > end:
-                raise TimeoutError(f"{state}: not within {timeout_s} s")
+                raise TimeoutError(f"{start}: not within {timeout_s} s")
+
+    def discard(self) -> None:
+        """Receives all that has come already."""
+        self._socket.setblocking(False)
+        try:
+            while True:
+                self.received.extend(self._socket.recv(_MESSAGE_BYTES).decode().splitlines())
+        except BlockingIOError:
+            self._socket.settimeout(_PACE_S)
 
     def close(self) -> None:
         """Closes and removes the socket."""

@@ -25,16 +25,20 @@ _END_TIMEOUT_S = 10.0
 class ProxyOptions:
     """What the proxy is started with, besides the files of its own folder.
 
-    `config` is the text of its TOML file, `hook_servers` are the registration files by name.
+    `config` is the text of its TOML file, `hook_servers` are the registration files by name, `wrapper` are
+    words before its command, `inherited` are the file descriptors that it gets; without a `log_level` the
+    configuration's counts.
     """
 
     runtime_endpoint: str
     image_endpoint: str | None = None
     config: str = ""
     hook_servers: Mapping[str, str] = field(default_factory=dict)
-    log_level: str = "info"
+    log_level: str | None = "info"
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+    inherited: tuple[int, ...] = ()
 
 
 class ProxyProcess:
@@ -44,13 +48,13 @@ class ProxyProcess:
     path has 107 bytes.
     """
 
-    def __init__(self, folder: Path, options: ProxyOptions) -> None:
+    def __init__(self, folder: Path, options: ProxyOptions, *, notify_name: str = "notify.sock") -> None:
         self.folder = folder
         self.options = options
         self.socket = folder / "proxy.sock"
         self.state_folder = folder / "state"
         self.hook_folder = folder / "hooks"
-        self._notify = NotifySocket(folder / "notify.sock")
+        self._notify = NotifySocket(folder / notify_name)
         self._log_file = folder / "proxy.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._write_files()
@@ -80,17 +84,31 @@ class ProxyProcess:
         self.spawn()
         self._notify.wait_for("READY=1", self.alive, _READY_TIMEOUT_S)
 
+    def wait_for_state(self, start: str, timeout_s: float = _READY_TIMEOUT_S) -> str:
+        """Waits until it tells its service manager something that begins so, and returns that.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            ChildProcessError: the proxy ended first.
+        """
+        return self._notify.wait_for_start(start, self.alive, timeout_s)
+
+    def forget_states(self) -> None:
+        """Takes what it has told up to now for heard."""
+        self._notify.discard()
+
     def spawn(self) -> None:
         """Starts the proxy and does not wait."""
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(),
+                [*self.options.wrapper, *self._command()],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self._environment(),
                 start_new_session=True,
+                pass_fds=self.options.inherited,
             )
 
     def alive(self) -> bool:
@@ -170,8 +188,9 @@ class ProxyProcess:
             "--state-dir": str(self.state_folder),
             "--hook-config-dir": str(self.hook_folder),
             "--log-format": "json",
-            "--log-level": options.log_level,
         }
+        if options.log_level is not None:
+            flags["--log-level"] = options.log_level
         if options.image_endpoint is not None:
             flags["--remote-image-service-endpoint"] = options.image_endpoint
         words = [word for flag in flags.items() for word in flag]

@@ -1,0 +1,87 @@
+"""Worker threads that never keep the process from ending."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar, cast
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Job = Callable[[], None]
+
+
+class BackgroundThreads(Executor):
+    """An executor with daemon threads.
+
+    The interpreter waits at its end for the threads of a ThreadPoolExecutor, so one that hangs in a file or
+    in a policy's import would keep the daemon from stopping.
+
+    Args:
+        size: most threads; they are started as they are needed.
+        name: begins the threads' names.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[tuple[Future[object], _Job] | None] = SimpleQueue()
+        self._threads = 0
+        self._pending = 0
+        self._is_closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Has a thread call the function.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+        """
+        future: Future[_T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+                future.set_exception(error)
+
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("no work is taken after the shutdown")
+            self._jobs.put((cast("Future[object]", future), work))
+            self._pending += 1
+            if self._threads < min(self._size, self._pending):
+                self._start()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Lets the threads end after what they have begun.
+
+        Args:
+            wait: ignored: nobody waits for a thread that may hang.
+            cancel_futures: whether what no thread has begun is cancelled.
+        """
+        with self._lock:
+            self._is_closed = True
+            waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())] if cancel_futures else []
+            for _ in range(self._threads):
+                self._jobs.put(None)
+        for job in waiting:
+            if job is not None:
+                job[0].cancel()
+
+    def _start(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if future.set_running_or_notify_cancel():
+                work()
+            with self._lock:
+                self._pending -= 1
+            # What the job holds is not to live until the next one comes.
+            del future, work, job

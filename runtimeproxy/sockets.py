@@ -1,0 +1,68 @@
+"""The daemon's sockets: the one it listens on, and what all connections share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runtimeproxy.config import is_same_socket, owner_ids, socket_mode_bits
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.relay.budget import MemoryBudget
+from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.relay.state import RelayOptions
+from runtimeproxy.routes import Routes
+from runtimeproxy.sdnotify import listen_sockets
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import ProxySettings
+    from runtimeproxy.interception import Interceptor
+    from runtimeproxy.ops.own_server import OwnServer
+
+
+def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
+    """Takes the socket that systemd passed, or makes one.
+
+    Args:
+        proxy: where the socket shall be; what systemd passed counts more.
+        environ: the service manager's variables.
+
+    Raises:
+        ConfigError: what was passed is no listening Unix socket, or leads back to itself.
+        SocketInUseError: another instance serves there.
+        SocketPathError: the path cannot be used.
+    """
+    passed = listen_sockets(environ)
+    if not passed:
+        uid, gid = owner_ids(proxy)
+        return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
+    for surplus in passed[1:]:
+        surplus.socket.close()
+    own_path = passed[0].socket.getsockname()
+    for key in ("runtime_endpoint", "image_endpoint"):
+        path = getattr(proxy, key)
+        if path and is_same_socket(path, own_path):
+            passed[0].socket.close()
+            reason = f"{path} is the socket that systemd passed: calls would go round in circles"
+            raise ConfigError("environment", f"proxy.{key}", reason)
+    return inherited(passed[0].socket)
+
+
+def connection_options(
+    proxy: ProxySettings, interceptor: Interceptor, own: OwnServer | None
+) -> ConnectionOptions:
+    """What the relay's connections share.
+
+    Args:
+        proxy: sockets and bounds.
+        interceptor: decides which calls are held.
+        own: answers health and reflection; None leaves them to the runtime.
+    """
+    routes = Routes(
+        runtime_socket=proxy.runtime_endpoint,
+        image_socket=proxy.image_endpoint,
+        own_socket=own.socket_path if own is not None else "",
+    )
+    budget = MemoryBudget(proxy.held_budget_bytes)
+    relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes)
+    return ConnectionOptions(relay, routes.runtime, proxy.upstream_wait_s)

@@ -1,0 +1,62 @@
+"""Policies that the tests install in the daemon; annotations of the pod say what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from runtimeproxy.hooks import CgroupChange, ContainerView, Policy
+
+WAIT_FOR = "test/wait-for"
+"""Before a container starts, its value, a FIFO, is read to its end."""
+HANG_LOOP = "test/hang-loop"
+"""Before a container starts, the daemon's event loop begins to read the FIFO to its end."""
+SEE_IN = "test/see-in"
+"""What is known of a container that is updated is appended to this file, one line of JSON each."""
+
+
+class Waiting(Policy):
+    """Waits as the pod says."""
+
+    name: ClassVar[str] = "waiting"
+    timeout_s: ClassVar[float] = 60.0
+
+    def pre_start_container(self, container: ContainerView) -> CgroupChange | None:
+        """Waits."""
+        annotations = container.pod.annotations
+        if WAIT_FOR in annotations:
+            Path(annotations[WAIT_FOR]).read_bytes()
+        if HANG_LOOP in annotations:
+            read = Path(annotations[HANG_LOOP]).read_bytes
+            _loop().call_soon_threadsafe(read)
+        return None
+
+
+class Seeing(Policy):
+    """Tells what it sees."""
+
+    name: ClassVar[str] = "seeing"
+
+    def post_update_container_resources(self, container: ContainerView) -> CgroupChange | None:
+        """Writes a line."""
+        pod = container.pod
+        seen = {
+            "container": container.name,
+            "cgroup_parent": pod.cgroup_parent,
+            "pod": [pod.namespace, pod.name, pod.uid],
+            "qos": str(pod.qos),
+            "memory": container.current.memory_limit_bytes,
+        }
+        descriptor = os.open(pod.annotations[SEE_IN], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(descriptor, json.dumps(seen).encode() + b"\n")
+        os.close(descriptor)
+        return None
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The daemon's own; nothing else in this process has tasks."""
+    return next(each.get_loop() for each in gc.get_objects() if isinstance(each, asyncio.Task))

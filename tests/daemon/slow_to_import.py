@@ -1,0 +1,21 @@
+"""A policy whose module cannot be imported before somebody writes to a FIFO."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from runtimeproxy.hooks import ContainerView, Policy
+from tests.daemon.site import IMPORT_FIFO
+
+Path(os.environ[IMPORT_FIFO]).read_bytes()
+
+
+class Slow(Policy):
+    """Does nothing, late."""
+
+    name: ClassVar[str] = "slow"
+
+    def post_stop_container(self, container: ContainerView) -> None:
+        """Does nothing."""

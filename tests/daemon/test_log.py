@@ -1,0 +1,85 @@
+"""The log: one line per changed container, and nothing secret."""
+
+from typing import Any
+
+from runtimeproxy.testing import CgroupFiles
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import batch_pod, pod
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+SECRET = "c0rrect-h0rse-battery"  # noqa: S105
+BROKEN = {"node.koordinator.sh/extended-resource-spec": f'{{"broken": "{SECRET}-annotation"'}
+
+
+def audit(daemon: ProxyProcess) -> list[dict[str, Any]]:
+    return [record for record in daemon.log_records if record["logger"] == "runtimeproxy.audit"]
+
+
+def test_one_line_per_changed_container(daemon: ProxyProcess, client: CriClient) -> None:
+    for name in ("one", "two"):
+        batch_pod(client, name).run().create().start()
+        pod(client, f"{name}-plain").run().create().start()
+    assert daemon.terminate() == 0
+    containers = [record for record in audit(daemon) if record["container"]]
+    assert [(record["pod"], record["container"], record["kind"]) for record in containers] == [
+        ("default/one", "main", "changed"),
+        ("default/two", "main", "changed"),
+    ]
+    changed = {change["field"]: change for change in containers[0]["changes"]}
+    assert changed["resources.cpu_shares"]["from"] == "2"
+    assert changed["resources.cpu_shares"]["to"] == "512"
+    assert changed["resources.cpu_shares"]["policy"] == "batch-resource"
+    assert "resources.cpu_shares 2 -> 512 (batch-resource)" in containers[0]["message"]
+
+
+def test_a_dry_run_policy_says_what_it_would_change(daemons: Daemons) -> None:
+    daemon = daemons.start('[policies.batch-resource]\nmode = "dry-run"\n')
+    with CriClient(daemon.socket) as client:
+        batch_pod(client).run().create()
+    (record,) = wait_until(
+        lambda: [record for record in audit(daemon) if record["container"]], "the audit's line"
+    )
+    assert record["kind"] == "would-change"
+
+
+def test_environment_values_and_annotations_are_in_no_line(daemons: Daemons) -> None:
+    daemon = daemons.start(log_level="debug", arguments=("--log-format", "text"))
+    with CriClient(daemon.socket) as client:
+        for made in (batch_pod(client, "one"), pod(client, "two", BROKEN)):
+            made.envs = {"PASSWORD": SECRET}
+            made.run().create().start().update(1 << 26)
+            made.remove()
+        client.runtime.CreateContainer.future(
+            batch_pod(client, "nowhere").create_request, timeout=10
+        ).exception()
+    assert daemon.terminate() == 0
+    log = "\n".join(daemon.log)
+    assert "one/main changed" in log
+    assert SECRET not in log
+
+
+def test_a_text_line_says_its_changes_once(daemons: Daemons) -> None:
+    daemon = daemons.start(arguments=("--log-format", "text"))
+    with CriClient(daemon.socket) as client:
+        batch_pod(client).run().create()
+    assert daemon.terminate() == 0
+    (line,) = [line for line in daemon.log if "batch/main changed" in line]
+    assert line.count("resources.cpu_shares") == 1
+
+
+def test_a_pods_line_has_the_old_value_and_what_was_not_written(
+    client: CriClient, daemon: ProxyProcess, cgroup_files: CgroupFiles
+) -> None:
+    made = batch_pod(client)
+    parent = made.config.linux.cgroup_parent
+    cgroup_files.make(parent)
+    (cgroup_files.folder(parent) / "memory.max").unlink()
+    made.run()
+    assert daemon.terminate() == 0
+    (record,) = audit(daemon)
+    quota = "cgroup[cpu.cfs_quota_us] -1 -> 50000 (batch-resource)"
+    memory = "cgroup[memory.limit_in_bytes] - -> 134217728 (batch-resource; not written: ENOENT: "
+    assert quota in record["message"]
+    assert memory in record["message"]

@@ -1,0 +1,229 @@
+"""Start: serves at once, takes its socket from nobody, says what is wrong."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.relay.frames import EMPTY_SETTINGS
+from runtimeproxy.testing import FakeRuntime
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, release, shares_of
+from tests.daemon.site import IMPORT_FIFO, site_folder
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+GREETS = """\
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+    client.settimeout(10)
+    client.connect(sys.argv[1])
+    try:
+        client.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+        sys.stdout.buffer.write(client.recv(9))
+    except ConnectionError:
+        pass
+"""
+"""A client that begins as HTTP/2 clients do, and tells the first bytes of the answer."""
+
+WITHOUT_TEMPORARY = """\
+import os, sys, tempfile
+tempfile.tempdir = "/proc"
+sys.argv = sys.argv[3:]
+import runpy
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
+
+BOTH_LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+
+
+def with_slow_policy(daemons: Daemons, fifo: Path) -> None:
+    folder = fifo.parent / "slow"
+    daemons.environment.update(site_folder(folder, slow="slow_to_import:Slow"))
+    daemons.environment[IMPORT_FIFO] = str(fifo)
+
+
+@BOTH_LOOPS
+def test_serves_what_the_runtime_answers(client: CriClient) -> None:
+    answer = client.wait_until_serving(10)
+    assert answer.runtime_name == "fake-runtime"
+
+
+@BOTH_LOOPS
+def test_changes_what_its_policies_say(client: CriClient) -> None:
+    assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+
+
+@BOTH_LOOPS
+def test_tells_its_service_manager(daemon: ProxyProcess) -> None:
+    assert "READY=1" in daemon.states
+    assert any(state.startswith("STATUS=") and "policies" in state for state in daemon.states)
+    assert daemon.terminate() == 0
+    with pytest.raises(ChildProcessError):
+        daemon.wait_for_state("never")
+    assert daemon.states.count("STOPPING=1") == 1
+
+
+@BOTH_LOOPS
+def test_serves_before_its_policies_are_loaded(daemons: Daemons, fifo: Path) -> None:
+    with_slow_policy(daemons, fifo)
+    daemon = daemons.prepare()
+    daemon.spawn()
+    with CriClient(daemon.socket) as client:
+        assert client.wait_until_serving(10).runtime_name == "fake-runtime"
+        waiting = client.runtime.RunPodSandbox.future(
+            api_pb2.RunPodSandboxRequest(config=batch_pod(client).config), timeout=10
+        )
+        client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=10)
+        assert not waiting.done()
+        assert "READY=1" not in daemon.states
+        release(fifo)
+        assert waiting.result().pod_sandbox_id
+        daemon.wait_for_state("READY=1")
+
+
+def test_a_held_call_waits_for_its_policies_within_the_budget(daemons: Daemons, fifo: Path) -> None:
+    with_slow_policy(daemons, fifo)
+    daemon = daemons.prepare("[hooks]\nbudget_s = 0.2\n")
+    daemon.spawn()
+    with CriClient(daemon.socket) as client:
+        client.wait_until_serving(10)
+        assert pod(client).run().id
+    assert "READY=1" not in daemon.states
+    release(fifo)
+    daemon.wait_for_state("READY=1")
+
+
+def test_policies_that_hang_while_they_load_keep_it_neither_from_being_ready_nor_from_ending(
+    daemons: Daemons, fifo: Path
+) -> None:
+    with_slow_policy(daemons, fifo)
+    daemon = daemons.start()
+    assert any("policies are loading" in state for state in daemon.states)
+    assert daemon.terminate() == 0
+
+
+def test_a_policy_that_cannot_be_loaded_ends_the_start(daemons: Daemons, socket_folder: Path) -> None:
+    daemons.environment.update(site_folder(socket_folder / "bad", misspelled="misspelled:Misspelled"))
+    daemon = daemons.prepare()
+    daemon.spawn()
+    assert daemon.wait() == 2
+    (message,) = [record["message"] for record in daemon.log_records if record["level"] == "error"]
+    assert "pre_creat_container" in message
+    assert not daemon.socket.exists()
+
+
+def test_a_second_instance_is_refused(daemons: Daemons, client: CriClient, daemon: ProxyProcess) -> None:
+    second = daemons.successor(daemon)
+    second.spawn()
+    assert second.wait() == 1
+    assert "another instance holds the lock" in "\n".join(second.log)
+    client.wait_until_serving(10)
+
+
+def test_a_socket_on_which_another_process_listens_is_refused(daemons: Daemons) -> None:
+    daemon = daemons.prepare()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(daemon.socket))
+        other.listen()
+        inode = daemon.socket.stat().st_ino
+        daemon.spawn()
+        assert daemon.wait() == 1
+        assert "another process listens" in "\n".join(daemon.log)
+        assert daemon.socket.stat().st_ino == inode
+
+
+def test_a_file_that_is_no_socket_is_left_alone(daemons: Daemons) -> None:
+    daemon = daemons.prepare()
+    daemon.socket.write_text("precious")
+    daemon.spawn()
+    assert daemon.wait() == 1
+    assert daemon.socket.read_text() == "precious"
+
+
+@BOTH_LOOPS
+def test_the_socket_of_a_killed_instance_is_replaced(daemons: Daemons, daemon: ProxyProcess) -> None:
+    daemon.kill()
+    assert daemon.socket.is_socket()
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        client.wait_until_serving(10)
+
+
+def test_what_a_killed_instance_left_is_removed(daemons: Daemons, daemon: ProxyProcess) -> None:
+    temporary = Path(daemons.environment["TMPDIR"])
+    (first,) = temporary.iterdir()
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    daemon.kill()
+    daemon.start()
+    (second,) = temporary.iterdir()
+    assert second != first
+    daemon.terminate()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("setting", "mode"), [("", 0o660), ('socket_mode = "0600"', 0o600)])
+def test_the_socket_has_its_mode(daemons: Daemons, setting: str, mode: int) -> None:
+    daemon = daemons.start(f"[proxy]\n{setting}\n")
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_socket_has_its_owner(daemons: Daemons) -> None:
+    daemon = daemons.start('[proxy]\nsocket_owner = "12345"\nsocket_group = "23456"\n')
+    about = daemon.socket.stat()
+    assert (about.st_uid, about.st_gid) == (12345, 23456)
+
+
+def test_a_runtime_that_is_away_at_the_start_may_come_later(daemons: Daemons, runtime: FakeRuntime) -> None:
+    runtime.stop()
+    daemon = daemons.start()
+    with CriClient(daemon.socket) as client:
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=10)
+        runtime.start()
+        assert waiting.result().runtime_name == "fake-runtime"
+    wait_until(lambda: "records recovered" in "\n".join(daemon.log), "the records")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(
+    ("allowed", "answer"), [("", b""), ("allowed_uids = [12345]", EMPTY_SETTINGS)], ids=["refused", "allowed"]
+)
+def test_peers_other_than_root_are_refused_unless_allowed(
+    daemons: Daemons, socket_folder: Path, allowed: str, answer: bytes
+) -> None:
+    daemon = daemons.start(f'[proxy]\nsocket_mode = "0666"\n{allowed}\n')
+    socket_folder.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", GREETS, str(daemon.socket), "12345"], capture_output=True, check=True
+    )
+    assert done.stdout == answer
+
+
+def test_only_its_own_directory_is_needed(daemons: Daemons) -> None:
+    """Everything is written below one folder: the socket with its lock, and the temporary directory."""
+    daemon = daemons.start()
+    assert {path.name for path in daemon.folder.iterdir()} == {
+        "config.toml",
+        "hooks",
+        "notify.sock",
+        "proxy.log",
+        "proxy.sock",
+        "proxy.sock.lock",
+    }
+
+
+def test_without_a_temporary_directory_the_runtime_answers_health(daemons: Daemons) -> None:
+    daemons.environment["TMPDIR"] = "/proc"
+    daemon = daemons.prepare(wrapper=(sys.executable, "-c", WITHOUT_TEMPORARY))
+    daemon.start()
+    assert "health and reflection are left to the runtime" in "\n".join(daemon.log)
+    with CriClient(daemon.socket) as client:
+        client.wait_until_serving(10)

@@ -1,0 +1,142 @@
+"""The demo: the main job on the built-in fake runtime, or on the runtime that it finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.demo.main import _report
+from runtimeproxy.demo.pods import DEMO_PODS, kubelet_resources
+from runtimeproxy.demo.runtime import channel, find_runtime
+from runtimeproxy.testing import CallError, CgroupDriver, FakeRuntime
+from runtimeproxy.testing.builders import KubeletQos
+from tests.lab.programs import REPOSITORY
+
+LONGEST_S = 10.0
+
+
+def run_demo(runtime: str) -> subprocess.CompletedProcess[str]:
+    words = ["demo", "--remote-runtime-service-endpoint", runtime]
+    return subprocess.run(
+        [sys.executable, "-m", "runtimeproxy", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_it_shows_what_changes(fake_runtime: FakeRuntime) -> None:
+    fake_runtime.state.images.add("busybox:latest")
+    began_s = time.monotonic()
+    done = run_demo(str(fake_runtime.socket_path))
+    assert time.monotonic() - began_s < LONGEST_S
+    assert (done.returncode, done.stderr) == (0, "")
+    first, _, header, *rows, _, last = done.stdout.splitlines()
+    assert first == f"runtime: fake-runtime {fake_runtime_version()} on {fake_runtime.socket_path}"
+    assert header.split() == ["container", "field", "from", "to", "policy", "reason"]
+    shown = {tuple(row.split()[:5]) for row in rows}
+    assert ("spark/main", "resources.cpu_shares", "2", "512", "batch-resource") in shown
+    assert ("trading/main", "resources.cpu_quota_us", "100000", "-1", "cpuset") in shown
+    assert ("inference/main", "env[NVIDIA_VISIBLE_DEVICES]", "-", "<set>", "gpu-env") in shown
+    assert last == f"{len(DEMO_PODS)} pods ran through the proxy; untouched: logging, web"
+    assert not fake_runtime.state.sandboxes
+
+
+def fake_runtime_version() -> str:
+    from runtimeproxy.testing.node_calls import RUNTIME_VERSION
+
+    return RUNTIME_VERSION
+
+
+def test_a_runtime_that_refuses_its_pods_is_replaced_by_the_fake(fake_runtime: FakeRuntime) -> None:
+    fake_runtime.state.images.add("busybox:latest")
+    fake_runtime.on("RunPodSandbox", error=CallError("UNKNOWN", "no network plugin"))
+    done = run_demo(str(fake_runtime.socket_path))
+    assert done.returncode == 0
+    assert "the runtime refused a pod: UNKNOWN: no network plugin" in done.stdout
+    assert "runtime: the built-in fake (that runtime cannot run the pods of the demo)" in done.stdout
+
+
+def test_one_pod_of_each_qos_class() -> None:
+    assert [pod.qos for pod in DEMO_PODS] == ["LSE", "LSR", "LS", "BE", "SYSTEM", ""]
+    assert len({pod.name for pod in DEMO_PODS}) == len(DEMO_PODS)
+
+
+@pytest.mark.parametrize("pod", DEMO_PODS, ids=lambda pod: pod.name)
+def test_guaranteed_pods_ask_for_a_core(pod: object) -> None:
+    from runtimeproxy.demo.pods import DemoPod
+
+    assert isinstance(pod, DemoPod)
+    wanted = 1024 if pod.kubelet_qos is KubeletQos.GUARANTEED else 2
+    assert kubelet_resources(pod).cpu_shares == wanted
+
+
+def test_a_demo_without_changes_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report([]) == 1
+    assert "untouched: trading, search" in capsys.readouterr().out
+
+
+class TestFindRuntime:
+    """Which runtime the demo takes."""
+
+    def test_one_that_answers_and_has_an_image(self, fake_runtime: FakeRuntime) -> None:
+        fake_runtime.state.images.add("busybox:latest")
+        missing = str(fake_runtime.socket_path) + ".not-there"
+        runtime, reason = find_runtime([missing, str(fake_runtime.socket_path)])
+        assert runtime is not None
+        assert (runtime.image, runtime.driver, reason) == ("docker.io/library/busybox:latest", CgroupDriver.CGROUPFS, "")
+
+    def test_none_without_an_image(self, fake_runtime: FakeRuntime) -> None:
+        runtime, reason = find_runtime([str(fake_runtime.socket_path)])
+        assert runtime is None
+        assert reason == f"{fake_runtime.socket_path} has no image, and the demo pulls none"
+
+    def test_none_that_answers_with_an_error(self, fake_runtime: FakeRuntime) -> None:
+        fake_runtime.on("Version", error=CallError("UNIMPLEMENTED"))
+        runtime, reason = find_runtime([str(fake_runtime.socket_path)])
+        assert runtime is None
+        assert reason == f"{fake_runtime.socket_path} does not answer: UNIMPLEMENTED"
+
+    def test_none_at_all(self, tmp_path: Path) -> None:
+        assert find_runtime([str(tmp_path / "missing")]) == (
+            None,
+            "no runtime listens on its usual socket",
+        )
+
+    @pytest.mark.parametrize(
+        ("driver", "expected"),
+        [(api_pb2.SYSTEMD, CgroupDriver.SYSTEMD), (api_pb2.CGROUPFS, CgroupDriver.CGROUPFS)],
+    )
+    def test_its_cgroup_driver(
+        self, fake_runtime: FakeRuntime, driver: api_pb2.CgroupDriver.ValueType, expected: CgroupDriver
+    ) -> None:
+        fake_runtime.state.images.add("busybox:latest")
+        linux = api_pb2.LinuxRuntimeConfiguration(cgroup_driver=driver)
+        fake_runtime.on("RuntimeConfig", response=api_pb2.RuntimeConfigResponse(linux=linux))
+        runtime, _ = find_runtime([str(fake_runtime.socket_path)])
+        assert runtime is not None
+        assert runtime.driver is expected
+
+    def test_an_old_runtime_that_does_not_tell(self, fake_runtime: FakeRuntime) -> None:
+        fake_runtime.state.images.add("busybox:latest")
+        fake_runtime.on("RuntimeConfig", error=CallError("UNIMPLEMENTED"))
+        runtime, _ = find_runtime([str(fake_runtime.socket_path)])
+        assert runtime is not None
+        assert runtime.driver is CgroupDriver.CGROUPFS
+
+
+def test_the_channel_speaks_as_the_kubelet_does(fake_runtime: FakeRuntime) -> None:
+    with channel(str(fake_runtime.socket_path)) as opened:
+        call = opened.unary_unary(
+            "/runtime.v1.RuntimeService/Version",
+            request_serializer=api_pb2.VersionRequest.SerializeToString,
+            response_deserializer=api_pb2.VersionResponse.FromString,
+        )
+        assert call(api_pb2.VersionRequest(), timeout=10).runtime_name == "fake-runtime"

@@ -1,0 +1,105 @@
+"""The audit in the log: one line per decision that has something to tell."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from runtimeproxy.hooks import Hook, Mode
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.ops.audit_log import AuditLog
+
+
+def entry(**changes: Any) -> AuditEntry:
+    fields: dict[str, Any] = {
+        "time_s": 1.0,
+        "hook": Hook.PRE_CREATE_CONTAINER,
+        "kind": AuditKind.CHANGED,
+        "policy": "cpuset",
+        "mode": Mode.ENFORCE,
+        "pod_namespace": "default",
+        "pod_name": "web",
+        "pod_uid": "u",
+        "container": "main",
+        "field": "resources.cpuset_cpus",
+        "old": "",
+        "new": "0-3",
+        "reason": "allocated",
+    }
+    return AuditEntry(**{**fields, **changes})
+
+
+@pytest.fixture(autouse=True)
+def at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+async def logged(caplog: pytest.LogCaptureFixture, *entries: AuditEntry) -> list[logging.LogRecord]:
+    audit = AuditLog()
+    for each in entries:
+        audit(each)
+    assert caplog.records == []
+    await asyncio.sleep(0)
+    return caplog.records
+
+
+async def test_all_fields_of_one_decision_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    second = entry(policy="batch-resource", field="resources.cpu_quota_us", old="100000", new="-1")
+    (record,) = await logged(caplog, entry(), second)
+    assert record.message == (
+        "default/web/main changed: resources.cpuset_cpus - -> 0-3 (cpuset), "
+        "resources.cpu_quota_us 100000 -> -1 (batch-resource)"
+    )
+    about = vars(record)
+    assert (about["pod"], about["container"], about["uid"]) == ("default/web", "main", "u")
+    assert about["changes"][0] == {
+        "field": "resources.cpuset_cpus",
+        "from": "",
+        "to": "0-3",
+        "policy": "cpuset",
+        "reason": "allocated",
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"container": "side"}, id="another container"),
+        pytest.param({"kind": AuditKind.WOULD_CHANGE}, id="another kind"),
+        pytest.param({"pod_uid": "v"}, id="another pod"),
+        pytest.param({"time_s": 2.0}, id="another call"),
+        pytest.param({"hook": Hook.PRE_UPDATE_CONTAINER_RESOURCES}, id="another hook"),
+    ],
+)
+async def test_other_decisions_have_lines_of_their_own(
+    caplog: pytest.LogCaptureFixture, other: dict[str, Any]
+) -> None:
+    assert len(await logged(caplog, entry(), entry(**other))) == 2
+
+
+async def test_a_refusal_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    refused = entry(kind=AuditKind.REFUSED, field="", new="", reason="no CPU is free")
+    (record,) = await logged(caplog, refused)
+    assert record.message == "default/web/main refused: cpuset: no CPU is free"
+
+
+async def test_a_value_that_is_not_in_force_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = await logged(caplog, entry(note="not written: ENOENT"))
+    assert record.message == (
+        "default/web/main changed: resources.cpuset_cpus - -> 0-3 (cpuset; not written: ENOENT)"
+    )
+    assert vars(record)["changes"][0]["reason"] == "allocated; not written: ENOENT"
+
+
+async def test_a_pods_line_names_no_container(caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = await logged(caplog, entry(container=""))
+    assert record.message.startswith("default/web changed: ")
+
+
+async def test_later_turns_of_the_loop_make_later_lines(caplog: pytest.LogCaptureFixture) -> None:
+    audit = AuditLog()
+    for _ in range(2):
+        audit(entry())
+        await asyncio.sleep(0)
+    assert len(caplog.records) == 2
