@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -150,7 +151,8 @@ class Daemon:
         await self._drain()
         for task in tuple(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSING_S)
         if self._own is not None:
             await self._own.stop()
         if self._engine is not None:
@@ -210,7 +212,8 @@ class Daemon:
                 if waiting:
                     logger.warning("counts after a restart only: %s", ", ".join(waiting))
                 logger.info("configuration read again")
-            self._notifier.ready(self._status())
+            finally:
+                self._notifier.ready(self._status())
 
     async def _use(self, settings: Settings) -> None:
         """Takes settings that have changed."""
@@ -248,6 +251,8 @@ class Daemon:
 
     async def _tell_recovered(self, engine: Engine) -> None:
         await engine.recovered.wait()
+        # What is there now stays: the collector need not stop the loop to look at it again and again.
+        gc.freeze()
         self._notifier.status(self._status())
         logger.info("records recovered: %s", engine.summary)
 

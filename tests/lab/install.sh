@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs the Debian packages of the laboratory: a runtime, its image, a load generator, a TCP bridge.
+# Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, a TCP bridge, systemd-analyze.
 set -eu
 
-packages="containerd runc busybox-static nghttp2-client socat"
+packages="containerd runc busybox-static nghttp2-client nghttp2-server socat systemd"
 
 missing=""
 for package in $packages; do
