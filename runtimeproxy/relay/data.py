@@ -16,6 +16,8 @@ from runtimeproxy.relay.frames import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtimeproxy.relay.held import HeldStream
     from runtimeproxy.relay.state import ConnectionState
 
@@ -32,6 +34,13 @@ class _PassingData:
     is_last: bool
 
 
+@dataclass(slots=True, eq=False)
+class _Afterwards:
+    """What must not overtake the client's DATA that waits before it."""
+
+    action: Callable[[], None]
+
+
 class DataSender:
     """Sends DATA to the runtime: the client's that could not pass at once, and the relay's own.
 
@@ -45,7 +54,7 @@ class DataSender:
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
-        self.waiting: deque[_PassingData | HeldStream] = deque()
+        self.waiting: deque[_PassingData | HeldStream | _Afterwards] = deque()
         self._blocked: deque[HeldStream] = deque()
         self._pending_bytes = 0
         self._turn_bytes = 0
@@ -75,6 +84,13 @@ class DataSender:
         if self.waiting or self._needs_credit(held):
             held.is_queued = True
             self.waiting.append(held)
+
+    def after_passing(self, action: Callable[[], None]) -> None:
+        """Does something once the client's DATA that waits now is sent, which is at once when none waits."""
+        if any(isinstance(item, _PassingData) for item in self.waiting):
+            self.waiting.append(_Afterwards(action))
+        else:
+            action()
 
     def has_waiting(self, stream_id: int) -> bool:
         """Whether DATA of a passing stream waits."""
@@ -109,6 +125,10 @@ class DataSender:
     def _pump_queue(self) -> None:
         while self.waiting:
             item = self.waiting[0]
+            if isinstance(item, _Afterwards):
+                self.waiting.popleft()
+                item.action()
+                continue
             if isinstance(item, _PassingData):
                 if not self._send_passing(item):
                     return

@@ -322,11 +322,8 @@ class RequestDirection:
             if self._own_settings_acks:
                 self._own_settings_acks -= 1
                 return
-            # First the ACK: until the runtime has it, it may hold own DATA to the earlier window.
-            self._forward(raw, 0, len(raw))
-            state.runtime_settings.acknowledge()
-            for stream in list(state.special.values()):
-                stream.runtime_settings_changed()
+            # Behind waiting DATA, which the client sent within the earlier window.
+            state.sender.after_passing(lambda: self._settings_acknowledged(raw))
             return
         state.client_settings.announce(raw[HEADER_BYTES:])
         if not state.is_open:
@@ -334,6 +331,14 @@ class RequestDirection:
             state.to_client.own(SETTINGS_ACK)
             state.client_settings_acknowledged()
         self._forward(raw, 0, len(raw))
+
+    def _settings_acknowledged(self, raw: bytes) -> None:
+        state = self._state
+        # First the ACK: until the runtime has it, it may hold own DATA to the earlier window.
+        self._forward(raw, 0, len(raw))
+        state.runtime_settings.acknowledge()
+        for stream in list(state.special.values()):
+            stream.runtime_settings_changed()
 
     def _ping(self, flags: int, raw: bytes) -> None:
         opaque = raw[HEADER_BYTES:]

@@ -6,8 +6,6 @@ import asyncio
 import socket
 from pathlib import Path
 
-import pytest
-
 from runtimeproxy.relay.frames import PREFACE
 from tests.relay import wire
 from tests.relay.live.harness import WAIT_S, LiveRelay, RawServer, StartRelay
@@ -100,10 +98,7 @@ async def test_a_spliced_client_of_an_upstream_that_stays_away(start_relay: Star
     relay = await start_relay(upstream_wait_s=0.05)
     async with await relay.connect() as client:
         client.send(REQUEST)
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(ConnectionError):
-                while await client.reader.read(1) or client.send(b"x") is None:
-                    await client.writer.drain()
+        assert await client.rest() == []
 
 
 async def test_a_full_backlog_is_waited_for(start_relay: StartRelay, folder: Path) -> None:

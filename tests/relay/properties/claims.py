@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtimeproxy.interception import Outcome
-from tests.relay.properties.endpoint import DEFAULT_WINDOW, Stream
 from tests.relay.properties.match import REFUSAL_CODE, Match, number_of
 from tests.relay.properties.plans import HELD, NORMAL, PASSING, REFUSED, TOO_LARGE, Call
+from tests.relay.properties.streams import DEFAULT_WINDOW, Stream
 
 
 def check(match: Match) -> None:
@@ -65,7 +65,12 @@ def _check_relay(match: Match) -> None:
     for scripted in through.play.interceptor.calls:
         call = match.plan.calls[number_of(scripted.head.path)]
         assert call.kind != PASSING
-        assert scripted.names in (["message", "cancelled"], ["cancelled"], ["message", "responded"], ["message"])
+        assert scripted.names in (
+            ["message", "cancelled"],
+            ["cancelled"],
+            ["message", "responded"],
+            ["message"],
+        )
         is_plain = call.end == NORMAL and not call.is_early and call.kind not in (REFUSED, TOO_LARGE)
         if is_plain and scripted.names != ["cancelled"]:
             assert scripted.events[0] == ("message", call.request)

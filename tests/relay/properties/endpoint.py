@@ -1,102 +1,30 @@
 """A strict HTTP/2 endpoint without sockets: it keeps the books of both directions and breaks no rule itself.
 
 Every frame that comes is checked against what this side has announced and the other has acknowledged, as
-strictly as RFC 9113 allows any implementation to be. A `Violation` says which rule the other side broke.
+strictly as RFC 9113 allows any implementation to be. A `RuleBrokenError` says which one the other side broke.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from hpack import HPACKError
 
 from tests.relay import wire
+from tests.relay.properties.streams import (
+    DEFAULT_WINDOW,
+    Announced,
+    Block,
+    Content,
+    RuleBrokenError,
+    Stream,
+    require,
+    settings_of,
+)
 from tests.relay.wire import Frame, Headers, Reader
 
-DEFAULT_WINDOW = 65_535
-DEFAULT_FRAME = 16_384
 MOST = 2**31 - 1
-
-
-class Violation(AssertionError):
-    """The other side broke a rule of HTTP/2."""
-
-
-def require(condition: bool, rule: str, frame: Frame | None = None) -> None:
-    """Raises `Violation` unless the condition holds."""
-    if not condition:
-        raise Violation(f"{rule}: {frame!r}")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A header block to send; `pieces` is the number of frames it takes."""
-
-    fields: tuple[tuple[str, str], ...]
-    is_last: bool = False
-    pieces: int = 1
-    pad: int | None = None
-    priority: bool = False
-
-
-@dataclass
-class Content:
-    """DATA to send, cut by the windows; `pad` bytes of padding in each frame that has room for them."""
-
-    content: bytes
-    is_last: bool = False
-    pad: int | None = None
-
-
-@dataclass
-class Stream:
-    """Both directions of one stream, as one endpoint sees them."""
-
-    stream_id: int
-    send_window: int
-    receive_window: int
-    outgoing: deque[Block | Content] = field(default_factory=deque)
-    blocks: list[dict[str, str]] = field(default_factory=list)
-    received: bytearray = field(default_factory=bytearray)
-    has_sent_end: bool = False
-    has_received_end: bool = False
-    sent_reset: int | None = None
-    received_reset: int | None = None
-    owed: int = 0
-
-    @property
-    def is_reset(self) -> bool:
-        """Whether either side gave the stream up."""
-        return self.sent_reset is not None or self.received_reset is not None
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the relay answered in the runtime's place."""
-        return bool(self.blocks) and "grpc-message" in self.blocks[-1]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is to be sent or received."""
-        return self.is_reset or (self.has_sent_end and self.has_received_end)
-
-
-@dataclass(frozen=True)
-class Announced:
-    """The values of one SETTINGS frame that count here."""
-
-    window: int = DEFAULT_WINDOW
-    frame: int = DEFAULT_FRAME
-    table: int = 4096
-
-    def updated(self, values: dict[int, int]) -> Announced:
-        """These values after a SETTINGS frame."""
-        return Announced(
-            values.get(wire.INITIAL_WINDOW, self.window),
-            values.get(wire.MAX_FRAME, self.frame),
-            values.get(wire.TABLE_SIZE, self.table),
-        )
 
 
 class Endpoint:
@@ -225,7 +153,7 @@ class Endpoint:
         """Takes bytes, cut anywhere.
 
         Raises:
-            Violation: the other side broke a rule.
+            RuleBrokenError: the other side broke a rule.
         """
         for frame in self._reader.frames(received):
             self._frame(frame)
@@ -255,7 +183,7 @@ class Endpoint:
     def _known(self, frame: Frame) -> Stream:
         stream = self.streams.get(frame.stream_id)
         if stream is None:
-            raise Violation(f"a frame on an idle stream: {frame!r}")
+            raise RuleBrokenError(f"a frame on an idle stream: {frame!r}")
         return stream
 
     def _data(self, frame: Frame) -> None:
@@ -292,7 +220,7 @@ class Endpoint:
     def _continuation(self, frame: Frame) -> None:
         open_block = self._open_block
         if open_block is None or open_block[0] != frame.stream_id:
-            raise Violation(f"CONTINUATION without its HEADERS: {frame!r}")
+            raise RuleBrokenError(f"CONTINUATION without its HEADERS: {frame!r}")
         block = open_block[2] + frame.payload
         if not frame.flags & wire.END_HEADERS:
             self._open_block = open_block[0], open_block[1], block
@@ -304,13 +232,13 @@ class Endpoint:
         try:
             fields = self._headers.read(block)
         except HPACKError as error:
-            raise Violation(f"header blocks decode: {error!r}") from error
+            raise RuleBrokenError(f"header blocks decode: {error!r}") from error
         if stream_id not in self.streams and not self.is_client:
             require(stream_id > max(self.streams, default=0), "stream ids grow")
             self.open(stream_id)
         stream = self.streams.get(stream_id)
         if stream is None:
-            raise Violation(f"HEADERS on an idle stream: {stream_id}")
+            raise RuleBrokenError(f"HEADERS on an idle stream: {stream_id}")
         if stream.sent_reset is not None:
             return
         if stream.is_refused:
@@ -344,7 +272,7 @@ class Endpoint:
         self.send(wire.SETTINGS_ACK)
 
     def _resize_table(self) -> None:
-        """The next block signals the smallest size since the last one and then the final one (RFC 7541, 4.2)."""
+        """The next block signals the smallest size since the last one, then the final one (RFC 7541, 4.2)."""
         encoder = self._headers.encoder
         encoder.header_table_size = self.peer.table
         changes = encoder.table_size_changes
@@ -381,11 +309,3 @@ class Endpoint:
     def owing(self) -> Iterator[Stream]:
         """The streams whose other side waits for credit."""
         return (s for s in self.streams.values() if s.owed and not s.is_reset and not s.has_received_end)
-
-
-def settings_of(payload: bytes) -> dict[int, int]:
-    """The values of a SETTINGS frame."""
-    return {
-        int.from_bytes(payload[at : at + 2], "big"): int.from_bytes(payload[at + 2 : at + 6], "big")
-        for at in range(0, len(payload), 6)
-    }

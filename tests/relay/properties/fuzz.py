@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 
 from tests.relay.properties import test_direct, test_garbage, test_mix, test_splits
 
@@ -28,13 +28,16 @@ EXAMPLES_PER_TURN: Final = 300
 def look(test: Any, number: int) -> None:
     """Tries examples of one property that no other run has tried."""
     unbounded = settings(
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
         derandomize=False,
         database=None,
         deadline=None,
         max_examples=EXAMPLES_PER_TURN,
         suppress_health_check=list(HealthCheck),
     )
-    seed(number)(unbounded(test))()
+    # Hypothesis offers no other way to give a decorated test new settings.
+    test._hypothesis_internal_use_settings = unbounded
+    seed(number)(test)()
 
 
 def main() -> None:

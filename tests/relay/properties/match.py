@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runtimeproxy.relay.frames import PREFACE
 from tests.relay.playbook import Play, ScriptedCall
-from tests.relay.properties.endpoint import Endpoint, Stream
+from tests.relay.properties.endpoint import Endpoint
 from tests.relay.properties.plans import (
     CHANGED,
     CLIENT_RESETS,
@@ -17,6 +17,7 @@ from tests.relay.properties.plans import (
     Call,
     Plan,
 )
+from tests.relay.properties.streams import Stream
 from tests.relay.wire import CANCEL
 
 REFUSAL_CODE = 9

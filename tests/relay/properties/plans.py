@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tests.relay import wire
-from tests.relay.properties.endpoint import Block, Content
+from tests.relay.properties.streams import Block, Content
 from tests.relay.wire import message
 
 MAX_MESSAGE_BYTES = 120_000
@@ -80,7 +80,9 @@ class Call:
     def answer_items(self) -> list[Block | Content]:
         """All that the runtime sends."""
         return [
-            Block((("x-answer", str(self.number)), (":status", "200"))[::-1], pieces=self.pieces, pad=self.pad),
+            Block(
+                (("x-answer", str(self.number)), (":status", "200"))[::-1], pieces=self.pieces, pad=self.pad
+            ),
             *self._content(self.answer, is_last=False),
             Block((("grpc-status", "0"), ("x-end", "1")), is_last=True, pieces=self.pieces),
         ]
@@ -159,9 +161,7 @@ def plans(
     )
 
 
-def _bounded(
-    call: Call, client: tuple[dict[int, int], ...], runtime: tuple[dict[int, int], ...]
-) -> Call:
+def _bounded(call: Call, client: tuple[dict[int, int], ...], runtime: tuple[dict[int, int], ...]) -> Call:
     """Small messages where a window is tiny: each window of it is a round of its own."""
     tiny_request = any(values.get(wire.INITIAL_WINDOW, 65_535) < _SMALL for values in runtime)
     tiny_answer = any(values.get(wire.INITIAL_WINDOW, 65_535) < _SMALL for values in client)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.relay.properties.claims import check
-from tests.relay.properties.endpoint import Endpoint, Stream
+from tests.relay.properties.endpoint import Endpoint
 from tests.relay.properties.match import Match
 from tests.relay.properties.plans import (
     CLIENT_RESETS,
@@ -19,6 +19,7 @@ from tests.relay.properties.plans import (
     schedules,
 )
 from tests.relay.properties.profile import bounded
+from tests.relay.properties.streams import Stream
 
 Outcome = tuple[object, ...]
 
@@ -34,7 +35,7 @@ def outcomes(endpoint: Endpoint) -> dict[int, Outcome]:
     return {stream_id: outcome(stream) for stream_id, stream in endpoint.streams.items()}
 
 
-@bounded(100)
+@bounded(60)
 @given(
     plans(kinds=(PASSING, UNCHANGED), ends=(NORMAL,)).filter(
         lambda plan: not any(call.is_early for call in plan.calls) and plan.budget_bytes > 2**20
@@ -53,5 +54,7 @@ def test_calls_have_the_same_outcome(plan: Plan, schedule: bytes) -> None:
     schedules,
     st.booleans(),
 )
-def test_calls_that_are_reset_at_any_time_keep_the_claims(plan: Plan, schedule: bytes, is_direct: bool) -> None:
+def test_calls_that_are_reset_at_any_time_keep_the_claims(
+    plan: Plan, schedule: bytes, is_direct: bool
+) -> None:
     check(Match(plan, schedule, is_direct=is_direct))

@@ -48,7 +48,9 @@ opened = st.builds(
 )
 things = st.lists(
     st.tuples(
-        st.sampled_from(("client", "client", "runtime", "open", "full", "writable", "turn", "decide", "drain")),
+        st.sampled_from(
+            ("client", "client", "runtime", "open", "full", "writable", "turn", "decide", "drain")
+        ),
         st.one_of(frames, opened, st.binary(max_size=30)),
         st.integers(0, 60),
     ),
@@ -59,33 +61,34 @@ things = st.lists(
 def feed(play: Play, name: str, content: bytes, split: int) -> None:
     """One thing; bytes in two reads."""
     core = play.core
-    if name == "client":
-        core.client_data(content[:split])
-        core.client_data(content[split:])
-    elif name == "runtime":
-        if core.state.is_open:
-            core.runtime_data(content[:split])
-            core.runtime_data(content[split:])
-    elif name == "open":
-        if play.upstreams and not core.state.is_open:
-            play.open()
+    if name == "client" or (name == "runtime" and core.state.is_open):
+        receive = core.client_data if name == "client" else core.runtime_data
+        receive(content[:split])
+        receive(content[split:])
+    elif name == "open" and play.upstreams and not core.state.is_open:
+        play.open()
     elif name == "decide":
-        for call in play.interceptor.calls:
-            if split % 2:
-                call.reply.forward(message(b"changed"))
-            else:
-                call.reply.refuse(9, "no")
+        decide(play, is_refused=split % 2 == 0)
     elif name in ("full", "writable"):
         core.runtime_writable(name == "writable")
         core.client_writable(name == "writable")
     elif name == "drain":
         core.drain()
         core.finish_drain()
-    else:
+    elif name == "turn":
         core.turn()
 
 
-@bounded(1200)
+def decide(play: Play, *, is_refused: bool) -> None:
+    """The interceptor answers for all calls, also for those that have been answered."""
+    for call in play.interceptor.calls:
+        if is_refused:
+            call.reply.refuse(9, "no")
+        else:
+            call.reply.forward(message(b"changed"))
+
+
+@bounded(700)
 @given(things, st.booleans())
 def test_nothing_but_a_peer_error_comes_out(
     items: list[tuple[str, Frame | bytes, int]], is_decided: bool

@@ -10,7 +10,7 @@ from tests.relay.properties.plans import Plan, plans, schedules
 from tests.relay.properties.profile import bounded
 
 
-@bounded(250)
+@bounded(150)
 @given(plans(), schedules)
 def test_every_stream_arrives_within_all_windows(plan: Plan, schedule: bytes) -> None:
     check(Match(plan, schedule))

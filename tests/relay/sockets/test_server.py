@@ -1,0 +1,233 @@
+"""The server: who may connect, and the graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.interception import Outcome
+from tests.relay.playbook import HELD
+from tests.relay.sockets.stage import Peer, Stage, soon, until
+from tests.relay.wire import (
+    DATA,
+    GOAWAY,
+    HEADERS,
+    LAST_ID,
+    PING,
+    Frame,
+    data,
+    goaway,
+    message,
+    ping_ack,
+)
+
+NOBODY = 65534
+
+ASK = """
+import os, socket, sys
+os.setgroups([])
+os.setuid(int(sys.argv[2]))
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect(sys.argv[1])
+    try:
+        sock.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+        print(len(sock.recv(9)))
+    except ConnectionError:
+        print(0)
+"""
+
+
+async def bytes_for_nobody(path: Path) -> int:
+    """How much of its SETTINGS the relay sends to another user's process."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ASK, str(path), str(NOBODY), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await soon(child.communicate())
+    return int(output)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(("allowed", "received"), [((), 0), ((NOBODY,), 9)], ids=["others", "allowed"])
+async def test_other_users_are_refused_unless_they_are_allowed(
+    public_folder: Path, allowed: tuple[int, ...], received: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Stage(public_folder, allowed_uids=allowed, socket_mode=0o666) as stage:
+        assert await bytes_for_nobody(stage.path) == received
+    refusals = [record for record in caplog.records if f"user {NOBODY} " in record.getMessage()]
+    assert len(refusals) == (0 if allowed else 1)
+
+
+async def test_no_more_clients_are_taken_and_those_that_are_there_go_on(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    stage.stop_listening()
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        await asyncio.open_unix_connection(str(stage.path))
+    client.send(client.call(3, end=True))
+    assert (await runtime.next_of(HEADERS)).stream_id == 3
+
+
+async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> None:
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(500)]
+    try:
+        # The loop does not turn meanwhile, so that nobody is accepted.
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect(str(stage.path))
+    finally:
+        for sock in waiting:
+            sock.close()
+    await stage.pair()
+    await until(lambda: stage.server.connection_count == 1)
+
+
+class Draining:
+    """A drain that is under way, for the length of a block."""
+
+    def __init__(self, stage: Stage, held_s: float = 10.0) -> None:
+        self._drain = asyncio.ensure_future(stage.server.drain(held_s))
+
+    async def __aenter__(self) -> Draining:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.over()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._drain.done()
+
+    async def over(self) -> None:
+        """Waits for its end."""
+        await soon(self._drain)
+
+
+async def told(client: Peer) -> Frame:
+    """The client hears of the drain; returns the relay's PING."""
+    assert await client.next_of(GOAWAY) == goaway(LAST_ID)
+    return await client.next_of(PING)
+
+
+async def test_an_idle_client_is_told_and_let_go_as_soon_as_it_knows(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    began_s = asyncio.get_running_loop().time()
+    async with Draining(stage):
+        client.send(ping_ack((await told(client)).payload))
+        assert await client.rest() == [goaway(1)]
+        await runtime.ended()
+    assert asyncio.get_running_loop().time() - began_s < 0.9
+    assert stage.server.connection_count == 0
+
+
+async def test_without_any_client_it_is_over_at_once(stage: Stage) -> None:
+    await soon(stage.server.drain(10))
+
+
+async def test_a_client_that_does_not_answer_is_let_go_after_a_second(stage: Stage) -> None:
+    client, _ = await stage.pair()
+    async with Draining(stage):
+        await told(client)
+        assert await client.rest() == [goaway(1)]
+
+
+async def test_held_calls_finish(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[0].events))
+    async with Draining(stage) as draining:
+        client.send(ping_ack((await told(client)).payload))
+        assert await client.next_of(GOAWAY) == goaway(3)
+        stage.held[0].reply.forward(None)
+        await runtime.next_of(DATA)
+        assert not draining.is_over
+        answer = [runtime.response(3), data(3, message(b"x")), runtime.trailers(3)]
+        runtime.send(*answer)
+        assert await client.rest() == answer
+    assert stage.held[0].events[-1] == ("responded", Outcome.SUCCEEDED, message(b"x"))
+
+
+async def test_held_calls_that_do_not_finish_are_cut(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    client, _ = await stage.pair()
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[0].events))
+    async with Draining(stage, 0.05):
+        await client.ended()
+    assert stage.held[0].names == ["message", "cancelled"]
+    assert "did not end within" in caplog.text
+
+
+async def test_a_short_call_that_passes_may_finish(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS)
+    async with Draining(stage):
+        client.send(ping_ack((await told(client)).payload))
+        assert await client.next_of(GOAWAY) == goaway(3)
+        runtime.send(answer := runtime.trailers(3))
+        assert await client.rest() == [answer]
+
+
+async def test_a_long_call_that_passes_is_cut(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS)
+    async with Draining(stage):
+        client.send(ping_ack((await told(client)).payload))
+        await client.ended()
+        await runtime.ended()
+
+
+async def test_a_client_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> None:
+    client, _ = await stage.pair()
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[0].events))
+    began_s = asyncio.get_running_loop().time()
+    async with Draining(stage):
+        await told(client)
+        await client.close()
+    assert asyncio.get_running_loop().time() - began_s < 0.9
+
+
+async def test_a_runtime_that_is_lost_meanwhile_is_not_waited_for(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[0].events))
+    began_s = asyncio.get_running_loop().time()
+    async with Draining(stage):
+        await told(client)
+        await runtime.close()
+        await client.ended()
+    assert asyncio.get_running_loop().time() - began_s < 0.9
+
+
+async def test_streams_that_come_after_the_last_goaway_are_not_taken(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+    await until(lambda: bool(stage.held and stage.held[0].events))
+    async with Draining(stage):
+        client.send(ping_ack((await told(client)).payload))
+        await client.next_of(GOAWAY)
+        client.send(client.call(5, end=True))
+        stage.held[0].reply.forward(None)
+        await runtime.next_of(DATA)
+        runtime.send(runtime.trailers(3))
+        await client.ended()
+    assert not [frame for frame in await runtime.rest() if frame.stream_id == 5]
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"PRI", b"GET / HTTP/1.1\r\n"], ids=["silent", "beginning", "spliced"]
+)
+async def test_connections_without_http2_end_at_once(stage: Stage, first: bytes) -> None:
+    client = await stage.client()
+    client.send(first)
+    await until(lambda: stage.server.connection_count == 1)
+    if first.startswith(b"GET"):
+        await (await stage.runtime.peer()).reader.readexactly(len(first))
+    await soon(stage.server.drain(10))
+    await client.ended()
