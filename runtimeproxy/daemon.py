@@ -108,8 +108,6 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # --- life ----------------------------------------------------------------------------------------------
-
     async def serve(self) -> None:
         """Serves first, loads everything else meanwhile, and ends gracefully when a signal says so.
 
@@ -169,8 +167,6 @@ class Daemon:
         except TimeoutError:
             logger.warning("connections are cut")
 
-    # --- signals -------------------------------------------------------------------------------------------
-
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for stop in (signal.SIGTERM, signal.SIGINT):
@@ -226,8 +222,6 @@ class Daemon:
             self._breaker.forced = not settings.hooks.enabled
         self._look_at_breaker()
         logging.getLogger().setLevel(settings.log.level.upper())
-
-    # --- background ----------------------------------------------------------------------------------------
 
     async def _start_up(self, socket_path: str) -> None:
         """Loads what decides, then the policies; tells the service manager once they are there."""

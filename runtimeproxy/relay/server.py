@@ -77,7 +77,12 @@ class RelayServer:
             logger.error("connection refused: there are %d already", MAX_CONNECTIONS)
             return False
         sock = transport.get_extra_info("socket")
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        except OSError as error:
+            # An error that went on to the loop would leave the client connected.
+            logger.warning("connection refused: its user is not known: %s", error)
+            return False
         pid, uid, _ = _PEER_CREDENTIALS.unpack(raw)
         if uid in self._allowed_uids:
             return True

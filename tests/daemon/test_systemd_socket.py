@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.ops.switch import set_bypass
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
@@ -54,6 +55,13 @@ def test_serves_on_the_socket_and_leaves_it_there(daemons: Daemons, passed: sock
         assert not daemon.socket.exists()
         daemon.start()
         client.wait_until_serving(10)
+
+
+def test_the_switch_finds_it(daemons: Daemons, passed: socket.socket) -> None:
+    daemon = activated(daemons, passed)
+    daemon.start()
+    assert set_bypass(passed.getsockname(), is_on=True) == daemon.pid
+    daemon.wait_for_state("STATUS=all calls pass unheld")
 
 
 def test_clients_that_come_between_two_instances_wait_in_the_backlog(

@@ -91,7 +91,11 @@ class TestFindRuntime:
         missing = str(fake_runtime.socket_path) + ".not-there"
         runtime, reason = find_runtime([missing, str(fake_runtime.socket_path)])
         assert runtime is not None
-        assert (runtime.image, runtime.driver, reason) == ("docker.io/library/busybox:latest", CgroupDriver.CGROUPFS, "")
+        assert (runtime.image, runtime.driver, reason) == (
+            "docker.io/library/busybox:latest",
+            CgroupDriver.CGROUPFS,
+            "",
+        )
 
     def test_none_without_an_image(self, fake_runtime: FakeRuntime) -> None:
         runtime, reason = find_runtime([str(fake_runtime.socket_path)])
