@@ -26,7 +26,9 @@ class Process:
         self.command = list(command)
         self.socket = listen
         self.log = folder / f"{Path(listen).stem}.log"
-        self._environ = {**os.environ, **environ}
+        # An installed program has its bytecode; a developer's machine may forbid to write it.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._environ = {**inherited, **environ}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

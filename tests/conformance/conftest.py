@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk, site_folder
-from tests.conformance.bytes_client import BytesClient
+from tests.conformance.bytes_client import WAIT_S, BytesClient
 from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import EARLY_SCRIPTS, SCRIPTS
 from tests.conformance.services import BytesServices
@@ -109,11 +109,13 @@ def proxy(
 
 @pytest.fixture
 def runtime(session_runtime: FakeRuntime) -> Iterator[FakeRuntime]:
-    """The runtime behind `proxy`; behaves normally again after the test."""
+    """The runtime behind `proxy`; behaves normally again after the test, and nobody waits for its events."""
     session_runtime.recorded.clear()
     yield session_runtime
     session_runtime.clear()
     session_runtime.release()
+    session_runtime.events.end()
+    assert session_runtime.events.wait_for_subscribers(0, WAIT_S)
     session_runtime.recorded.clear()
 
 

@@ -87,18 +87,18 @@ class Http2End:
 
     Attributes:
         credits: Whether received DATA is credited at once, as greedy clients do.
-        answers_pings: Whether PINGs are answered.
         goaways: Last stream id and code of each GOAWAY that came.
-        ping_acks: The PINGs that were answered.
+        pings: The PINGs that came.
+        ping_acks: The own PINGs that were answered.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(WAIT_S)
         self.sock = sock
         self.credits = True
-        self.answers_pings = True
         self.streams: dict[int, Stream] = {}
         self.goaways: list[tuple[int, int]] = []
+        self.pings: list[bytes] = []
         self.ping_acks: list[bytes] = []
         self.settings_acks = 0
         self.closed = False
@@ -197,8 +197,9 @@ class Http2End:
     def _ping(self, each: Frame) -> None:
         if each.flags & ACK:
             self.ping_acks.append(each.payload)
-        elif self.answers_pings:
-            self._reply(ping_ack(each.payload))
+        else:
+            self.pings.append(each.payload)
+            self.on_ping(each.payload)
 
     def _stream_frame(self, each: Frame) -> None:
         stream = self.stream(each.stream_id)
@@ -236,6 +237,10 @@ class Http2End:
         if flags & END_STREAM:
             stream.ended = True
             self.on_end(each.stream_id)
+
+    def on_ping(self, opaque: bytes) -> None:
+        """A PING has come: answers it."""
+        self._reply(ping_ack(opaque))
 
     def on_headers(self, stream_id: int) -> None:
         """The first header block of a stream has come."""

@@ -17,7 +17,9 @@ from runtimeproxy.relay.frames import (
     END_STREAM,
     HEADERS,
     PREFACE,
+    ErrorCode,
     frame,
+    goaway,
     window_update,
 )
 from tests.conformance.bytes_client import WAIT_S
@@ -55,6 +57,15 @@ class ServerEnd(Http2End):
             self.send(windows, window_update(0, LARGEST_WINDOW - 65_535))
             self.credits = False
             self.until_closed()
+
+    def on_ping(self, opaque: bytes) -> None:
+        """Answers it as long as there are not too many."""
+        limit = self._server.ping_limit
+        if limit is None or len(self.pings) <= limit:
+            super().on_ping(opaque)
+        else:
+            self.send(goaway(0, ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings"))
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def on_headers(self, stream_id: int) -> None:
         """Runs the script if it acts before the message."""
@@ -96,6 +107,7 @@ class ScriptedServer:
     Attributes:
         scripts: Run when a whole request is there, by the request's header field `script`.
         early: The same, run when the request's headers are there.
+        ping_limit: How many PINGs of one connection are answered before it is ended, as gRPC's servers do.
         requests: The requests with a script that have arrived, whole.
         connections: All connections that were accepted.
     """
@@ -106,6 +118,7 @@ class ScriptedServer:
         self.path = path
         self.scripts = scripts
         self.early = early or {}
+        self.ping_limit: int | None = None
         self.requests: queue.Queue[Stream] = queue.Queue()
         self.connections: list[ServerEnd] = []
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

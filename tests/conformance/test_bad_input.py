@@ -29,11 +29,12 @@ from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk
 from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
+from tests.conformance.conftest import ProxyStarter
 from tests.conformance.http2 import grpc_frame, settings_frame
-from tests.conformance.http2_client import Http2Client, request_fields
+from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import CREATE, RUNTIME, STATUS, UNKNOWN, VERSION, asking_create
 from tests.conformance.scripted_server import ScriptedServer
-from tests.conformance.services import ECHO
+from tests.conformance.services import ECHO, BytesServices
 from tests.lab.proxy_process import ProxyProcess
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
@@ -146,20 +147,22 @@ def test_client_that_sends_garbage(
     assert proxy.alive()
 
 
-def test_client_that_resets(runtime: FakeRuntime, proxy: ProxyProcess) -> None:
+def test_client_that_resets(folder: Path, start_proxy: ProxyStarter) -> None:
     """Calls are reset at every stage, on one connection whose other calls keep their results."""
-    runtime.on("StopContainer", response=b"stopped")
-    with Http2Client(proxy.socket) as client:
-        for number in range(200):
-            for path in (STATUS, STOP, CREATE):
-                stream_id = client.open(path)
-                if number % 3:
-                    client.message(stream_id, UNKNOWN, end=number % 3 == 1)
-                client.send(rst_stream(stream_id, ErrorCode.CANCEL))
-            if number % 20 == 0:
-                assert bytes(client.call(ECHO, b"own").data) == grpc_frame(b"own")
-        assert bytes(client.call(STOP).data) == grpc_frame(b"stopped")
-    assert proxy.alive()
+    with FakeRuntime(folder / "runtime.sock", handlers=[BytesServices()]) as runtime:
+        runtime.on("StopContainer", response=b"stopped")
+        daemon = start_proxy(runtime.socket_path)
+        with Http2Client(daemon.socket) as client:
+            for number in range(200):
+                for path in (STATUS, STOP, CREATE):
+                    stream_id = client.open(path)
+                    if number % 3:
+                        client.message(stream_id, UNKNOWN, end=number % 3 == 1)
+                    client.send(rst_stream(stream_id, ErrorCode.CANCEL))
+                if number % 20 == 0:
+                    assert bytes(client.call(ECHO, b"own").data) == grpc_frame(b"own")
+            assert bytes(client.call(STOP).data) == grpc_frame(b"stopped")
+        assert daemon.alive()
 
 
 def test_two_messages_in_a_held_call(runtime: FakeRuntime, proxy: ProxyProcess) -> None:
@@ -184,13 +187,13 @@ def test_second_header_block_of_a_held_call(scripted: ScriptedServer, scripted_p
         assert client.goaways[-1][1] == ErrorCode.PROTOCOL_ERROR
 
 
-def test_flood_of_connections(proxy: ProxyProcess, through: BytesClient) -> None:
+def test_flood_of_connections(runtime: FakeRuntime, proxy: ProxyProcess, through: BytesClient) -> None:
     """Many clients at a time that do not read what they asked for."""
     assert through.call(VERSION).code == "OK"
     with contextlib.ExitStack() as open_clients:
         for _ in range(60):
-            client = open_clients.enter_context(Http2Client(Path(proxy.socket)))
-            client.send(frame(HEADERS, END_HEADERS, 1, client.encoded(request_fields(STATUS))))
-            client.message(1)
+            client = open_clients.enter_context(Http2Client(proxy.socket))
+            client.message(client.open(STATUS))
         assert through.call(VERSION).code == "OK"
+        runtime.recorded.wait("Status", 60, WAIT_S)
     assert through.call(VERSION).code == "OK"

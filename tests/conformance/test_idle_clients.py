@@ -9,32 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.frames import PREFACE, ping
+from runtimeproxy.relay.frames import PREFACE, ErrorCode, ping
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.bytes_client import WAIT_S
 from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import EXEC, RUNTIME, VERSION
 from tests.conformance.relay_here import RelayHere
+from tests.conformance.scripted_server import ScriptedServer
+from tests.conformance.scripts import SCRIPTS
 from tests.lab.deadline import wait_until
 
 DAY_S = 86_400.0
 
 
 @pytest.mark.conformance(76)
-def test_pings_are_the_runtimes(folder: Path, runtime: FakeRuntime) -> None:
-    """The relay passes PINGs on: a client that sends too many is told so by the runtime, after as many of
-    them as on a direct connection.
+def test_pings_are_the_runtimes(folder: Path) -> None:
+    """Every PING reaches the runtime and is answered by it; a client that sends too many is told so by the
+    runtime, after as many of them as on a direct connection.
     """
-    with RelayHere(folder / "relay.sock", runtime.socket_path) as relay:
-        counts = [pings_until_goaway(path) for path in (runtime.socket_path, relay.socket)]
+    with ScriptedServer(folder / "runtime.sock", SCRIPTS) as server:
+        server.ping_limit = 50
+        with RelayHere(folder / "relay.sock", server.path) as relay:
+            counts = [pings_until_goaway(path) for path in (server.path, relay.socket)]
 
-    assert counts[1] == counts[0]
+    assert counts == [(50, ErrorCode.ENHANCE_YOUR_CALM)] * 2
+    assert server.connections[1].pings == server.connections[0].pings
 
 
 def pings_until_goaway(path: Path) -> tuple[int, int]:
     """How many PINGs the server answers before it has had enough, and the code that it gives."""
     with Http2Client(path) as client:
-        client.call(VERSION)
+        client.call(VERSION, b"", ("script", "answer"))
         # The server says why, and closes without a look at what still comes.
         with contextlib.suppress(ConnectionError):
             for number in range(1000):

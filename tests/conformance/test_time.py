@@ -64,6 +64,7 @@ def test_no_deadline_stays_none(runtime: FakeRuntime, through: BytesClient, path
 def test_events_have_no_deadline(runtime: FakeRuntime, through: BytesClient) -> None:
     call = through.start(EVENTS, timeout_s=None)
 
+    assert runtime.events.wait_for_subscribers(1, WAIT_S)
     assert runtime.recorded.wait("GetContainerEvents")[0].deadline_s is None
     call.cancel()
 
@@ -89,7 +90,7 @@ def test_deadline_ends_a_held_call(folder: Path, runtime: FakeRuntime) -> None:
         RelayHere(folder / "relay.sock", runtime.socket_path, interceptor) as relay,
         BytesClient(relay.socket) as client,
     ):
-        assert client.call(CREATE, b"", timeout_s=0.3).code == "DEADLINE_EXCEEDED"
+        assert client.call(CREATE, b"", timeout_s=0.5).code == "DEADLINE_EXCEEDED"
         held = interceptor.next()
         assert held.was_cancelled.wait(WAIT_S)
         held.forward()
@@ -107,7 +108,7 @@ def test_expiry(runtime: FakeRuntime, through: BytesClient, path: str) -> None:
     method = path.rpartition("/")[2]
     runtime.on(method, hang=True)
 
-    answer = through.call(path, timeout_s=0.2)
+    answer = through.call(path, timeout_s=0.5)
 
     assert (answer.code, answer.text) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
     assert runtime.recorded.wait(method)[0].ended.wait(WAIT_S)

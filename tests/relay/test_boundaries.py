@@ -6,6 +6,7 @@ from runtimeproxy.interception import Outcome
 from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 from tests.relay.wire import (
     CANCEL,
+    PUSH_PROMISE,
     Frame,
     continuation,
     credit,
@@ -84,6 +85,17 @@ def test_own_frames_for_the_client_wait_for_the_end_of_a_header_block() -> None:
     frames = play.client_got()
     assert frames[0] == last
     assert sorted(frame.type_ for frame in frames[1:]) == [1, 6]
+
+
+def test_own_frames_for_the_client_wait_for_the_end_of_a_promise() -> None:
+    play = opened()
+    call = waiting_for_a_decision(play)
+    first = Frame(PUSH_PROMISE, 0, 1, b"\0\0\0\2\x88")
+    play.runtime(first)
+    call.reply.refuse(9, "no")
+    assert play.client_got() == [first]
+    play.runtime(last := continuation(1, b"\x88"))
+    assert [frame.type_ for frame in play.client_got()] == [last.type_, 1]
 
 
 def test_credit_for_the_client_waits_for_the_boundary_and_is_summed() -> None:

@@ -103,17 +103,13 @@ def test_the_debt_is_taken_out_of_the_runtimes_next_credit() -> None:
     decided(play, 3, bytes(1000))
     grant(play, 0, 400)
     assert play.client_got() == []
+    grant(play, 0, 600)
+    assert play.client_got() == []
+    decided(play, 5, bytes(600))
     grant(play, 0, 700)
     assert play.client_got() == [credit(0, 100)]
     grant(play, 0, 50)
     assert play.client_got() == [credit(0, 50)]
-
-
-def test_credit_that_just_pays_the_debt_is_dropped() -> None:
-    play = opened()
-    decided(play, 3, bytes(1000))
-    grant(play, 0, 1000)
-    assert play.client_got() == []
 
 
 def test_credit_of_the_connection_passes_when_there_is_no_debt() -> None:
