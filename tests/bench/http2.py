@@ -168,6 +168,8 @@ class Connection:
             self.socket.sendall(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:
             self.socket.sendall(frame(PING, ACK, 0, payload))
+        elif kind == RST_STREAM and not any(payload):
+            return  # NO_ERROR: grpc-go may send it behind the end of an answer
         elif kind in (RST_STREAM, GOAWAY, CONTINUATION):
             raise LoadError(f"frame of type {kind}: {payload!r}")
 
