@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S: Final = 0.0002
+SWITCH_INTERVAL_S: Final = 0.00005
 """How long a thread that computes may keep the relay's loop waiting; Python's default is 5 ms."""
 STATUS_INTERVAL_S: Final = 1.0
 """How often the breaker is looked at and the service manager is told the status."""
