@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class RelayOptions:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
 
-class SpecialStream:
+class SpecialStream(ABC):
     """A stream whose frames do not all just pass: held, or refused and to be swallowed."""
 
     __slots__ = ()
@@ -60,48 +61,49 @@ class SpecialStream:
         """Whether a graceful stop waits for this stream."""
         return False
 
+    @abstractmethod
     def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> None:
         """The client sent DATA; `flow_bytes` counts padding too."""
-        raise NotImplementedError
 
+    @abstractmethod
     def client_reset(self) -> bool:
         """The client sent RST_STREAM; returns whether it is forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def client_window_update(self) -> bool:
         """The client gave stream credit; returns whether it is forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def client_header_block(self, is_last: bool) -> bool:
         """The client sent a second header block; returns whether the connection can go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def runtime_headers(self, is_last: bool) -> None:
         """The runtime sent HEADERS, which are forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def runtime_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
         """The runtime sent DATA; returns whether it is forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def runtime_window_update(self, increment_bytes: int) -> None:
         """The runtime gave stream credit, which is never forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def runtime_settings_changed(self) -> None:
         """The runtime's SETTINGS were announced or acknowledged."""
 
+    @abstractmethod
     def runtime_reset(self) -> bool:
         """The runtime sent RST_STREAM; returns whether it is forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def disowned(self) -> None:
         """The runtime's GOAWAY says that it never processed this stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self) -> None:
         """One of the two connections is gone."""
-        raise NotImplementedError
 
 
 class TableUpdates:

@@ -64,6 +64,9 @@ class SwallowedStream(SpecialStream):
     def runtime_window_update(self, increment_bytes: int) -> None:
         """Nothing more is sent on this stream."""
 
+    def runtime_settings_changed(self) -> None:
+        """As for credit."""
+
     def runtime_reset(self) -> bool:
         """After a refusal the client has closed the stream already."""
         self.takes_rest = False
