@@ -71,9 +71,15 @@ FLAGS: Final = (
         group="hooks",
         key="server_config_dir",
         metavar="DIR",
-        help="folder in which hook servers register",
+        help="folder in which hook servers register; taken, but this version calls none",
     ),
-    Flag(option="--state-dir", group="state", key="dir", metavar="DIR", help="folder of the checkpoint"),
+    Flag(
+        option="--state-dir",
+        group="state",
+        key="dir",
+        metavar="DIR",
+        help="folder of the checkpoint; taken, but this version writes none",
+    ),
     Flag(
         option="--log-level",
         group="log",
