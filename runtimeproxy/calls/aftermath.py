@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from runtimeproxy.calls.answers import CgroupWriteError, write_answer, write_values
 from runtimeproxy.calls.desk import INTERNAL_ERROR
+from runtimeproxy.calls.operation import answered
+from runtimeproxy.hooks.call import Order
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
 if TYPE_CHECKING:
@@ -84,18 +86,14 @@ async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operatio
     questions = operation.afterwards()
     question = next(questions, None)
     while question is not None:
-        decision = await _ask(desk, chain, operation, question)
-        try:
-            question = questions.send(decision)
-        except StopIteration:
-            return
+        question = answered(questions, await _ask(desk, chain, operation, question))
 
 
 async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Question) -> Decision | None:
     if not desk.concerns(chain, question):
         return None
     finish = partial(_write, desk, operation, question)
-    return await chain.decide(question.hook, question.view(), budget_s=desk.settings.budget_s, finish=finish)
+    return await chain.decide(Order(question.hook, question.view(), desk.settings.budget_s, finish))
 
 
 def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> Mapping[str, Written]:

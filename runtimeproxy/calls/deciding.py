@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
 from runtimeproxy.calls.answers import CgroupWriteError, edited_request, write_answer
+from runtimeproxy.calls.operation import answered
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.call import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.lanes import Turn
     from runtimeproxy.calls.methods import Method
     from runtimeproxy.calls.operation import Operation, Question, Questions
     from runtimeproxy.hooks import CgroupChange
+    from runtimeproxy.hooks.call import Call
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision, Refusal
     from runtimeproxy.hooks.written import Written
@@ -41,8 +45,19 @@ class Verdict:
     refusal: Refusal | None = None
 
 
+class Readiness(Enum):
+    """What a call needs before it can go on."""
+
+    NEEDLESS = "needless"
+    """Nothing: nobody is concerned with it and nobody to be waited for."""
+    ASKS = "asks"
+    """The answer to one question, which can be put at once."""
+    WAITS = "waits"
+    """Others come first, something is not known yet, or there are several questions: it takes a task."""
+
+
 class Deciding:
-    """The decision on one call."""
+    """The decision on one call: what `readiness` says, then either `ask` and `verdict_on`, or `verdict`."""
 
     def __init__(self, desk: Desk, method: Method, operation: Operation, until_s: float) -> None:
         """Prepares the decision.
@@ -65,23 +80,50 @@ class Deciding:
         self._is_edited = False
         self._frame: bytes | None = None
 
-    def is_needless(self) -> bool:
-        """Whether nothing is to be decided and nobody to be waited for; says so at once.
-
-        What it finds out for that is kept for the decision that follows otherwise.
-        """
+    def readiness(self) -> Readiness:
+        """Says at once what the call needs. What it finds out for that is kept for the decision."""
         chain, operation = self._desk.chain, self._operation
         if chain is None or operation.must_carry or not self._is_complete(chain):
-            return False
+            return Readiness.WAITS
         if not self._desk.lanes.is_idle(operation.turn_key, operation.pod_key):
-            return False
+            return Readiness.WAITS
         if not any(map(chain.wants, self._method.before)):
-            return True
+            return Readiness.NEEDLESS
         self._questions = operation.questions()
         self._first = next(self._questions, None)
         if self._first is None:
-            return True
-        return operation.asks_once and not self._desk.concerns(chain, self._first)
+            return Readiness.NEEDLESS
+        if not operation.asks_once:
+            return Readiness.WAITS
+        return Readiness.ASKS if self._desk.concerns(chain, self._first) else Readiness.NEEDLESS
+
+    def ask(self, decided: Callable[[Decision], None]) -> Call:
+        """Puts the one question of a call that `ASKS`; no task waits for the decision.
+
+        Raises:
+            NoDecisionError: There is nothing to ask; never after `readiness` has said `ASKS`.
+        """
+        chain, question = self._desk.chain, self._first
+        if chain is None or question is None:
+            raise NoDecisionError("there is nothing to ask")
+        return chain.begin(self._order(question), decided)
+
+    def verdict_on(self, decision: Decision) -> Verdict | None:
+        """What becomes of the call now that its one question is decided.
+
+        Returns:
+            None if the request still has to be edited, which takes a task: `edited` does it.
+
+        Raises:
+            NoDecisionError: The policies' answer cannot be carried out.
+        """
+        if self._questions is None or self._first is None:
+            raise NoDecisionError("nothing was asked")
+        if decision.refusal is not None:
+            return Verdict(refusal=decision.refusal)
+        self._note(self._first, decision)
+        answered(self._questions, decision)
+        return Verdict(self._frame) if self._needs_no_edit() else None
 
     async def verdict(self, turn: Turn) -> Verdict:
         """Waits for whom it has to wait for, then asks the policies.
@@ -98,7 +140,27 @@ class Deciding:
         await self._desk.lanes.hooks_done(self._operation.pod_key, patience_s)
         self._carried = self._operation.carry()
         refusal = await self._ask_all(chain)
-        return Verdict(refusal=refusal) if refusal is not None else Verdict(await self._edited())
+        return Verdict(refusal=refusal) if refusal is not None else await self.edited()
+
+    async def edited(self) -> Verdict:
+        """The verdict with the edited request, wherever it was edited or still has to be.
+
+        Raises:
+            NoDecisionError: The policies' answer cannot be carried out.
+        """
+        if not self._needs_no_edit():
+            loop, executor = asyncio.get_running_loop(), self._desk.executor
+            await loop.run_in_executor(executor, self._edit, self._answers)
+            if not self._operation.asks_once:
+                await loop.run_in_executor(executor, self._write_all)
+        return Verdict(self._frame)
+
+    def _needs_no_edit(self) -> bool:
+        if self._is_edited:
+            return True
+        if self._edit_begun:
+            raise NoDecisionError("what the policies answered cannot be put into the request")
+        return not self._answers and not self._carried
 
     def _patience_s(self) -> float:
         if not self._method.ends:
@@ -129,21 +191,24 @@ class Deciding:
             decision = await self._ask(chain, question)
             if decision is not None and decision.refusal is not None:
                 return decision.refusal
-            try:
-                question = questions.send(decision)
-            except StopIteration:
-                return None
+            question = answered(questions, decision)
         return None
 
     async def _ask(self, chain: Chain, question: Question) -> Decision | None:
         if not self._desk.concerns(chain, question):
             return None
+        decision = await chain.decide(self._order(question))
+        self._note(question, decision)
+        return decision
+
+    def _order(self, question: Question) -> Order:
         finish = partial(self._carry_out, question) if self._operation.asks_once else None
         left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
-        decision = await chain.decide(question.hook, question.view(), budget_s=left_s, finish=finish)
+        return Order(question.hook, question.view(), left_s, finish)
+
+    def _note(self, question: Question, decision: Decision) -> None:
         if decision.refusal is None and decision.change is not None:
             self._answers.append((question, decision.change))
-        return decision
 
     def _carry_out(self, question: Question, decision: Decision) -> Mapping[str, Written]:
         """In the policies' worker thread, once all of them agreed; returns what became of cgroup values."""
@@ -152,19 +217,6 @@ class Deciding:
         self._edit_begun = True
         self._edit([(question, decision.change)])
         return write_answer(self._desk.writer, self._operation, question, decision.change)
-
-    async def _edited(self) -> bytes | None:
-        """The edited request, wherever it was edited or still has to be."""
-        if self._is_edited:
-            return self._frame
-        if self._edit_begun:
-            raise NoDecisionError("what the policies answered cannot be put into the request")
-        if not self._answers and not self._carried:
-            return None
-        await asyncio.get_running_loop().run_in_executor(self._desk.executor, self._edit, self._answers)
-        if not self._operation.asks_once:
-            await asyncio.get_running_loop().run_in_executor(self._desk.executor, self._write_all)
-        return self._frame
 
     def _edit(self, answers: list[tuple[Question, CgroupChange]]) -> None:
         self._frame = edited_request(self._operation, answers, carried=self._carried)

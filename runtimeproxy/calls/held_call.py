@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.aftermath import follow_up, settle
-from runtimeproxy.calls.deciding import Deciding, NoDecisionError, Verdict
+from runtimeproxy.calls.deciding import Deciding, NoDecisionError, Readiness, Verdict
 from runtimeproxy.calls.desk import INTERNAL_ERROR
 from runtimeproxy.calls.message import (
     MessageTooLargeError,
@@ -21,10 +21,14 @@ from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.interception import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from runtimeproxy.calls.desk import Desk, Operations
     from runtimeproxy.calls.lanes import Turn
     from runtimeproxy.calls.methods import Method
     from runtimeproxy.calls.operation import Operation
+    from runtimeproxy.hooks.call import Call
+    from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.interception import CallHead, Reply
 
 READ_ON_LOOP_BYTES: Final = 64 * 1024
@@ -45,7 +49,7 @@ COUNTS: Final = {
 class HeldCall:
     """The `CallHandler` of one call; every method runs in the event loop's thread and raises nothing."""
 
-    __slots__ = ("_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn")
+    __slots__ = ("_asked", "_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn")
 
     def __init__(self, desk: Desk, method: Method, head: CallHead, reply: Reply) -> None:
         """Takes what the request's headers say, and where the answer goes."""
@@ -55,6 +59,7 @@ class HeldCall:
         self._reply = reply
         self._operation: Operation | None = None
         self._task: asyncio.Task[None] | None = None
+        self._asked: Call | None = None
         self._turn: Turn | None = None
 
     def message(self, data: bytes) -> None:
@@ -73,6 +78,8 @@ class HeldCall:
         self._operation = None
         if self._task is not None:
             self._task.cancel()
+        if self._asked is not None:
+            self._asked.cancel()
         if self._turn is not None:
             # A task that never ran has no chance to do it.
             self._turn.leave()
@@ -108,15 +115,32 @@ class HeldCall:
         self._operation = operation
         until_s = asyncio.get_running_loop().time() + self._desk.settings.hold_s(self._head.timeout_s)
         deciding = Deciding(self._desk, self._method, operation, until_s)
-        if deciding.is_needless():
+        readiness = deciding.readiness()
+        if readiness is Readiness.NEEDLESS:
             self._reply.forward(None)
             return
-        self._turn = self._desk.lanes.take_turn(operation.turn_key)
-        self._task = self._desk.spawn(self._decide(deciding, self._turn))
+        self._turn = turn = self._desk.lanes.take_turn(operation.turn_key)
+        if readiness is Readiness.ASKS:
+            self._asked = deciding.ask(partial(self._decided, deciding, turn))
+        else:
+            self._task = self._desk.spawn(self._conclude(partial(deciding.verdict, turn), turn))
 
-    async def _decide(self, deciding: Deciding, turn: Turn) -> None:
+    def _decided(self, deciding: Deciding, turn: Turn, decision: Decision) -> None:
+        """The policies have decided on the one question of this call."""
+        self._asked = None
         try:
-            self._answer(await deciding.verdict(turn))
+            verdict = deciding.verdict_on(decision)
+            if verdict is None:
+                self._task = self._desk.spawn(self._conclude(deciding.edited, turn))
+                return
+            self._answer(verdict)
+            turn.leave()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
+            self._failed(error)
+
+    async def _conclude(self, verdict: Callable[[], Awaitable[Verdict]], turn: Turn) -> None:
+        try:
+            self._answer(await verdict())
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._failed(error)
         finally:
@@ -144,6 +168,8 @@ class HeldCall:
 
         settings = self._desk.settings
         self._operation = None
+        if self._turn is not None:
+            self._turn.leave()
         self._report(error)
         if isinstance(error, MessageTooLargeError):
             self._refuse(StatusCode.RESOURCE_EXHAUSTED, str(error))

@@ -72,6 +72,14 @@ Questions: TypeAlias = Generator[Question, "Decision | None", None]
 """One question after the other; each gets the decision on it, or None if nobody wanted to be asked."""
 
 
+def answered(questions: Questions, decision: Decision | None) -> Question | None:
+    """Tells the decision on one question; returns the next question, None if that was the last."""
+    try:
+        return questions.send(decision)
+    except StopIteration:
+        return None
+
+
 class Operation(ABC):
     """One held call whose request is understood.
 

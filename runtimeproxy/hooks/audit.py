@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -33,8 +32,7 @@ class AuditKind(StrEnum):
     """Answered what cannot be used; nothing of it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
+class AuditEntry(NamedTuple):
     """One line of the audit."""
 
     time_s: float

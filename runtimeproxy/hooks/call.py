@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind, Subject
@@ -20,10 +20,12 @@ from runtimeproxy.hooks.evaluation import (
     is_refusable,
     refused_decision,
 )
-from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.hooks.fields import CGROUP, View
 from runtimeproxy.hooks.leg import Leg, Stage, Work, hangs
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.views import ContainerView
 from runtimeproxy.hooks.written import Written, with_written
 
 if TYPE_CHECKING:
@@ -41,28 +43,47 @@ _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
 
 
+class Order(NamedTuple):
+    """What the chain is asked to decide."""
+
+    hook: Hook
+    view: View
+    """The pod or container that the hook is about."""
+    budget_s: float
+    """The time for the whole chain."""
+    finish: Finish | None = None
+    """Called in the worker thread after the last policy agreed, for the cgroup writes. Not called when the
+    call is refused or nothing is to change."""
+
+
 class Call:
     """One call, seen from the loop's thread.
 
     Attributes:
-        future: gets the decision, unless the call is cancelled.
+        is_over: whether it is decided or cancelled.
     """
 
-    __slots__ = ("_chain", "_deadline_s", "_leg", "_subject", "_work", "future")
+    __slots__ = ("_chain", "_deadline_s", "_decided", "_leg", "_subject", "_work", "_workers", "is_over")
 
-    def __init__(self, chain: Chain, subject: Subject, finish: Finish | None, deadline_s: float) -> None:
+    def __init__(self, chain: Chain, order: Order, decided: Callable[[Decision], None]) -> None:
         self._chain = chain
-        self._subject = subject
-        self._deadline_s = deadline_s
-        self._work = Work(subject, chain.rule, chain.hung, finish, self._ended, self._dropped)
+        self._decided = decided
+        self._subject = Subject(order.hook, order.view, time.time())
+        self._deadline_s = time.monotonic() + order.budget_s
+        self._work = Work(self._subject, chain.rule, chain.hung, order.finish, self._ended, self._dropped)
+        self._workers = chain.workers
         self._leg: Leg | None = None
-        self.future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self.is_over = False
 
     def begin(self, plan: Plan) -> None:
         """Start the first leg; policies that hang just now are left out."""
+        self._workers = self._chain.threads_for(plan, self._subject.view)
         fold = Fold(self._subject.view)
         progress = Progress(fold, fold if plan.has_dry_run else None)
         policies: Sequence[LoadedPolicy] = plan.policies
+        if isinstance(self._subject.view, ContainerView):
+            # Of no policy's answer depends which others are concerned, so a thread need not look again.
+            policies = [each for each in policies if each.policy.concern.matches(fold.pod)]
         if self._chain.hung:
             skipped = [policy for policy in policies if policy.name in self._chain.hung]
             policies = [policy for policy in policies if policy.name not in self._chain.hung]
@@ -71,6 +92,9 @@ class Call:
 
     def cancel(self) -> None:
         """Nothing counts any more; the timer stays to find a thread that hangs."""
+        if not self.is_over:
+            self.is_over = True
+            self._chain.stats.cancelled += 1
         if self._leg is not None:
             self._leg.give_up()
 
@@ -87,7 +111,7 @@ class Call:
         self._leg = leg = Leg(self._work, policies, progress, until_s)
         self._chain.watch.add(self, now_s, leg.wait_s(now_s))
         # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
-        if not self._chain.workers.submit(leg):
+        if not self._workers.submit(leg):
             self._dropped(leg)
 
     def look(self, now_s: float) -> float | None:
@@ -97,12 +121,12 @@ class Call:
         if leg is None or wait_s:
             return wait_s
         self._part()
-        if leg.stage is not Stage.WAITING:
-            self._chain.workers.give_up(leg)
         if leg.stage is Stage.POLICIES and leg.index < len(leg.policies):
             leg.blamed = leg.policies[leg.index]
             self._chain.disable(leg.blamed)
-        if not self.future.done():
+        if leg.stage is not Stage.WAITING:
+            self._workers.give_up(leg)
+        if not self.is_over:
             self._leave(leg)
         return None
 
@@ -133,7 +157,7 @@ class Call:
         if leg is not self._leg:
             return
         self._part()
-        if self.future.done():
+        if self.is_over:
             return
         self._count(leg)
         if leg.decision is None:
@@ -145,7 +169,7 @@ class Call:
 
     def _dropped(self, leg: Leg) -> None:
         """No thread is left: what is still to do follows the failure policies at once."""
-        if leg.given_up or self.future.done():
+        if leg.given_up or self.is_over:
             return
         self._part()
         self._chain.stats.exhausted += 1
@@ -183,7 +207,9 @@ class Call:
             self._chain.count(self._subject.hook, outcome, duration_s)
 
     def _conclude(self, decision: Decision) -> None:
-        # The result goes first: whatever the audit sink does, the call has its answer.
-        if not self.future.done():
-            self.future.set_result(decision)
-        self._chain.concluded(decision)
+        if self.is_over:
+            return
+        self.is_over = True
+        # What waits for the decision goes on first; the audit has its turn right after it.
+        asyncio.get_running_loop().call_soon(self._chain.concluded, decision)
+        self._decided(decision)

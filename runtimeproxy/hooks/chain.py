@@ -8,19 +8,19 @@ thread returns, and the policies after it go on in another thread, from where th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject
-from runtimeproxy.hooks.call import Call, Finish
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
+from runtimeproxy.hooks.call import Call, Order
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.evaluation import Outcome, OutcomeKind
 from runtimeproxy.hooks.fields import View
 from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.reports import ChainStats, FailureLog
 from runtimeproxy.hooks.settings import ConflictRule
@@ -36,10 +36,21 @@ class Plan:
 
     policies: tuple[LoadedPolicy, ...]
     has_dry_run: bool
+    blocks: bool
+    """Whether one of them waits for another process."""
 
 
 class Chain:
     """All loaded policies. Used in one event loop's thread.
+
+    Args:
+        policies: in the order in which they run.
+        workers: threads for policies that compute.
+        waiting_workers: threads for calls with a policy that waits for another process, so that a slow one
+            takes no thread from the others; None for the same.
+        sink: gets the audit entries.
+        rule: whose value counts when two policies set one field.
+        failures: logs failures.
 
     Attributes:
         policies: in the order in which they run.
@@ -51,18 +62,26 @@ class Chain:
         policies: Iterable[LoadedPolicy],
         workers: Workers,
         *,
+        waiting_workers: Workers | None = None,
         sink: AuditSink | None = None,
         rule: ConflictRule = ConflictRule.LATER,
         failures: FailureLog | None = None,
     ) -> None:
-        self.policies = tuple(policies)
         self.stats = ChainStats()
         self.workers = workers
+        self.waiting_workers = waiting_workers or workers
         self.rule = rule
         self.failures = failures or FailureLog()
         self.watch = Watch()
         self._sink = sink
         self._hung: Counter[str] = Counter()
+        self.policies: tuple[LoadedPolicy, ...] = ()
+        self._plans: dict[Hook, Plan] = {}
+        self.use(policies)
+
+    def use(self, policies: Iterable[LoadedPolicy]) -> None:
+        """Take other policies from the next call on; counters and what hangs just now are kept."""
+        self.policies = tuple(policies)
         self._plans = {hook: plan for hook in Hook if (plan := _plan(hook, self.policies)).policies}
 
     def wants(self, hook: Hook) -> bool:
@@ -74,37 +93,49 @@ class Chain:
         plan = self._plans.get(hook)
         return plan is not None and any(each.policy.concern.matches(view) for each in plan.policies)
 
+    def threads_for(self, plan: Plan, view: View) -> Workers:
+        """Return the threads in which a call's policies run."""
+        if plan.blocks and any(each.blocks and each.policy.concern.matches(view) for each in plan.policies):
+            return self.waiting_workers
+        return self.workers
+
     @property
     def hung(self) -> Mapping[str, int]:
         """The policies that are disabled just now, with the number of threads that hang in each."""
         return MappingProxyType(self._hung)
 
-    async def decide(
-        self, hook: Hook, view: View, *, budget_s: float, finish: Finish | None = None
-    ) -> Decision:
+    async def decide(self, order: Order) -> Decision:
         """Ask all policies of a hook, in order, and return their merged decision. Never raises for a policy.
 
-        If cancelled, nothing more happens: `finish` is not begun, nothing is audited.
-
-        Args:
-            hook: the hook point.
-            view: the pod or container that the hook is about.
-            budget_s: the time for the whole chain.
-            finish: called in the worker thread after the last policy agreed, for the cgroup writes. Not
-                called when the call is refused or nothing is to change.
+        If cancelled, nothing more happens: `order.finish` is not begun, nothing is audited.
         """
-        plan = self._plans.get(hook)
-        if plan is None:
-            return Decision(hook=hook, view=view)
-        self.stats.calls[hook] += 1
-        call = Call(self, Subject(hook, view, time.time()), finish, time.monotonic() + budget_s)
-        call.begin(plan)
+        if order.hook not in self._plans:
+            return Decision(hook=order.hook, fold=Fold(order.view))
+        decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+
+        def take(decision: Decision) -> None:
+            # The one that waits may be cancelled in this very turn of the loop.
+            if not decided.done():
+                decided.set_result(decision)
+
+        call = self.begin(order, take)
         try:
-            return await call.future
+            return await decided
         except asyncio.CancelledError:
-            self.stats.cancelled += 1
             call.cancel()
             raise
+
+    def begin(self, order: Order, decided: Callable[[Decision], None]) -> Call:
+        """Ask all policies of a hook that one of them implements; `decide` for who cannot wait for a task.
+
+        Args:
+            order: what to decide.
+            decided: called once with the decision, unless the call is cancelled.
+        """
+        self.stats.calls[order.hook] += 1
+        call = Call(self, order, decided)
+        call.begin(self._plans[order.hook])
+        return call
 
     def concluded(self, decision: Decision) -> None:
         """Count and audit a decision."""
@@ -149,4 +180,8 @@ class Chain:
 
 def _plan(hook: Hook, policies: Sequence[LoadedPolicy]) -> Plan:
     wanted = tuple(policy for policy in policies if hook in policy.methods)
-    return Plan(wanted, any(not policy.enforces for policy in wanted))
+    return Plan(
+        wanted,
+        has_dry_run=any(not policy.enforces for policy in wanted),
+        blocks=any(policy.blocks for policy in wanted),
+    )

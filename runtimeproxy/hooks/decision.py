@@ -9,6 +9,7 @@ from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, PodChange
 from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
 
 
@@ -27,8 +28,8 @@ class Decision:
     """The outcome of all policies for one call."""
 
     hook: Hook
-    view: View
-    """As given, with the changes of all enforcing policies."""
+    fold: Fold
+    """What the enforcing policies made of the view."""
     change: CgroupChange | None = None
     """The merged change; None when the call goes on as it came. Always None when refused.
 
@@ -45,6 +46,11 @@ class Decision:
     """What has gone to the audit sink."""
     unwritten: str = ""
     """Why `finish` has not run to its end; empty when it has, or when there was nothing to run."""
+
+    @property
+    def view(self) -> View:
+        """As given, with the changes of all enforcing policies."""
+        return self.fold.view
 
     @property
     def pod_change(self) -> PodChange | None:

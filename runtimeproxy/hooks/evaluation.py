@@ -60,7 +60,7 @@ def evaluate(
 ) -> tuple[Progress, Outcome]:
     """Give one policy its turn. Never raises, whatever the policy does."""
     seen = progress.real if policy.enforces or progress.shadow is None else progress.shadow
-    if not policy.policy.concern.matches(seen.view):
+    if not policy.policy.concern.matches(seen.pod):
         return progress, Outcome(policy, OutcomeKind.UNCHANGED)
     if not policy.enforces and answers_nothing(subject.hook):
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")
@@ -112,7 +112,7 @@ def decision_of(subject: Subject, progress: Progress, unwritten: str = "") -> De
         return refused_decision(subject, progress.entries, progress.refusal)
     return Decision(
         hook=subject.hook,
-        view=progress.real.view,
+        fold=progress.real,
         change=progress.real.change(subject.hook) if progress.real.claims else None,
         owners=progress.real.owners if progress.real.claims else {},
         audit=progress.entries,
@@ -123,7 +123,7 @@ def decision_of(subject: Subject, progress: Progress, unwritten: str = "") -> De
 def refused_decision(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) -> Decision:
     """Return the decision to refuse: the changes that policies before it asked for do not happen."""
     kept = tuple(entry for entry in entries if entry.kind is not AuditKind.CHANGED)
-    return Decision(hook=subject.hook, view=subject.view, refusal=refusal, audit=kept)
+    return Decision(hook=subject.hook, fold=Fold(subject.view), refusal=refusal, audit=kept)
 
 
 def explained(error: BaseException, view: View) -> tuple[str, str]:

@@ -33,6 +33,8 @@ class LoadedPolicy:
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
     """The hooks that it implements."""
+    blocks: bool = False
+    """Whether it waits for another process: then it runs in threads that others do not need."""
 
     @property
     def enforces(self) -> bool:

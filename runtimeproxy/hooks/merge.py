@@ -46,10 +46,23 @@ class Step(NamedTuple):
 class Fold(NamedTuple):
     """The changes of the policies so far."""
 
-    view: View
-    """With these changes."""
+    start: View
+    """Before any policy."""
     claims: Mapping[Field, Claim] = _NO_CLAIMS
     reasons: tuple[str, ...] = ()
+
+    @property
+    def view(self) -> View:
+        """With these changes; made anew each time, for most calls end without anybody looking."""
+        if not self.claims:
+            return self.start
+        return apply_fields(self.start, {key: claim.value for key, claim in self.claims.items()})
+
+    @property
+    def pod(self) -> PodView:
+        """What conditions on the pod look at: no change of a container touches that."""
+        view = self.start if isinstance(self.start, ContainerView) else self.view
+        return view.pod if isinstance(view, ContainerView) else view
 
     @property
     def owners(self) -> dict[str, str]:
@@ -78,7 +91,7 @@ def fold(
     for key, value in change.items():
         claim = so_far.claims.get(key)
         if claim is None:
-            old = flat.current_value(so_far.view, key)
+            old = flat.current_value(so_far.start, key)
             accepted[key] = Claim(policy, value, old)
             if not flat.is_same(key, old, value):
                 steps.append(Step(key, old, value))
@@ -88,9 +101,8 @@ def fold(
                 accepted[key] = Claim(policy, value, claim.original)
     if not accepted:
         return so_far, tuple(steps)
-    view = apply_fields(so_far.view, {key: claim.value for key, claim in accepted.items()})
     reasons = (*so_far.reasons, f"{policy}: {reason}") if reason else so_far.reasons
-    return Fold(view, MappingProxyType({**so_far.claims, **accepted}), reasons), tuple(steps)
+    return Fold(so_far.start, MappingProxyType({**so_far.claims, **accepted}), reasons), tuple(steps)
 
 
 def apply(view: View, change: CgroupChange, hook: Hook) -> View:

@@ -40,4 +40,4 @@ def _told(entry: AuditEntry, written: Mapping[str, Written]) -> AuditEntry:
         return entry
     about = written[name]
     note = f"not written: {about.skipped}" if about.skipped else ""
-    return replace(entry, old=entry.old or about.old, note=note)
+    return entry._replace(old=entry.old or about.old, note=note)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from runtimeproxy.hooks import ContainerView, Hook, PodView
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 
@@ -21,7 +22,7 @@ async def decide(
     budget_s: float = 10.0,
     finish: Callable[[Decision], None] | None = None,
 ) -> Decision:
-    return await chain.decide(hook, VIEW, budget_s=budget_s, finish=finish)
+    return await chain.decide(Order(hook, VIEW, budget_s, finish))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -10,10 +10,12 @@ import pytest
 from runtimeproxy.errors import RefusalError, StatusCode
 from runtimeproxy.hooks import ContainerView, FailurePolicy, Hook, Mode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.evaluation import OutcomeKind
 from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import VIEW, decide, kinds, raising, shares_of
@@ -39,7 +41,7 @@ async def test_policies_run_in_order_and_see_earlier_changes(workers: Workers) -
 
 async def test_a_call_that_no_policy_changes_has_no_change(workers: Workers) -> None:
     decision = await decide(Chain([scripted("a", nothing)], workers))
-    assert decision == Decision(hook=Hook.PRE_CREATE_CONTAINER, view=VIEW)
+    assert decision == Decision(hook=Hook.PRE_CREATE_CONTAINER, fold=Fold(VIEW))
     assert decision.view is VIEW
 
 
@@ -149,7 +151,7 @@ async def test_environment_values_reach_neither_log_nor_audit(
     entries: list[AuditEntry] = []
     chain = Chain([scripted("bad", leaking)], workers, sink=entries.append)
     view = ContainerView(env={"TOKEN": b"hunter2"})
-    await chain.decide(Hook.PRE_CREATE_CONTAINER, view, budget_s=10)
+    await chain.decide(Order(Hook.PRE_CREATE_CONTAINER, view, 10))
     assert "bad" in caplog.text
     assert "hunter2" not in caplog.text + repr(entries)
 

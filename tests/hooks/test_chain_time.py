@@ -95,17 +95,17 @@ async def test_a_spent_budget_refuses_if_a_policy_left_out_has_to_be_asked(
     assert decision.refusal.code is StatusCode.UNAVAILABLE
 
 
-async def exhaust(chain: Chain, hanging: Hanging, calls: int) -> list[Decision]:
-    """Make that many calls at once, which all hang."""
-    return await asyncio.gather(*(decide(chain) for _ in range(calls)))
+async def exhaust(workers: Workers, hanging: Hanging, calls: int) -> list[Decision]:
+    """Make that many calls at once, which all hang, each in a policy of its own."""
+    chains = [Chain([scripted("late", hanging, timeout_s=0.05)], workers) for _ in range(calls)]
+    return await asyncio.gather(*(decide(chain) for chain in chains))
 
 
 @pytest.mark.parametrize(("failure_policy", "is_refused"), [(FailurePolicy.IGNORE, False), (FAIL, True)])
 async def test_without_a_thread_the_failure_policy_decides_at_once(
     workers: Workers, hanging: Hanging, failure_policy: FailurePolicy, is_refused: bool
 ) -> None:
-    late = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
-    await exhaust(late, hanging, 3)
+    await exhaust(workers, hanging, 3)
     assert workers.hung == workers.threads == 3
 
     chain = Chain([scripted("a", shares(2), failure_policy=failure_policy)], workers)
@@ -124,8 +124,7 @@ async def test_without_a_thread_the_failure_policy_decides_at_once(
 async def test_calls_that_wait_for_a_thread_are_let_go_when_the_last_one_hangs(
     workers: Workers, hanging: Hanging
 ) -> None:
-    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
-    decisions = await exhaust(chain, hanging, 10)
+    decisions = await exhaust(workers, hanging, 10)
     assert all(decision.change is None and decision.refusal is None for decision in decisions)
     assert workers.hung == 3
 

@@ -5,6 +5,7 @@ import pytest
 from policies.batch_resource import BatchResource
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks import EVERY_POD, Concern, ContainerView, Hook, PodChange, PodView, Policy
+from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import bind
@@ -66,9 +67,9 @@ def test_nobody_is_asked_about_a_pod_that_concerns_nobody() -> None:
 async def test_a_concern_looks_at_the_pod_as_earlier_policies_left_it() -> None:
     workers = Workers()
     chain = Chain([bind(Labels()), bind(Needs())], workers)
-    decision = await chain.decide(Hook.PRE_RUN_POD_SANDBOX, LS, budget_s=5)
+    decision = await chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, LS, 5))
     assert decision.owners == {"annotations[b]": "labels", "labels[seen]": "needs"}
-    unconcerned = await chain.decide(Hook.PRE_RUN_POD_SANDBOX, BE, budget_s=5)
+    unconcerned = await chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, BE, 5))
     assert unconcerned.change is None
     workers.close()
 

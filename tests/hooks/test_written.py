@@ -4,6 +4,7 @@ import pytest
 
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, Policy
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.loaded import bind
@@ -23,7 +24,7 @@ class Shares(Policy):
 async def decision() -> Decision:
     workers = Workers(1)
     chain = Chain([bind(Shares(), PolicySettings())], workers)
-    made = await chain.decide(Hook.POST_START_CONTAINER, ContainerView(name="main"), budget_s=10)
+    made = await chain.decide(Order(Hook.POST_START_CONTAINER, ContainerView(name="main"), 10))
     workers.close()
     return made
 
@@ -48,26 +49,20 @@ def test_what_the_writer_does_not_tell_stays(decision: Decision) -> None:
 @pytest.mark.parametrize("kind", [AuditKind.CONFLICT, AuditKind.FAILED, AuditKind.WOULD_CHANGE])
 def test_other_entries_stay(decision: Decision, kind: AuditKind) -> None:
     entries: tuple[AuditEntry, ...] = tuple(_with_kind(entry, kind) for entry in decision.audit)
-    other = Decision(hook=decision.hook, view=decision.view, audit=entries)
+    other = Decision(hook=decision.hook, fold=decision.fold, audit=entries)
     assert with_written(other, {"cpu.shares": Written("2")}).audit == entries
 
 
 def _with_kind(entry: AuditEntry, kind: AuditKind) -> AuditEntry:
-    import dataclasses
-
-    return dataclasses.replace(entry, kind=kind)
+    return entry._replace(kind=kind)
 
 
 async def test_the_chain_tells_what_its_writer_returns() -> None:
     workers = Workers(1)
     sink: list[AuditEntry] = []
     chain = Chain([bind(Shares(), PolicySettings())], workers, sink=sink.append)
-    await chain.decide(
-        Hook.POST_START_CONTAINER,
-        ContainerView(),
-        budget_s=10,
-        finish=lambda _: {"cpu.shares": Written("2"), "cpu.bvt_warp_ns": Written("", "gone")},
-    )
+    written = {"cpu.shares": Written("2"), "cpu.bvt_warp_ns": Written("", "gone")}
+    await chain.decide(Order(Hook.POST_START_CONTAINER, ContainerView(), 10, lambda _: written))
     workers.close()
     assert [(entry.field, entry.old, entry.note) for entry in sink] == [
         ("cgroup[cpu.shares]", "2", ""),
