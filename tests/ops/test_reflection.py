@@ -5,12 +5,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.ops.reflection import V1, V1ALPHA, reflected_services
+from runtimeproxy.ops.reflection import V1, V1ALPHA, json_name, reflected_services
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
@@ -47,6 +48,27 @@ def test_the_cri_is_described_completely(database: ProtoReflectionDescriptorData
     assert [method.name for method in service.methods] == [method.name for method in own.methods]
     message = pool.FindMessageTypeByName("runtime.v1.LinuxContainerResources")
     assert message.fields_by_name["cpu_shares"].number == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("id", "id"), ("cpu_shares", "cpuShares"), ("memory_limit_in_bytes", "memoryLimitInBytes")],
+)
+def test_json_names(name: str, expected: str) -> None:
+    assert json_name(name) == expected
+
+
+def test_fields_have_their_json_names(client: CriClient) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol="runtime.v1.VersionResponse")
+    files = ask(client, V1, asked).file_descriptor_response.file_descriptor_proto
+    fields = [
+        field
+        for data in files
+        for message in FileDescriptorProto.FromString(data).message_type
+        for field in message.field
+    ]
+    assert fields
+    assert all(field.json_name == json_name(field.name) for field in fields)
 
 
 @pytest.mark.parametrize("service", [V1, V1ALPHA])
