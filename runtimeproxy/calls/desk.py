@@ -98,7 +98,13 @@ class Desk:
     def skips(self, pod: PodView) -> bool:
         """Whether no policy is asked about this pod."""
         label = self.settings.skip_label
-        return label is not None and pod.labels.get(label[0]) == label[1]
+        if label is None:
+            return False
+        key, value = label
+        if pod.annotations.get(key) == value != pod.labels.get(key):
+            name = f"{pod.namespace}/{pod.name}"
+            self.failures.report("skip label", name, f"{name} has {key} as an annotation: only a label counts")
+        return pod.labels.get(key) == value
 
     async def load(self) -> Operations:
         """The makers of calls; the first time protobuf is loaded in a worker thread."""

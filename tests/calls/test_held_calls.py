@@ -237,6 +237,23 @@ async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> Non
     await desk.close()
 
 
+async def test_the_skip_label_as_an_annotation_skips_nothing_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Surroundings(CallSettings(skip_label=("koordinator.sh/hooks", "off")))
+    found = policy(pre_run_pod_sandbox=PodChange(labels={"a": "b"}))
+    await desk.load(found)
+    pod = pod_sandbox_config(annotations={"koordinator.sh/hooks": "off"})
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            await desk.run_pod(pod, POD_ID)
+    assert len(found.seen) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "skip label: default/pod has koordinator.sh/hooks as an annotation: only a label counts"
+    ]
+    await desk.close()
+
+
 async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surroundings) -> None:
     from runtimeproxy.hooks import Mode
 
