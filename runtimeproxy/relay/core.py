@@ -83,7 +83,13 @@ class RelayCore:
     def is_drained(self) -> bool:
         """Whether the last GOAWAY was sent, no stream is open and the last frame has passed as a whole."""
         state = self.state
-        return state.goaway_id is not None and not state.open_streams and state.to_client.at_boundary
+        has_ended = state.goaway_id is not None and not state.open_streams
+        return has_ended and not self._drain_ping and state.to_client.at_boundary
+
+    @property
+    def is_disowned(self) -> bool:
+        """Whether the client was told, before there was an upstream, that no call was processed."""
+        return self.state.goaway_id == 0 and not self.state.is_open
 
     def upstream_opened(self) -> None:
         """The runtime connection is there: what waited for it can be written, and own DATA follows."""
@@ -138,13 +144,19 @@ class RelayCore:
         self.state.sender.pump()
 
     def drain(self) -> None:
-        """Begins a graceful end: no new streams after the answer to a PING of the relay's own."""
+        """Begins a graceful end: no new streams after the answer to a PING of the relay's own.
+
+        Calls that wait for an upstream were not processed: the client may repeat them elsewhere at once.
+        """
         self._drain_ping = os.urandom(8)
+        if not self.state.is_open:
+            self._disown()
         self.state.to_client.own(self.state.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
         self.state.to_client.own(frames.ping(self._drain_ping))
 
     def finish_drain(self) -> None:
         """The client knows of the drain, or had its time: no more streams are taken."""
+        self._drain_ping = b""
         if self.state.goaway_id is None:
             self.state.goaway_id = self.state.highest_id
             self.state.to_client.own(self.state.goaway(self.state.highest_id, ErrorCode.NO_ERROR))
@@ -152,6 +164,12 @@ class RelayCore:
     def _is_drain_ack(self, opaque: bytes) -> bool:
         if not self._drain_ping or opaque != self._drain_ping:
             return False
-        self._drain_ping = b""
         self.finish_drain()
         return True
+
+    def _disown(self) -> None:
+        self.lost()
+        state = self.state
+        state.goaway_id = state.highest_id = state.promised_id = 0
+        state.open_streams.clear()
+        state.to_runtime.chunks.clear()

@@ -18,7 +18,7 @@ from runtimeproxy.relay.frames import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.held import HeldStream
+    from runtimeproxy.relay.own_message import OwnMessage
     from runtimeproxy.relay.state import ConnectionState
 
 OWN_BYTES_PER_TURN: Final = 128 * 1024
@@ -54,8 +54,8 @@ class DataSender:
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
-        self.waiting: deque[_PassingData | HeldStream | _Afterwards] = deque()
-        self._blocked: deque[HeldStream] = deque()
+        self.waiting: deque[_PassingData | OwnMessage | _Afterwards] = deque()
+        self._blocked: deque[OwnMessage] = deque()
         self._pending_bytes = 0
         self._turn_bytes = 0
 
@@ -77,13 +77,13 @@ class DataSender:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
         self._pump_queue()
 
-    def send(self, held: HeldStream) -> None:
+    def send(self, own: OwnMessage) -> None:
         """Sends a held stream's message as far as windows and transport allow now."""
-        if held.is_queued:
+        if own.is_queued:
             return
-        if self.waiting or self._needs_credit(held):
-            held.is_queued = True
-            self.waiting.append(held)
+        if self.waiting or self._needs_credit(own):
+            own.is_queued = True
+            self.waiting.append(own)
 
     def after_passing(self, action: Callable[[], None]) -> None:
         """Does something once the client's DATA that waits now is sent, which is at once when none waits."""
@@ -118,9 +118,9 @@ class DataSender:
         self._turn_bytes = 0
         self._pump_queue()
         blocked, self._blocked = self._blocked, deque()
-        for held in blocked:
-            held.is_queued = False
-            self.send(held)
+        for own in blocked:
+            own.is_queued = False
+            self.send(own)
 
     def _pump_queue(self) -> None:
         while self.waiting:
@@ -155,7 +155,7 @@ class DataSender:
             if not rest:
                 return True
 
-    def _needs_credit(self, held: HeldStream) -> bool:
+    def _needs_credit(self, own: OwnMessage) -> bool:
         """Sends a held message's next frames; returns whether the connection window stopped it.
 
         If the transport stopped it, it goes on with the next `pump`; if its stream's window did, with
@@ -163,14 +163,14 @@ class DataSender:
         """
         state = self._state
         credit = state.credit
-        while held.is_sending:
+        while own.is_sending:
             if not (state.is_open and state.to_runtime.is_writable) or self.wants_turn:
-                held.is_queued = True
-                self._blocked.append(held)
+                own.is_queued = True
+                self._blocked.append(own)
                 state.wake()
                 return False
-            rest = held.unsent_bytes
-            size = min(rest, DEFAULT_MAX_FRAME_BYTES, max(held.window_bytes, 0))
+            rest = own.unsent_bytes
+            size = min(rest, DEFAULT_MAX_FRAME_BYTES, max(own.window_bytes, 0))
             if size == 0 and rest:
                 return False
             size = min(size, max(credit.window_bytes, 0))
@@ -178,7 +178,7 @@ class DataSender:
                 return True
             self._turn_bytes += size
             credit.send_own(size)
-            self._emit(held.stream_id, held.take(size), size == rest)
+            self._emit(own.stream_id, own.take(size), size == rest)
         return False
 
     def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.frames import (
     ACK,
     GOAWAY,
+    HEADER_BYTES,
     MAX_WINDOW_BYTES,
     PING,
     PRIORITY,
@@ -17,6 +18,9 @@ from runtimeproxy.relay.frames import (
     PeerError,
 )
 from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
+
+if TYPE_CHECKING:
+    from runtimeproxy.relay.state import ConnectionState
 
 _LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Payloads of fixed length, in bytes. Source: RFC 9113, 6.3, 6.4, 6.7, 6.9."""
@@ -54,3 +58,37 @@ def _check_settings(flags: int, payload: bytes) -> None:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "initial window above 2^31-1")
         if name in _ALLOWED and value not in _ALLOWED[name]:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "setting out of range")
+
+
+class EarlyBytes:
+    """The client's bytes that wait for the upstream in `to_runtime.chunks`.
+
+    Attributes:
+        size_bytes: how many there are.
+    """
+
+    __slots__ = ("_data", "_state", "size_bytes")
+
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
+        self._data: dict[int, list[int]] = {}
+        self.size_bytes = 0
+
+    def data_follows(self, stream_id: int) -> None:
+        """The next chunk is one DATA frame of this stream."""
+        self._data.setdefault(stream_id, []).append(len(self._state.to_runtime.chunks))
+
+    def drop(self, stream_id: int) -> int:
+        """Forgets the DATA of a stream; returns its flow-controlled bytes."""
+        chunks = self._state.to_runtime.chunks
+        dropped = 0
+        for index in self._data.pop(stream_id, ()):
+            dropped += len(chunks[index]) - HEADER_BYTES
+            chunks[index] = b""
+        self._state.credit.window_bytes += dropped
+        return dropped
+
+    def clear(self) -> None:
+        """The runtime connection is there: nothing is early any more."""
+        self._data.clear()
+        self.size_bytes = 0

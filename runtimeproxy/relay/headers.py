@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from hpack import Decoder, HPACKError
@@ -45,6 +45,35 @@ def parse_timeout(value: bytes) -> float | None:
     """
     match = _TIMEOUT.match(value)
     return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
+
+
+@dataclass(slots=True)
+class OpenBlock:
+    """A header block whose END_HEADERS has not come yet; forwarded as a whole.
+
+    Attributes:
+        flags: those of its HEADERS frame.
+        raw: its frames as they came.
+        fragments: what they hold of the block.
+    """
+
+    stream_id: int
+    flags: int
+    raw: list[bytes] = field(default_factory=list)
+    fragments: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, raw: bytes, fragment: bytes) -> None:
+        """Takes its next frame.
+
+        Raises:
+            PeerError: the block grows without end.
+        """
+        self.size_bytes += len(raw)
+        if self.size_bytes > MAX_BLOCK_BYTES:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")
+        self.raw.append(raw)
+        self.fragments.append(fragment)
 
 
 _set_maxsize = cast("property", HeaderTable.__dict__["maxsize"]).__set__

@@ -35,27 +35,52 @@ class SocketPathError(RuntimeProxyError):
 class Listener:
     """A listening Unix socket and what must be undone when it is released.
 
+    Two processes share it while one hands over to the other; the socket's name and the lock are the owner's.
+
     Attributes:
         sock: bound and listening.
-        path: where it is published; None for an inherited socket.
+        path: where it is published; None for a socket from systemd.
+        inode: of the published name.
+        lock_fd: the open lock file; -1 for none.
+        is_owner: whether this process is the one that serves.
     """
 
     sock: socket.socket
     path: str | None = None
-    _inode: int = 0
-    _lock_fd: int = -1
+    inode: int = 0
+    lock_fd: int = -1
+    is_owner: bool = True
+
+    @property
+    def address(self) -> str:
+        """The path that leads to it."""
+        return self.path if self.path is not None else str(self.sock.getsockname())
+
+    def own(self, note: str = "") -> None:
+        """This process serves from now on: the lock file says so, with one line on how that came."""
+        self.is_owner = True
+        self.note(note)
+
+    def note(self, text: str) -> None:
+        """Writes one line for whoever reads the lock, behind the process id of the owner."""
+        if self.is_owner and self.lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                _write_lock(self.lock_fd, text)
 
     def release(self) -> None:
-        """Closes the socket, and unlinks it if the name still leads to it; gives the lock back."""
+        """Closes the socket; the owner unlinks it if the name still leads to it, and gives the lock back."""
         self.sock.close()
-        if self.path is not None:
+        if self.path is not None and self.is_owner:
             with contextlib.suppress(OSError):
-                if Path(self.path).stat().st_ino == self._inode:
+                if Path(self.path).stat().st_ino == self.inode:
                     Path(self.path).unlink()
-            self.path = None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self.path = None
+        if self.lock_fd >= 0:
+            if self.is_owner:
+                # Closing alone would leave it with a predecessor that still drains.
+                fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
+            os.close(self.lock_fd)
+            self.lock_fd = -1
 
 
 def inherited(sock: socket.socket) -> Listener:
@@ -69,7 +94,7 @@ def inherited(sock: socket.socket) -> Listener:
     if isinstance(name, str) and name:
         with contextlib.suppress(OSError, SocketInUseError):
             lock_fd = _lock(lock_path(name))
-    return Listener(sock, _lock_fd=lock_fd)
+    return Listener(sock, lock_fd=lock_fd)
 
 
 def lock_path(path: str) -> str:
@@ -140,8 +165,7 @@ def _lock(path: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        _write_lock(fd, "")
     except BlockingIOError as error:
         os.close(fd)
         raise SocketInUseError(f"{path}: another instance holds the lock") from error
@@ -149,6 +173,25 @@ def _lock(path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _write_lock(fd: int, note: str) -> None:
+    """Writes first and cuts then: who reads meanwhile never sees a file without a process id."""
+    lines = f"{os.getpid()}\n{note}\n" if note else f"{os.getpid()}\n"
+    data = lines.encode("utf-8", "replace")
+    os.pwrite(fd, data, 0)
+    os.ftruncate(fd, len(data))
+
+
+def read_lock(path: str) -> tuple[int, str]:
+    """Returns the process id and the note in a lock file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no process id.
+    """
+    pid, note, *_ = [*Path(path).read_bytes().decode("utf-8", "replace").split("\n"), ""]
+    return int(pid), note
 
 
 def _refuse_live(path: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtimeproxy.relay import frames
-from runtimeproxy.relay.early import check_early
+from runtimeproxy.relay.early import EarlyBytes, check_early
 from runtimeproxy.relay.frames import (
     ACK,
     CONTINUATION,
@@ -28,32 +27,13 @@ from runtimeproxy.relay.frames import (
     ErrorCode,
     PeerError,
 )
-from runtimeproxy.relay.headers import MAX_BLOCK_BYTES, HeaderTracker
-from runtimeproxy.relay.held import HeldStream
+from runtimeproxy.relay.headers import OpenBlock
+from runtimeproxy.relay.request_headers import RequestHeaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.headers import RequestHead
     from runtimeproxy.relay.state import ConnectionState, Upstream
-
-
-@dataclass(slots=True)
-class _OpenBlock:
-    """A header block whose END_HEADERS has not come yet; forwarded as a whole."""
-
-    stream_id: int
-    flags: int
-    raw: list[bytes] = field(default_factory=list)
-    fragments: list[bytes] = field(default_factory=list)
-    size_bytes: int = 0
-
-    def add(self, raw: bytes, fragment: bytes) -> None:
-        self.size_bytes += len(raw)
-        if self.size_bytes > MAX_BLOCK_BYTES:
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")
-        self.raw.append(raw)
-        self.fragments.append(fragment)
 
 
 class RequestDirection:
@@ -67,15 +47,13 @@ class RequestDirection:
 
     __slots__ = (
         "_block",
-        "_early_data",
+        "_early",
+        "_header_block",
         "_missing_bytes",
         "_on_ping_ack",
-        "_on_upstream",
         "_own_settings_acks",
         "_partial",
         "_state",
-        "_tracker",
-        "early_bytes",
     )
 
     def __init__(
@@ -85,15 +63,13 @@ class RequestDirection:
         on_ping_ack: Callable[[bytes], bool],
     ) -> None:
         self._state = state
-        self._on_upstream = on_upstream
         self._on_ping_ack = on_ping_ack
-        self._tracker = HeaderTracker()
         self._partial: list[bytes] = []
         self._missing_bytes = 0
-        self._block: _OpenBlock | None = None
+        self._header_block = RequestHeaders(state, on_upstream).take
+        self._block: OpenBlock | None = None
         self._own_settings_acks = 1
-        self._early_data: dict[int, list[int]] = {}
-        self.early_bytes = 0
+        self._early = EarlyBytes(state)
 
     def receive(self, data: bytes) -> None:
         """Takes the next bytes of the client, cut anywhere.
@@ -113,8 +89,12 @@ class RequestDirection:
 
     def opened(self) -> None:
         """The runtime connection is there: nothing is early any more."""
-        self._early_data.clear()
-        self.early_bytes = 0
+        self._early.clear()
+
+    @property
+    def early_bytes(self) -> int:
+        """How much of the client's waits for the upstream."""
+        return self._early.size_bytes
 
     def _walk(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: this is the hot path
         state = self._state
@@ -185,7 +165,7 @@ class RequestDirection:
         chunk = data if end - start == len(data) else data[start:end]
         self._state.to_runtime.chunks.append(chunk)
         if not self._state.is_open:
-            self.early_bytes += len(chunk)
+            self._early.size_bytes += len(chunk)
 
     def _special_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""
@@ -195,7 +175,7 @@ class RequestDirection:
             self._data(flags, stream_id, raw)
         elif type_ == HEADERS:
             if not flags & END_HEADERS:
-                self._block = _OpenBlock(stream_id, flags)
+                self._block = OpenBlock(stream_id, flags)
                 self._block.add(raw, frames.header_fragment(raw[HEADER_BYTES:], flags))
         elif type_ == RST_STREAM:
             self._reset(stream_id, raw)
@@ -222,48 +202,6 @@ class RequestDirection:
             for piece in block.raw:
                 self._forward(piece, 0, len(piece))
 
-    def _header_block(self, stream_id: int, flags: int, block: bytes) -> bool:
-        """Reads a whole header block; returns whether it is forwarded."""
-        state = self._state
-        is_last = bool(flags & END_STREAM)
-        if state.goaway_id is not None:
-            self._check_second_block(stream_id, is_last)
-            return False
-        head = self._tracker.decode(block, state.runtime_settings.largest.header_table_bytes)
-        if stream_id > state.highest_id:
-            return self._open_stream(stream_id, head, is_last)
-        if stream_id == 0:
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
-        self._check_second_block(stream_id, is_last)
-        return True
-
-    def _check_second_block(self, stream_id: int, is_last: bool) -> None:
-        """Ends a held or waiting stream, and the connection with it, if it gets another header block."""
-        state = self._state
-        stream = state.special.get(stream_id)
-        is_blocked = stream is not None and not stream.client_header_block(is_last)
-        if is_blocked or state.sender.has_waiting(stream_id):
-            for outbox in (state.to_runtime, state.to_client):
-                outbox.own(frames.rst_stream(stream_id, ErrorCode.PROTOCOL_ERROR))
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "second header block on a held or waiting stream")
-
-    def _open_stream(self, stream_id: int, head: RequestHead, is_last: bool) -> bool:
-        """A new call: chooses the upstream if it is the first, holds it if it may be changed."""
-        state = self._state
-        upstream = state.options.route(head.path)
-        if state.upstream is None:
-            state.upstream = upstream
-            self._on_upstream(upstream)
-        elif upstream.name != state.upstream.name:
-            state.goaway_id = state.highest_id
-            state.to_client.own(state.goaway(state.highest_id, ErrorCode.NO_ERROR))
-            return False
-        state.highest_id = stream_id
-        state.open_streams.add(stream_id)
-        if upstream.is_intercepted and not is_last and state.options.interceptor.holds(head.path):
-            state.special[stream_id] = HeldStream(state, stream_id, head)
-        return True
-
     # --- DATA --------------------------------------------------------------------------------------------
 
     def _data(self, flags: int, stream_id: int, raw: bytes) -> None:
@@ -283,7 +221,7 @@ class RequestDirection:
             stream.client_data(content, flow_bytes, is_last)
         elif not state.is_open and flow_bytes <= state.credit.window_bytes:
             state.credit.window_bytes -= flow_bytes
-            self._early_data.setdefault(stream_id, []).append(len(state.to_runtime.chunks))
+            self._early.data_follows(stream_id)
             self._forward(raw, 0, len(raw))
         else:
             padding_bytes = flow_bytes - len(content)
@@ -301,18 +239,8 @@ class RequestDirection:
                 return
         else:
             state.open_streams.discard(stream_id)
-            state.to_client.credit(0, state.sender.drop(stream_id) + self._drop_early(stream_id))
+            state.to_client.credit(0, state.sender.drop(stream_id) + self._early.drop(stream_id))
         self._forward(raw, 0, len(raw))
-
-    def _drop_early(self, stream_id: int) -> int:
-        """Forgets DATA that waits for the upstream; returns its flow-controlled bytes."""
-        state = self._state
-        dropped = 0
-        for index in self._early_data.pop(stream_id, ()):
-            dropped += len(state.to_runtime.chunks[index]) - HEADER_BYTES
-            state.to_runtime.chunks[index] = b""
-        state.credit.window_bytes += dropped
-        return dropped
 
     # --- the connection ----------------------------------------------------------------------------------
 

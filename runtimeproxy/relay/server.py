@@ -8,8 +8,7 @@ import logging
 import os
 import socket
 import struct
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.connection import Connection
 from runtimeproxy.relay.listener import BACKLOG
@@ -28,6 +27,11 @@ MAX_CONNECTIONS: Final = 1024
 _CLOSE_S: Final = 1.5
 """A little more than a connection lingers to write what it has."""
 
+_ACCEPTED_AT_ONCE: Final = 64
+"""Of clients that wait; the rest comes after what else the loop has to do."""
+_NO_DESCRIPTORS_S: Final = 1.0
+"""How long clients wait when the process or the node is out of file descriptors or memory."""
+
 _PEER_CREDENTIALS = struct.Struct("iII")
 
 
@@ -43,9 +47,12 @@ class RelayServer:
         self._options = options
         self._allowed_uids = frozenset((0, os.geteuid(), *allowed_uids))
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._adopting: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
+        self._is_accepting = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
 
     @property
     def connection_count(self) -> int:
@@ -53,23 +60,54 @@ class RelayServer:
         return len(self._connections)
 
     async def start(self, listener: Listener) -> None:
-        """Accepts clients on a listening socket."""
-        loop = asyncio.get_running_loop()
-        # From 3.13 on the loop would unlink the path itself, also that of a socket from systemd.
-        extra: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        self._server = await loop.create_unix_server(
-            self._accept, sock=listener.sock, backlog=BACKLOG, **extra
-        )
+        """Accepts clients on a listening socket, which stays the caller's to close."""
+        listener.sock.listen(BACKLOG)
+        self._listening = listener.sock
+        self.accept()
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        # Counted when its transport is there: a loop may give up an accepted socket without a word.
+    def accept(self) -> None:
+        """Accepts clients, also those that came while nobody did."""
+        if self._listening is not None:
+            self._is_accepting = True
+            # The loop's own servers close the socket when they stop, and lose what they have just accepted.
+            self._loop.add_reader(self._listening, self._accept, self._listening)
+
+    def stop_accepting(self) -> None:
+        """Takes no more clients for now; those that are connected go on, others wait in the backlog."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._is_accepting and self._listening is not None:
+            self._is_accepting = False
+            self._loop.remove_reader(self._listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("clients have to wait: %s", error)  # noqa: TRY400  # the message says it all
+                self.stop_accepting()
+                self._retry = self._loop.call_later(_NO_DESCRIPTORS_S, self.accept)
+                return
+            sock.setblocking(False)
+            task = self._loop.create_task(self._adopt(sock), name="adopt-client-connection")
+            self._adopting.add(task)
+            task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, sock: socket.socket) -> None:
         def admit(transport: asyncio.Transport) -> bool:
             self._connections.add(connection)
-            self._idle.clear()
             return self._admit(transport)
 
         connection = Connection(self._options, admit, self._closed)
-        return connection.protocol()
+        try:
+            await self._loop.connect_accepted_socket(connection.protocol, sock)
+        except OSError as error:
+            logger.warning("connection lost at its beginning: %s", error)
+            sock.close()
 
     def _admit(self, transport: asyncio.Transport) -> bool:
         """Whether a client may talk to the runtime through this process."""
@@ -91,14 +129,7 @@ class RelayServer:
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        if not self._connections:
-            self._idle.set()
-
-    def stop_accepting(self) -> None:
-        """Takes no more clients; those that are connected go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._gone.set()
 
     async def drain(self, held_s: float) -> None:
         """Ends all connections: GOAWAY, held calls finish (at most `held_s`), everything else is cut.
@@ -106,7 +137,7 @@ class RelayServer:
         What is short may end by itself: calls that pass have as long as a client may take to answer, 1 s.
         """
         has_settled = asyncio.Event()
-        for connection in tuple(self._connections):
+        for connection in await self._present():
             connection.drain(has_settled.set)
         try:
             async with asyncio.timeout(held_s):
@@ -115,8 +146,38 @@ class RelayServer:
                     await has_settled.wait()
         except TimeoutError:
             logger.warning("calls did not end within %.1f s", held_s)
-        for connection in tuple(self._connections):
+        await self._close(self._connections)
+
+    async def retire(self, most_s: float) -> None:
+        """Ends the connections that there are now: GOAWAY, and every call has its time, at most `most_s`."""
+        has_settled = asyncio.Event()
+        retiring = await self._present()
+        for connection in retiring:
+            connection.drain(has_settled.set, waits_for_all=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                while retiring := retiring & self._connections:
+                    has_settled.clear()
+                    for connection in retiring:
+                        if not connection.is_unsettled:
+                            connection.close()
+                    await has_settled.wait()
+        if cut := retiring & self._connections:
+            logger.warning("%d connections are cut: their calls did not end within %.0f s", len(cut), most_s)
+            await self._close(cut)
+
+    async def _present(self) -> set[Connection]:
+        """All connections, also those that were accepted a moment ago."""
+        while self._adopting:
+            await asyncio.wait(self._adopting)
+        return set(self._connections)
+
+    async def _close(self, ending: Collection[Connection]) -> None:
+        closing = set(ending)
+        for connection in closing:
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await self._idle.wait()
+                while closing & self._connections:
+                    self._gone.clear()
+                    await self._gone.wait()

@@ -38,6 +38,21 @@ TABLE_SIZE, INITIAL_WINDOW, MAX_FRAME = 0x1, 0x4, 0x5
 LAST_ID = 0x7FFFFFFF
 
 
+HEADER_BYTES = 9
+
+
+def frame_bytes(type_: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    size = len(payload)
+    return struct.pack(">HBBBL", size >> 8, size & 0xFF, type_, flags, stream_id) + payload
+
+
+def frame_head(head: bytes) -> tuple[int, int, int, int]:
+    """Payload size, type, flags and stream id at the beginning of `head`."""
+    high, low, type_, flags, stream_id = struct.unpack_from(">HBBBL", head)
+    return high << 8 | low, type_, flags, stream_id
+
+
 class Frame(NamedTuple):
     """One frame; compared by value, shown readably."""
 
@@ -47,9 +62,7 @@ class Frame(NamedTuple):
     payload: bytes
 
     def __bytes__(self) -> bytes:
-        size = len(self.payload)
-        head = struct.pack(">HBBBL", size >> 8, size & 0xFF, self.type_, self.flags, self.stream_id)
-        return head + self.payload
+        return frame_bytes(*self)
 
     def __repr__(self) -> str:
         name = NAMES[self.type_] if self.type_ < len(NAMES) else f"TYPE_{self.type_:#x}"
@@ -60,6 +73,14 @@ class Frame(NamedTuple):
     def ends_stream(self) -> bool:
         """Whether this is the last frame that its sender sends on the stream."""
         return self.type_ in (DATA, HEADERS) and bool(self.flags & END_STREAM)
+
+    @property
+    def content(self) -> bytes:
+        """The payload of DATA without its padding, of HEADERS also without priority fields."""
+        content = self.payload
+        if self.type_ in (DATA, HEADERS) and self.flags & PADDED:
+            content = content[1 : len(content) - content[0]]
+        return content[5:] if self.type_ == HEADERS and self.flags & PRIORITY_FLAG else content
 
     @property
     def number(self) -> int:
@@ -172,12 +193,12 @@ class Reader:
         if self._rest.startswith(PREFACE):
             self._rest = self._rest[len(PREFACE) :]
             self.has_preface = True
-        while len(self._rest) >= 9:
-            end = 9 + int.from_bytes(self._rest[:3], "big")
+        while len(self._rest) >= HEADER_BYTES:
+            size, type_, flags, stream_id = frame_head(self._rest)
+            end = HEADER_BYTES + size
             if len(self._rest) < end:
                 return
-            _, _, type_, flags, stream_id = struct.unpack_from(">HBBBL", self._rest)
-            yield Frame(type_, flags, stream_id, self._rest[9:end])
+            yield Frame(type_, flags, stream_id, self._rest[HEADER_BYTES:end])
             self._rest = self._rest[end:]
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from hpack import HPACKError
-
 from tests.relay import wire
+from tests.relay.properties.blocks import Blocks
 from tests.relay.properties.streams import (
     DEFAULT_WINDOW,
     Announced,
@@ -22,7 +21,7 @@ from tests.relay.properties.streams import (
     require,
     settings_of,
 )
-from tests.relay.wire import Frame, Headers, Reader
+from tests.relay.wire import Frame, Reader
 
 MOST = 2**31 - 1
 
@@ -53,8 +52,7 @@ class Endpoint:
         self.pings: deque[bytes] = deque()
         self._unacknowledged: deque[dict[int, int]] = deque()
         self._reader = Reader()
-        self._headers = Headers()
-        self._open_block: tuple[int, bool, bytes] | None = None
+        self._blocks = Blocks()
 
     # --- sending -----------------------------------------------------------------------------------------
 
@@ -109,28 +107,12 @@ class Endpoint:
         item = stream.outgoing[0]
         if isinstance(item, Block):
             stream.outgoing.popleft()
-            self._send_block(stream, item)
+            for frame in self._blocks.sent(stream.stream_id, item):
+                self.send(frame)
             stream.has_sent_end = item.is_last
         elif self._send_content(stream, item):
             stream.outgoing.popleft()
             stream.has_sent_end = item.is_last
-
-    def _send_block(self, stream: Stream, item: Block) -> None:
-        block = self._headers.block(item.fields)
-        size = -(-len(block) // item.pieces) or 1
-        pieces = [block[at : at + size] for at in range(0, len(block), size)]
-        self.send(
-            wire.headers(
-                stream.stream_id,
-                pieces[0],
-                end=item.is_last,
-                more=len(pieces) > 1,
-                pad=item.pad,
-                priority=item.priority,
-            )
-        )
-        for number, piece in enumerate(pieces[1:], 2):
-            self.send(wire.continuation(stream.stream_id, piece, more=number < len(pieces)))
 
     def _send_content(self, stream: Stream, item: Content) -> bool:
         """Sends one frame; returns whether nothing is left."""
@@ -161,16 +143,16 @@ class Endpoint:
     @property
     def is_at_boundary(self) -> bool:
         """Whether all received frames are complete."""
-        return not self._reader.rest and self._open_block is None
+        return not self._reader.rest and not self._blocks.is_open
 
     def _frame(self, frame: Frame) -> None:
         require(len(frame.payload) <= self.own.frame, "frames keep to the acknowledged size", frame)
-        if self._open_block is not None:
+        if self._blocks.is_open:
             require(frame.type_ == wire.CONTINUATION, "nothing interrupts a header block", frame)
         handler = {
             wire.DATA: self._data,
             wire.HEADERS: self._block,
-            wire.CONTINUATION: self._continuation,
+            wire.CONTINUATION: self._block,
             wire.RST_STREAM: self._reset,
             wire.SETTINGS: self._settings,
             wire.PING: self._ping,
@@ -200,39 +182,14 @@ class Endpoint:
         require(not stream.has_received_end, "no DATA after END_STREAM", frame)
         require(bool(stream.blocks), "no DATA before HEADERS", frame)
         stream.owed += flow
-        content = frame.payload
-        if frame.flags & wire.PADDED:
-            content = content[1 : len(content) - content[0]]
-        stream.received += content
+        stream.received += frame.content
         stream.has_received_end = frame.ends_stream
 
     def _block(self, frame: Frame) -> None:
-        content = frame.payload
-        if frame.flags & wire.PADDED:
-            content = content[1 : len(content) - content[0]]
-        if frame.flags & wire.PRIORITY_FLAG:
-            content = content[5:]
-        if not frame.flags & wire.END_HEADERS:
-            self._open_block = frame.stream_id, frame.ends_stream, content
+        block = self._blocks.received(frame)
+        if block is None:
             return
-        self._whole_block(frame.stream_id, frame.ends_stream, content)
-
-    def _continuation(self, frame: Frame) -> None:
-        open_block = self._open_block
-        if open_block is None or open_block[0] != frame.stream_id:
-            raise RuleBrokenError(f"CONTINUATION without its HEADERS: {frame!r}")
-        block = open_block[2] + frame.payload
-        if not frame.flags & wire.END_HEADERS:
-            self._open_block = open_block[0], open_block[1], block
-            return
-        self._open_block = None
-        self._whole_block(open_block[0], open_block[1], block)
-
-    def _whole_block(self, stream_id: int, is_last: bool, block: bytes) -> None:
-        try:
-            fields = self._headers.read(block)
-        except HPACKError as error:
-            raise RuleBrokenError(f"header blocks decode: {error!r}") from error
+        stream_id = block.stream_id
         if stream_id not in self.streams and not self.is_client:
             require(stream_id > max(self.streams, default=0), "stream ids grow")
             self.open(stream_id)
@@ -246,8 +203,8 @@ class Endpoint:
             return
         require(stream.received_reset is None, f"no HEADERS after RST_STREAM: {stream_id}")
         require(not stream.has_received_end, f"no HEADERS after END_STREAM: {stream_id}")
-        stream.blocks.append(fields)
-        stream.has_received_end = is_last
+        stream.blocks.append(block.fields)
+        stream.has_received_end = block.is_last
 
     def _reset(self, frame: Frame) -> None:
         stream = self._known(frame)
@@ -259,7 +216,7 @@ class Endpoint:
         if frame.flags & wire.ACK:
             require(bool(self._unacknowledged), "an ACK answers SETTINGS", frame)
             before, self.own = self.own, self.own.updated(self._unacknowledged.popleft())
-            self._headers.decoder.max_allowed_table_size = self.own.table
+            self._blocks.limit_received(self.own.table)
             for stream in self.streams.values():
                 stream.receive_window += self.own.window - before.window
             return
@@ -268,16 +225,8 @@ class Endpoint:
             stream.send_window += self.peer.window - before.window
             require(stream.send_window <= MOST or stream.is_over, "windows stay below 2^31", frame)
         if self.peer.table != before.table:
-            self._resize_table()
+            self._blocks.limit_sent(self.peer.table)
         self.send(wire.SETTINGS_ACK)
-
-    def _resize_table(self) -> None:
-        """The next block signals the smallest size since the last one, then the final one (RFC 7541, 4.2)."""
-        encoder = self._headers.encoder
-        encoder.header_table_size = self.peer.table
-        changes = encoder.table_size_changes
-        if changes:
-            encoder.table_size_changes = list(dict.fromkeys((min(changes), changes[-1])))
 
     def _ping(self, frame: Frame) -> None:
         if frame.flags & wire.ACK:

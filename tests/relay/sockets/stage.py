@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 from runtimeproxy.interception import Interceptor
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.core import RelayCore
 from runtimeproxy.relay.frames import PREFACE
 from runtimeproxy.relay.listener import Listener, listen
 from runtimeproxy.relay.server import RelayServer
@@ -127,6 +128,11 @@ class RawRuntime:
         self._accepted: asyncio.Queue[Peer] = asyncio.Queue()
         self._peers: list[Peer] = []
 
+    @property
+    def accepted(self) -> int:
+        """How many connections there have been."""
+        return len(self._peers)
+
     async def start(self) -> None:
         """Begins to listen."""
         self._server = await asyncio.start_unix_server(self._accept, str(self.path))
@@ -192,6 +198,13 @@ class Stage:
     def held(self) -> list[ScriptedCall]:
         """The held calls."""
         return self.scripted.calls
+
+    @property
+    def core(self) -> RelayCore:
+        """The HTTP/2 side of the only connection."""
+        (connection,) = self.server._connections
+        assert connection._relaying is not None
+        return connection._relaying._core
 
     async def __aenter__(self) -> Self:
         if self._has_runtime:

@@ -245,9 +245,7 @@ async def test_a_defect_at_the_end_of_a_connection_does_not_keep_it_alive(
 async def test_a_decision_that_cannot_be_carried_out_ends_its_connection(stage: Stage) -> None:
     client, runtime = await stage.pair()
     call = await held_on_3(stage, client)
-    (connection,) = stage.server._connections
-    assert connection._core is not None
-    outbox = connection._core.to_client
+    outbox = stage.core.to_client
     outbox.is_writable = False
     for _ in range(1000):
         outbox.own(bytes(ping()))

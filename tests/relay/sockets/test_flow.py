@@ -172,10 +172,8 @@ async def test_own_data_waits_for_a_runtime_that_does_not_read(stage: Stage) -> 
     await until(lambda: bool(stage.held and stage.held[0].events))
     stage.held[0].reply.forward(bytes(12 * MEBIBYTE))
     _, to_runtime = transports(stage)
-    (connection,) = stage.server._connections
-    assert connection._core is not None
-    core = connection._core
-    await until(lambda: not core.to_runtime.is_writable)
+    outbox = stage.core.to_runtime
+    await until(lambda: not outbox.is_writable)
     assert to_runtime.get_write_buffer_size() < MEBIBYTE
     runtime.writer.transport.resume_reading()  # type: ignore[attr-defined]
     received = 0

@@ -265,7 +265,7 @@ def test_a_second_release_does_nothing(path: Path) -> None:
 
 def test_neither_socket_nor_lock_is_inherited_by_children(path: Path) -> None:
     with listening(path) as listener:
-        for fd in (listener.sock.fileno(), listener._lock_fd):
+        for fd in (listener.sock.fileno(), listener.lock_fd):
             assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
 
 

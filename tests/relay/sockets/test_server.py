@@ -223,7 +223,7 @@ async def test_streams_that_come_after_the_last_goaway_are_not_taken(stage: Stag
 @pytest.mark.parametrize(
     "first", [b"", b"PRI", b"GET / HTTP/1.1\r\n"], ids=["silent", "beginning", "spliced"]
 )
-async def test_connections_without_http2_end_at_once(stage: Stage, first: bytes) -> None:
+async def test_connections_without_http2_end_too(stage: Stage, first: bytes) -> None:
     client = await stage.client()
     client.send(first)
     await until(lambda: stage.server.connection_count == 1)

@@ -1,0 +1,112 @@
+"""One of the two transports of a relayed connection, as an asyncio protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+"""Of a transport's buffer; above it reading of the other side pauses."""
+
+
+class Side(asyncio.BaseProtocol):
+    """The client's or the runtime's transport; everything is decided by those who are called.
+
+    Args:
+        on_data: takes what was read.
+        on_writable: told when the transport's buffer goes over its high-water mark, and below it again.
+        on_lost: told once, when the transport is gone.
+        admit: asked whether the peer may connect; None lets everybody.
+        on_eof: told when the peer has ended its direction.
+
+    Attributes:
+        transport: None before the connection is made, and after it is lost: some loops take no word then.
+        data_received: takes what was read. Event loops remember it when the protocol is set, so a change
+            goes through `receive_with`.
+    """
+
+    def __init__(
+        self,
+        on_data: Callable[[bytes], None],
+        on_writable: Callable[[bool], None],
+        on_lost: Callable[[], None],
+        admit: Callable[[asyncio.Transport], bool] | None = None,
+        on_eof: Callable[[], None] | None = None,
+    ) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.data_received = on_data
+        self._admit = admit
+        self._on_eof = on_eof
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+
+    # --- what the connection wants -----------------------------------------------------------------------
+
+    def receive_with(self, on_data: Callable[[bytes], None]) -> None:
+        """What takes the bytes from now on."""
+        self.data_received = on_data
+        if self.transport is not None:
+            self.transport.set_protocol(self)
+
+    def write(self, chunks: list[bytes | memoryview]) -> None:
+        """Writes and empties a list of chunks."""
+        if self.transport is not None:
+            if len(chunks) == 1:
+                self.transport.write(chunks[0])
+            else:
+                self.transport.writelines(chunks)
+        chunks.clear()
+
+    def pause(self) -> None:
+        """Stops reading; a transport that is closing needs no word."""
+        if self.transport is not None:
+            with contextlib.suppress(RuntimeError):
+                self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self.transport is not None:
+            with contextlib.suppress(RuntimeError):
+                self.transport.resume_reading()
+
+    def close(self) -> None:
+        """Ends the connection after what is written has gone out."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    # --- what the event loop tells -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is there."""
+        stream = cast("asyncio.Transport", transport)
+        self.transport = stream
+        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        if self._admit is not None and not self._admit(stream):
+            stream.abort()
+
+    def eof_received(self) -> None:
+        """The transport closes itself then, as soon as all is written, which may be never."""
+        if self._on_eof is not None:
+            self._on_eof()
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is above its high-water mark."""
+        self._on_writable(False)
+
+    def resume_writing(self) -> None:
+        """The transport's buffer is low again."""
+        self._on_writable(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        self.transport = None
+        self._on_lost()
