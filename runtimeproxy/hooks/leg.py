@@ -6,6 +6,7 @@ counts, and its writes can no longer begin.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +29,14 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.written import Written
 
 _MIN_WAIT_S: Final = 0.001
+
+_of_thread: Final = threading.local()
+
+
+def time_left_s() -> float:
+    """Return how long the policies of the call that runs in this thread may still take; inf if none does."""
+    until_s: float = getattr(_of_thread, "until_s", math.inf)
+    return until_s - time.monotonic()
 
 
 class Stage(Enum):
@@ -106,6 +115,7 @@ class Leg:
         """In a worker thread: all policies' turns, until one refuses, then the writes."""
         if not self._enter(Stage.POLICIES):
             return
+        _of_thread.until_s = self._until_s
         progress = self.progress
         while self.index < len(self.policies) and progress.refusal is None:
             progress, outcome = self._turn(self.policies[self.index], progress)

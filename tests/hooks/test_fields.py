@@ -16,16 +16,8 @@ from runtimeproxy.hooks import (
     PodChange,
     ResourceChange,
 )
-from runtimeproxy.hooks.fields import Field, Fields, change_from, counting_groups, fields_of, is_same
-
-CREATE = Hook.PRE_CREATE_CONTAINER
-RUN = Hook.PRE_RUN_POD_SANDBOX
-SHARES = Field("resources", "cpu_shares")
-QUOTA = Field("resources", "cpu_quota_us")
-
-
-def flat(change: CgroupChange, hook: Hook = CREATE) -> Fields:
-    return fields_of(change, counting_groups(hook))
+from runtimeproxy.hooks.fields import Field, change_from, is_same
+from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, flat
 
 
 @pytest.mark.parametrize(

@@ -23,27 +23,16 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.fields import (
     Field,
-    Fields,
-    counting_groups,
     current_value,
-    fields_of,
 )
 from runtimeproxy.hooks.merge import Fold, apply, fold
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
-
-CREATE = Hook.PRE_CREATE_CONTAINER
-RUN = Hook.PRE_RUN_POD_SANDBOX
-SHARES = Field("resources", "cpu_shares")
-QUOTA = Field("resources", "cpu_quota_us")
+from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, flat
 
 
 def resources(**values: Any) -> ContainerChange:
     return ContainerChange(resources=ResourceChange(**values))
-
-
-def flat(change: CgroupChange, hook: Hook = CREATE) -> Fields:
-    return fields_of(change, counting_groups(hook))
 
 
 def folded(

@@ -17,9 +17,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
 )
 from runtimeproxy.hooks.validation import problem_of
-
-CREATE = Hook.PRE_CREATE_CONTAINER
-RUN = Hook.PRE_RUN_POD_SANDBOX
+from tests.hooks.flat import CREATE, RUN
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,162 @@
+"""Watches the folder in which hook servers register, by the kernel's events or, without them, by polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.hooks.remote.inotify import FolderEvents, OpenInotify, open_inotify
+from runtimeproxy.hooks.remote.registration import Registration
+from runtimeproxy.hooks.remote.registrations import Look, Registrations
+
+logger = logging.getLogger(__name__)
+
+GATHER_S: Final = 0.05
+"""How long events are gathered, so that many changes do not make many looks."""
+
+OnRegistrations: TypeAlias = Callable[[tuple[Registration, ...]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """How a folder is watched."""
+
+    poll_s: float = 0.5
+    """Time between two looks where the kernel tells nothing. Default 0.5 s: changes count within a second."""
+    rescan_s: float = 10.0
+    """Time between two looks where the kernel tells of changes, for those that it lost. Default 10 s."""
+    open_inotify: OpenInotify = open_inotify
+    """Makes the inotify instance."""
+
+
+class _Found(NamedTuple):
+    look: Look
+    missing_events: str | None
+    """Why the kernel tells nothing; empty if only the folder is missing; None if it does tell."""
+
+
+class RegistrationDirectory:
+    """Tells what is registered in a folder, at the start and whenever that changes.
+
+    Args:
+        folder: where the files are; it is made with mode 0755 if it is missing at the start.
+        default_timeout_s: the time for one call of a server whose file says nothing of it.
+        executor: a thread for reading files; it may hang with them.
+        on_registrations: gets all registrations, by file name, when there is any change.
+        watching: how to watch; None for the defaults.
+
+    Attributes:
+        settled: set once all files that are there have been read, and none of them is just being written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        default_timeout_s: float,
+        executor: Executor,
+        on_registrations: OnRegistrations,
+        watching: Watching | None = None,
+    ) -> None:
+        self._folder = folder
+        self._default_timeout_s = default_timeout_s
+        self._executor = executor
+        self._on_registrations = on_registrations
+        self._files = Registrations(folder)
+        self._watching = watching or Watching()
+        self._events = FolderEvents(folder, self._watching.open_inotify)
+        self._current: tuple[Registration, ...] = ()
+        self._is_polled = False
+        self._wake = asyncio.Event()
+        self.settled = asyncio.Event()
+
+    def configure(self, default_timeout_s: float) -> None:
+        """Takes another default for the time of one call."""
+        self._default_timeout_s = default_timeout_s
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._make_folder)
+        job: Future[_Found] | None = None
+        try:
+            while True:
+                self._wake.clear()
+                job = self._executor.submit(self._find)
+                found = await asyncio.wrap_future(job)
+                await self._take(found)
+                await self._rest(found)
+        finally:
+            # A thread that still looks uses the events; they are given back after it.
+            if job is not None:
+                job.add_done_callback(lambda _: self._events.close())
+
+    def _make_folder(self) -> None:
+        """In the executor's thread: makes the folder and what is missing above it."""
+        try:
+            for path in [*reversed(self._folder.parents), self._folder]:
+                if not path.exists():
+                    path.mkdir()
+                    # The service's umask is not for this one: servers of other users register here.
+                    path.chmod(0o755)
+        except OSError as error:
+            logger.warning("%s: cannot be made: %s", self._folder, error.strerror)
+
+    def _find(self) -> _Found:
+        """In the executor's thread: a look, with the events renewed before it so that none is missed."""
+        missing: str | None = None
+        try:
+            self._events.renew()
+        except (FileNotFoundError, NotADirectoryError):
+            missing = ""
+        except (OSError, ImportError) as error:
+            missing = str(error)
+        return _Found(self._files.look(self._default_timeout_s), missing)
+
+    async def _take(self, found: _Found) -> None:
+        for problem in found.look.problems:
+            logger.warning("hook server registration: %s", problem)
+        self._tell_polling(found.missing_events)
+        if found.look.registrations != self._current:
+            self._current = found.look.registrations
+            await self._on_registrations(self._current)
+        if found.look.again_s is None:
+            self.settled.set()
+
+    def _tell_polling(self, missing_events: str | None) -> None:
+        if missing_events and not self._is_polled:
+            self._is_polled = True
+            logger.warning(
+                "%s: no events from the kernel (%s), so it is looked at each %g s",
+                self._folder,
+                missing_events,
+                self._watching.poll_s,
+            )
+        elif missing_events is None and self._is_polled:
+            self._is_polled = False
+            logger.info("%s: the kernel tells of changes now", self._folder)
+
+    async def _rest(self, found: _Found) -> None:
+        """Waits until it is time for the next look."""
+        needs_polling = found.missing_events is not None or found.look.needs_polling
+        rest_s = self._watching.poll_s if needs_polling else self._watching.rescan_s
+        if found.look.again_s is not None:
+            rest_s = min(rest_s, found.look.again_s)
+        fileno = self._events.fileno
+        loop = asyncio.get_running_loop()
+        if fileno is not None:
+            loop.add_reader(fileno, self._wake.set)
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            if fileno is not None:
+                loop.remove_reader(fileno)
+        await asyncio.sleep(GATHER_S)

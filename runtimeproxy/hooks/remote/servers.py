@@ -1,0 +1,166 @@
+"""The hook servers that are registered just now, as policies of the chain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.remote.directory import RegistrationDirectory
+from runtimeproxy.hooks.remote.registration import Registration
+
+logger = logging.getLogger(__name__)
+
+FIRST_READ_S: Final = 10.0
+"""How long policies wait for the folder's first reading: a file system that hangs must not keep them off."""
+
+
+class Server(Protocol):
+    """A hook server in use."""
+
+    @property
+    def registration(self) -> Registration:
+        """What its file says."""
+
+    @property
+    def trouble(self) -> str:
+        """Since when and why it is not asked; empty while it is."""
+
+    def loaded(self) -> LoadedPolicy:
+        """The server as a policy."""
+
+    def close(self) -> None:
+        """Lets go of it; calls under way come to their end."""
+
+
+MakeServer: TypeAlias = Callable[[Registration], Server]
+
+
+class _Used(NamedTuple):
+    server: Server
+    policy: LoadedPolicy
+
+
+def make_server(registration: Registration) -> Server:
+    """Makes a hook server; loads gRPC, so not in the event loop's thread."""
+    from runtimeproxy.hooks.remote.server_policy import HookServer
+
+    return HookServer(registration)
+
+
+class HookServers:
+    """Keeps a server for each registration. Used in the event loop's thread.
+
+    A changed registration makes a new server; one that stays the same keeps its connection and its breaker.
+
+    Args:
+        folder: where hook servers register.
+        default_timeout_s: the time for one call of a server whose file says nothing of it.
+        executor: a thread that reads the files and makes the servers; it may hang.
+        on_change: called after `policies` has changed, and before the old servers are let go.
+        make: makes a server, in the executor's thread.
+
+    Attributes:
+        policies: the servers as policies, by file name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        default_timeout_s: float,
+        executor: Executor,
+        on_change: Callable[[], None],
+        make: MakeServer = make_server,
+    ) -> None:
+        self._executor = executor
+        self._on_change = on_change
+        self._make = make
+        self._used: dict[str, _Used] = {}
+        self._directory = RegistrationDirectory(folder, default_timeout_s, executor, self._use)
+        self.policies: tuple[LoadedPolicy, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """For people: how many servers there are, and which of them are not asked; empty for none."""
+        if not self._used:
+            return ""
+        troubles = [
+            f"{name} {used.server.trouble}" for name, used in self._used.items() if used.server.trouble
+        ]
+        count = f"{len(self._used)} hook server{'s' if len(self._used) > 1 else ''}"
+        return f"{count} ({'; '.join(troubles)})" if troubles else count
+
+    def configure(self, default_timeout_s: float) -> None:
+        """Takes another default for the time of one call."""
+        self._directory.configure(default_timeout_s)
+
+    async def run(self) -> None:
+        """Follows the registrations until it is cancelled, then lets go of all servers."""
+        try:
+            await self._directory.run()
+        finally:
+            used, self._used, self.policies = self._used, {}, ()
+            for each in used.values():
+                each.server.close()
+
+    async def read(self) -> None:
+        """Waits until the registrations that are there have been read; gives up after `FIRST_READ_S`."""
+        try:
+            async with asyncio.timeout(FIRST_READ_S):
+                await self._directory.settled.wait()
+        except TimeoutError:
+            logger.warning("hook server registrations cannot be read in time: calls go on without them")
+
+    async def _use(self, registrations: tuple[Registration, ...]) -> None:
+        old = self._used
+        kept = {each.name: old[each.name] for each in registrations if _is_for(old.get(each.name), each)}
+        new = [each for each in registrations if each.name not in kept]
+        made = await asyncio.get_running_loop().run_in_executor(self._executor, self._made, new)
+        self._used = dict(sorted({**kept, **made}.items()))
+        self.policies = tuple(used.policy for used in self._used.values())
+        self._on_change()
+        for used in made.values():
+            _log_use(used.server.registration)
+        for name, used in old.items():
+            if name not in self._used:
+                logger.info("hook server %s is no longer used", name, extra={"server": name})
+            if name not in kept:
+                used.server.close()
+
+    def _made(self, registrations: Iterable[Registration]) -> dict[str, _Used]:
+        """In the executor's thread: makes servers."""
+        made: dict[str, _Used] = {}
+        for each in registrations:
+            try:
+                server = self._make(each)
+                made[each.name] = _Used(server, server.loaded())
+            except Exception:  # one server that cannot be made must not keep off the others
+                logger.exception("hook server %s cannot be used", each.name)
+        return made
+
+
+def _is_for(used: _Used | None, registration: Registration) -> bool:
+    return used is not None and used.server.registration == registration
+
+
+def _log_use(registration: Registration) -> None:
+    hooks = [hook.value for hook in Hook if hook in registration.hooks]
+    logger.info(
+        "hook server %s is used: %s for %s, failure policy %s",
+        registration.name,
+        registration.endpoint,
+        ", ".join(hooks) or "nothing",
+        registration.failure_policy,
+        extra={
+            "server": registration.name,
+            "endpoint": registration.endpoint,
+            "hooks": hooks,
+            "failure_policy": str(registration.failure_policy),
+            "timeout_s": registration.timeout_s,
+        },
+    )

@@ -1,0 +1,156 @@
+"""Hook servers that hang, crash, come late or talk nonsense, behind the daemon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy.testing import FakeRuntime
+from tests.daemon.driving import Pod, batch_pod, pod, shares_of
+from tests.daemon.hook_servers import Servers, messages, use
+from tests.hooks.remote.behaviours import Behaviour
+from tests.hooks.remote.hook_server_process import HookServerProcess
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+
+@pytest.fixture
+def servers(socket_folder: Path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(socket_folder, stack)
+
+
+def create_s(made: Pod) -> float:
+    """How long it takes to create its container."""
+    started_s = time.monotonic()
+    made.create()
+    return time.monotonic() - started_s
+
+
+def refusal(made: Pod) -> tuple[grpc.StatusCode, str]:
+    """Code and text with which its sandbox is refused."""
+    with pytest.raises(grpc.RpcError) as caught:
+        made.run()
+    return caught.value.code(), caught.value.details() or ""
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_server_that_hangs_is_skipped_and_comes_back(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start(kind="hang", hooks=("PreCreateContainerHook",), overlay={"cpu_shares": 99})
+    server.register(daemon.hook_folder, "hanging.json", "PreCreateContainer", timeout_s=0.5)
+    use(daemon, "hanging.json")
+    for number in range(3):
+        assert create_s(pod(client, f"pod{number}").run()) >= 0.5
+    wait_until(lambda: any("is skipped" in each for each in messages(daemon)), "the breaker's line")
+    made = pod(client, "skipped").run()
+    assert create_s(made) < 0.5
+    assert shares_of(made) != 99
+    server.behave("koordlet", overlay={"cpu_shares": 99})
+    wait_until(
+        lambda: any("answers again after" in each for each in messages(daemon)), "its return", timeout_s=3
+    )
+    assert shares_of(pod(client, "back").run().create()) == 99
+    failures = [each for each in messages(daemon) if each.startswith("hanging.json: policy failed")]
+    assert len(failures) == 1, "one line per cause"
+
+
+def test_a_server_that_crashes_and_comes_back(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start(kind="crash")
+    server.register(daemon.hook_folder, "crashing.json", "PreCreateContainer")
+    use(daemon, "crashing.json")
+    for number in range(4):
+        pod(client, f"pod{number}").run().create()
+    assert server.wait() == 3
+    with HookServerProcess(server.socket, Behaviour(overlay={"cpu_shares": 98})):
+        wait_until(
+            lambda: any("answers again after" in each for each in messages(daemon)), "its return", timeout_s=3
+        )
+        assert shares_of(pod(client, "back").run().create()) == 98
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "undecodable", "error"])
+def test_what_cannot_be_used_is_left_out(
+    daemon: ProxyProcess, client: CriClient, servers: Servers, kind: str
+) -> None:
+    server = servers.start(kind=kind)
+    server.register(daemon.hook_folder, "bad.json", "PreCreateContainer")
+    use(daemon, "bad.json")
+    made = batch_pod(client).run().create()
+    assert shares_of(made) == 512
+    assert wait_until(lambda: [each for each in messages(daemon) if each.startswith("bad.json: ")], "a line")
+
+
+def test_a_late_server_still_counts(daemon: ProxyProcess, client: CriClient, servers: Servers) -> None:
+    server = servers.start(kind="late", seconds=0.5, overlay={"cpu_shares": 97})
+    server.register(daemon.hook_folder, "late.json", "PreCreateContainer", timeout_s=10)
+    use(daemon, "late.json")
+    assert shares_of(pod(client).run().create()) == 97
+
+
+def test_a_refusal_has_the_servers_code_and_text(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    server = servers.start(kind="error", code="RESOURCE_EXHAUSTED", text="no CPU left")
+    server.register(daemon.hook_folder, "strict.json", "PreRunPodSandbox", failure_policy="Fail")
+    use(daemon, "strict.json")
+    text = "koord-runtime-proxy: strict.json: hook server err: no CPU left"
+    assert refusal(pod(client)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    server.behave("error", code="NOT_FOUND", text="no such pod")
+    assert refusal(pod(client))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert not runtime.recorded.of("RunPodSandbox")
+
+
+def test_a_strict_server_that_is_away_refuses(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start()
+    server.register(daemon.hook_folder, "strict.json", "PreRunPodSandbox", failure_policy="Fail")
+    use(daemon, "strict.json")
+    server.kill()
+    told = [refusal(pod(client)) for _ in range(4)]
+    assert {code for code, _ in told} == {grpc.StatusCode.UNAVAILABLE}
+    assert "strict.json: hook server err: not asked since" in told[-1][1]
+    server.start()
+    wait_until(
+        lambda: any("answers again after" in each for each in messages(daemon)), "its return", timeout_s=3
+    )
+    pod(client).run()
+
+
+def test_a_server_that_hangs_does_not_keep_the_daemon(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start(kind="hang")
+    server.register(daemon.hook_folder, "hanging.json", "PreCreateContainer", timeout_s=60)
+    use(daemon, "hanging.json")
+    made = pod(client).run()
+    # A call that nobody refers to is cancelled.
+    call = client.runtime.CreateContainer.future(made.create_request, timeout=CALL_TIMEOUT_S)
+    wait_until(lambda: server.asked("PreCreateContainerHook"), "the call is under way")
+    assert daemon.terminate() == 0
+    assert call.code() is grpc.StatusCode.UNAVAILABLE, "the drain is shorter than the server's time"
+
+
+def test_many_pods_at_once_while_a_server_hangs(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start(kind="hang")
+    server.register(daemon.hook_folder, "hanging.json", "PreCreateContainer", timeout_s=0.5)
+    use(daemon, "hanging.json")
+    pods = [batch_pod(client, f"pod{number}").run() for number in range(40)]
+    calls = [
+        client.runtime.CreateContainer.future(each.create_request, timeout=CALL_TIMEOUT_S) for each in pods
+    ]
+    for each, call in zip(pods, calls, strict=True):
+        each.container = call.result().container_id
+    assert {shares_of(each) for each in pods} == {512}, "of batch-resource"

@@ -1,0 +1,159 @@
+"""Hook servers as processes of their own, behind the daemon: what they are shown and what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from tests.daemon.driving import batch_pod, pod, shares_of
+from tests.daemon.hook_servers import ALL_HOOKS, Servers, use
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+
+@pytest.fixture
+def servers(socket_folder: Path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(socket_folder, stack)
+
+
+def audit(daemon: ProxyProcess, kind: str = "changed") -> list[dict[str, Any]]:
+    records = [record for record in daemon.log_records if record["logger"] == "runtimeproxy.audit"]
+    return [change for record in records if record["kind"] == kind for change in record["changes"]]
+
+
+def test_two_servers_in_the_order_of_their_names(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    second = servers.start("a", overlay={"cpu_shares": 200, "env": {"SECOND": "2"}})
+    first = servers.start("b", overlay={"cpu_shares": 100, "annotations": {"first": "1"}})
+    second.register(daemon.hook_folder, "20-second.json", "PreCreateContainer")
+    first.register(daemon.hook_folder, "10-first.json", "PreCreateContainer")
+    use(daemon, "10-first.json", "20-second.json")
+    made = batch_pod(client).run()
+    made.envs = {"PATH": "/bin"}
+    made.create()
+    (shown_first,) = first.asked("PreCreateContainerHook")
+    (shown_second,) = second.asked("PreCreateContainerHook")
+    assert shown_first.container.container_resources.cpu_shares == 512, "of batch-resource"
+    assert shown_second.container.container_resources.cpu_shares == 100
+    assert shown_second.container.container_annotations["first"] == "1"
+    assert dict(shown_second.container.container_envs) == {"PATH": "/bin"}
+    assert shares_of(made) == 200
+    conflicts = wait_until(
+        lambda: [each for each in audit(daemon, "conflict") if each["policy"].endswith(".json")],
+        "the conflicts' audit",
+    )
+    assert [(each["policy"], each["field"], each["from"], each["to"]) for each in conflicts] == [
+        ("10-first.json", "resources.cpu_shares", "512", "100"),
+        ("20-second.json", "resources.cpu_shares", "100", "200"),
+    ]
+
+
+def test_a_partial_server_changes_only_what_it_names(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    server = servers.start(kind="partial", overlay={"cpu_shares": 77, "env": {"ADDED": "1"}})
+    server.register(daemon.hook_folder, "partial.json", "PreCreateContainer")
+    use(daemon, "partial.json")
+    made = pod(client).run()
+    request = made.create_request
+    request.config.linux.resources.CopyFrom(
+        api_pb2.LinuxContainerResources(oom_score_adj=-997, cpuset_cpus="0-1", cpu_shares=512)
+    )
+    request.config.envs.extend(
+        api_pb2.KeyValue(key=key, value=value)
+        for key, value in (("B", b"\xff"), ("A", b"1"), ("Z", b"1"), ("A", b"2"))
+    )
+    before = api_pb2.CreateContainerRequest.FromString(request.SerializeToString())
+    client.runtime.CreateContainer(request, timeout=CALL_TIMEOUT_S)
+    (sent,) = runtime.recorded.of("CreateContainer")
+    before.config.linux.resources.cpu_shares = 77
+    before.config.envs.add(key="ADDED", value=b"1")
+    assert sent.message == before
+
+
+def test_post_hooks_run_once_per_success(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    server = servers.start()
+    server.register(daemon.hook_folder, "post.json", *ALL_HOOKS)
+    use(daemon, "post.json")
+    made = pod(client).run().create()
+    runtime.on("StartContainer", error=CallError("INTERNAL", "busy"), times=1)
+    with pytest.raises(grpc.RpcError):
+        made.start()
+    made.start()
+    wait_until(lambda: server.asked("PostStartContainerHook"), "the post hook")
+    runtime.on("StopContainer", error=CallError("INTERNAL", "busy"), times=1)
+    stop = api_pb2.StopContainerRequest(container_id=made.container)
+    with pytest.raises(grpc.RpcError):
+        client.runtime.StopContainer(stop, timeout=CALL_TIMEOUT_S)
+    client.runtime.StopContainer(stop, timeout=CALL_TIMEOUT_S)
+    made.remove()
+    wait_until(lambda: server.asked("PostStopPodSandboxHook"), "the last post hook")
+    asked = [each.hook for each in server.asked()]
+    assert [asked.count(hook) for hook in ("PreStartContainerHook", "PostStartContainerHook")] == [2, 1]
+    assert [asked.count(hook) for hook in ("PostStopContainerHook", "PostStopPodSandboxHook")] == [1, 1]
+
+
+def test_an_update_is_shown_with_all_that_is_in_force(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    server = servers.start(overlay={"cpu_shares": 96})
+    server.register(daemon.hook_folder, "all.json", "PreCreateContainer", "PreUpdateContainerResources")
+    use(daemon, "all.json")
+    made = pod(client).run().create().start()
+    made.update(1 << 26)
+    (shown,) = server.asked("PreUpdateContainerResourcesHook")
+    assert shown.container.container_meta.id == made.container
+    resources = shown.container.container_resources
+    assert resources.cpu_shares == 96
+    assert shown.container.pod_cgroup_parent == made.config.linux.cgroup_parent
+
+
+def test_pod_level_resources_count(
+    daemon: ProxyProcess, client: CriClient, cgroup_files: CgroupFiles, servers: Servers
+) -> None:
+    server = servers.start(overlay={"cpu_shares": 1024, "memory_limit_in_bytes": 1 << 27})
+    server.register(daemon.hook_folder, "pod.json", "PreRunPodSandbox")
+    use(daemon, "pod.json")
+    made = pod(client)
+    parent = made.config.linux.cgroup_parent
+    cgroup_files.make(parent)
+    made.run()
+    folder = cgroup_files.folder(parent)
+    assert (folder / "memory.max").read_text().strip() == str(1 << 27)
+    assert (folder / "cpu.weight").read_text().strip() == "39"
+
+
+def test_a_pod_with_the_skip_label_is_not_asked_about(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    server = servers.start(kind="error")
+    server.register(daemon.hook_folder, "strict.json", *ALL_HOOKS, failure_policy="Fail")
+    use(daemon, "strict.json")
+    made = pod(client)
+    made.config.labels["runtimeproxy.koordinator.sh/skip-hookserver"] = "true"
+    made.run().create().start().remove()
+    assert not server.asked()
+
+
+def test_an_echo_of_an_update_sends_nothing_more(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
+) -> None:
+    server = servers.start(kind="koordlet", overlay={"cpu_shares": 96})
+    server.register(daemon.hook_folder, "all.json", "PreCreateContainer", "PreUpdateContainerResources")
+    use(daemon, "all.json")
+    made = pod(client).run().create().start()
+    made.update(1 << 26)
+    (sent,) = runtime.recorded.of("UpdateContainerResources")
+    assert sent.message.linux == api_pb2.LinuxContainerResources(memory_limit_in_bytes=1 << 26)

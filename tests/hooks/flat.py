@@ -1,0 +1,16 @@
+"""Changes as flat fields, and names for what tests of them use most."""
+
+from __future__ import annotations
+
+from runtimeproxy.hooks import CgroupChange, Hook
+from runtimeproxy.hooks.fields import Field, Fields, counting_groups, fields_of
+
+CREATE = Hook.PRE_CREATE_CONTAINER
+RUN = Hook.PRE_RUN_POD_SANDBOX
+SHARES = Field("resources", "cpu_shares")
+QUOTA = Field("resources", "cpu_quota_us")
+
+
+def flat(change: CgroupChange, hook: Hook = CREATE) -> Fields:
+    """The fields of a change that count for a hook."""
+    return fields_of(change, counting_groups(hook))

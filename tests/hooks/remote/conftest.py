@@ -1,0 +1,55 @@
+"""Real hook servers on real sockets."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.hooks.remote.server_policy import HookServer
+from tests.hooks.remote.behaviours import Behaviour
+from tests.hooks.remote.hook_server import HookServing, serve
+from tests.hooks.remote.servers import registration
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hooks-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def serving(folder: Path) -> Iterator[HookServing]:
+    """A hook server in this process."""
+    made = HookServing(Behaviour())
+    server = serve(folder / "hook.sock", made)
+    yield made
+    made.behave(Behaviour())
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def made() -> Iterator[list[HookServer]]:
+    """Servers to be closed after the test."""
+    servers: list[HookServer] = []
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def ignored(folder: Path, made: list[HookServer]) -> HookServer:
+    """A server whose failures are ignored."""
+    made.append(HookServer(registration(folder)))
+    return made[-1]
+
+
+@pytest.fixture
+def strict(folder: Path, made: list[HookServer]) -> HookServer:
+    """A server whose failures refuse the call."""
+    made.append(HookServer(registration(folder, failure_policy=FailurePolicy.FAIL)))
+    return made[-1]

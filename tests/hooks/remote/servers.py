@@ -1,0 +1,50 @@
+"""Hook servers as policies, and how tests ask them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
+from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.hooks.remote.registration import HOOK_NAMES, Answers, Registration
+from runtimeproxy.hooks.remote.server_policy import HookServer
+
+PRE, POST, POST_POD = Hook.PRE_CREATE_CONTAINER, Hook.POST_START_CONTAINER, Hook.POST_STOP_POD_SANDBOX
+POD = PodView(name="pod", cgroup_parent="/kubepods/besteffort/pod1", annotations={"a": "1"})
+VIEW = ContainerView(
+    name="main",
+    pod=POD,
+    env={"TOKEN": b"secret-value", "PORT": b"80"},
+    current=Resources(cpu_shares=2, cpuset_cpus="0-3", oom_score_adj=1000),
+)
+TIMEOUT_S = 1.0
+
+
+def registration(folder: Path, **changes: Any) -> Registration:
+    values: dict[str, Any] = {
+        "name": "koordlet.json",
+        "endpoint": str(folder / "hook.sock"),
+        "failure_policy": FailurePolicy.IGNORE,
+        "hooks": frozenset(HOOK_NAMES.values()),
+        "timeout_s": TIMEOUT_S,
+        "answers": Answers.AUTO,
+    }
+    return Registration(**{**values, **changes})
+
+
+def ask(server: HookServer, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> object:
+    return server.loaded().methods[hook](view)
+
+
+def concerns(server: HookServer) -> bool:
+    return server.loaded().policy.concern.matches(VIEW)
+
+
+def fail(server: HookServer, times: int, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> None:
+    for _ in range(times):
+        with pytest.raises(RuntimeProxyError):
+            ask(server, hook, view)

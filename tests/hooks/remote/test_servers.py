@@ -1,0 +1,173 @@
+"""The servers that are in use: which are made, kept and let go as registrations change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.policy import Policy
+from runtimeproxy.hooks.remote.registration import Registration
+from runtimeproxy.hooks.remote.servers import HookServers
+from tests.hooks.remote.registration_files import content, write
+from tests.lab.deadline import wait_until
+
+DEADLINE_S = 8.0
+ONE, TWO = "/run/one.sock", "/run/two.sock"
+
+
+@dataclass
+class Server:
+    """Answers nobody, and knows whether it is still needed."""
+
+    registration: Registration
+    trouble: str = ""
+    is_closed: bool = False
+
+    def loaded(self) -> LoadedPolicy:
+        registration = self.registration
+        policy = type("Remote", (Policy,), {"name": registration.name})()
+        return LoadedPolicy(
+            name=registration.name,
+            origin=registration.endpoint,
+            policy=policy,
+            priority=100,
+            timeout_s=registration.timeout_s,
+        )
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Site:
+    """A folder of registrations, and all servers that were made of it."""
+
+    folder: Path
+    made: list[Server] = field(default_factory=list)
+    seen: list[list[str]] = field(default_factory=list)
+    """The policies' origins at each change."""
+    closed: list[int] = field(default_factory=list)
+    """How many servers had been let go at each change."""
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._executor = ThreadPoolExecutor(1)
+        self.servers = HookServers(self.folder, 2.0, self._executor, self._note, self._make)
+        self._task = asyncio.get_running_loop().create_task(self.servers.run())
+
+    async def until(self, *origins: str) -> None:
+        await self.until_true(lambda: [policy.origin for policy in self.servers.policies] == [*origins])
+
+    async def until_true(self, condition: Callable[[], bool]) -> None:
+        await asyncio.to_thread(wait_until, condition, "registrations", DEADLINE_S)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._executor.shutdown()
+
+    def _make(self, registration: Registration) -> Server:
+        if registration.endpoint == "/broken":
+            raise RuntimeError("a bug")
+        self.made.append(Server(registration))
+        return self.made[-1]
+
+    def _note(self) -> None:
+        self.seen.append([policy.origin for policy in self.servers.policies])
+        self.closed.append(sum(server.is_closed for server in self.made))
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    made = Site(tmp_path)
+    await made.servers.read()
+    yield made
+    await made.stop()
+
+
+async def test_what_is_there_at_the_start_is_there_after_the_first_reading(tmp_path: Path) -> None:
+    for name, endpoint in (("b.json", TWO), ("a.json", ONE)):
+        write(tmp_path / name, endpoint)
+    site = Site(tmp_path)
+    await site.servers.read()
+    assert [(policy.name, policy.origin) for policy in site.servers.policies] == [
+        ("a.json", ONE),
+        ("b.json", TWO),
+    ]
+    await site.stop()
+    assert all(server.is_closed for server in site.made)
+
+
+async def test_a_server_stays_as_long_as_its_registration(site: Site) -> None:
+    write(site.folder / "b.json", ONE)
+    await site.until(ONE)
+    (policy,) = site.servers.policies
+    write(site.folder / "a.json", TWO)
+    await site.until(TWO, ONE)
+    write(site.folder / "b.json", ONE)
+    (site.folder / "a.json").unlink()
+    await site.until(ONE)
+    assert site.servers.policies == (policy,)
+    assert [(server.registration.endpoint, server.is_closed) for server in site.made] == [
+        (ONE, False),
+        (TWO, True),
+    ]
+
+
+async def test_a_changed_registration_makes_another_server(site: Site) -> None:
+    texts = [content(ONE), content(ONE, failure_policy="Fail"), content(TWO)]
+    for number, text in enumerate(texts, 1):
+        (site.folder / "a.json").write_text(text)
+        await site.until_true(lambda number=number: len(site.seen) == number)  # type: ignore[misc]
+    assert [server.registration.failure_policy for server in site.made] == ["ignore", "fail", "ignore"]
+    assert [server.is_closed for server in site.made] == [True, True, False]
+
+
+async def test_another_default_timeout_makes_another_server(site: Site) -> None:
+    write(site.folder / "a.json", ONE)
+    await site.until(ONE)
+    site.servers.configure(3.0)
+    await site.until_true(lambda: [policy.timeout_s for policy in site.servers.policies] == [3.0])
+    assert [server.is_closed for server in site.made] == [True, False]
+
+
+async def test_one_that_cannot_be_made_does_not_keep_off_the_others(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(site.folder / "a.json", "/broken")
+    write(site.folder / "b.json", ONE)
+    await site.until(ONE)
+    assert caplog.messages == ["hook server a.json cannot be used"]
+
+
+async def test_what_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (site.folder / "a.json").write_text(content(ONE, failure_policy="Fail"))
+    await site.until(ONE)
+    (site.folder / "a.json").unlink()
+    await site.until()
+    await site.until_true(lambda: len(caplog.messages) == 2)
+    assert caplog.messages == [
+        f"hook server a.json is used: {ONE} for pre_create_container, failure policy fail",
+        "hook server a.json is no longer used",
+    ]
+
+
+async def test_the_summary(site: Site) -> None:
+    assert site.servers.summary == ""
+    write(site.folder / "a.json", ONE)
+    await site.until(ONE)
+    assert site.servers.summary == "1 hook server"
+    write(site.folder / "b.json", TWO)
+    await site.until(ONE, TWO)
+    assert site.servers.summary == "2 hook servers"
+    site.made[1].trouble = "not asked since noon: no such file"
+    assert site.servers.summary == "2 hook servers (b.json not asked since noon: no such file)"
