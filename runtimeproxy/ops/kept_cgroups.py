@@ -1,13 +1,26 @@
-"""Pod-level cgroup values that stay: systemd and others reset them, so they are written again."""
+"""Cgroup values that stay: systemd and others reset them, so those of pods are written again.
+
+It also remembers what the files held before, for the day on which the proxy is taken off the node.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups import CgroupPathError, Outcome, WriteResult, cgroup_path
+from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, Outcome, WriteResult, cgroup_path, check_value
+from runtimeproxy.pods.records import CgroupRecord, KeptValue
+from runtimeproxy.units import (
+    UNLIMITED,
+    cpu_shares_from_weight,
+    cpu_weight_from_shares,
+    format_cpu_list,
+    parse_cpu_list,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -15,9 +28,15 @@ MOST_UNCLAIMED: Final = 256
 """Cgroups that no recorded pod has, but whose pods may be about to start; the oldest are forgotten first.
 More than the pods of a node. Source: the kubelet's default of 110 pods."""
 
-_THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
+UNCLAIMED_S: Final = 600.0
+"""How long such a cgroup is remembered. More than the start of a pod takes. Source: the kubelet gives the
+runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 
-Values = Mapping[str, int | str]
+_THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
+_PAGE_BYTES: Final = 4096
+
+Value = int | str
+Values = Mapping[str, Value]
 _Path = tuple[str, ...]
 
 
@@ -25,71 +44,210 @@ class _Writer(Protocol):
     def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]: ...
 
 
+class _Kept(NamedTuple):
+    values: Mapping[str, KeptValue]
+    since_s: float
+
+
 class KeptCgroups:
     """A cgroup writer that remembers what it wrote; safe for all threads.
 
     Args:
         writer: writes.
+        clock: in seconds.
     """
 
-    def __init__(self, writer: _Writer) -> None:
+    def __init__(
+        self,
+        writer: _Writer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._writer = writer
+        self._changed: Callable[[str], None] | None = None
+        self._clock = clock
         self._lock = Lock()
-        self._kept: dict[_Path, tuple[str, dict[str, int | str]]] = {}
+        self._kept: dict[_Path, _Kept] = {}
+
+    def tell(self, changed: Callable[[str], None]) -> None:
+        """Sets what is told, in any thread, the id of each cgroup of which something else is remembered."""
+        self._changed = changed
 
     def __len__(self) -> int:
         """How many cgroups are remembered."""
         return len(self._kept)
 
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """The ids of all cgroups that are remembered."""
+        with self._lock:
+            return tuple(map(_identity, self._kept))
+
+    def record(self, identity: str) -> CgroupRecord | None:
+        """What is remembered of a cgroup; None if nothing is."""
+        found = self._kept.get(cgroup_path(identity))
+        return None if found is None else CgroupRecord(identity, found.values)
+
+    def take(self, records: Iterable[CgroupRecord]) -> None:
+        """Takes what a checkpoint holds; what has been written since then counts more."""
+        now_s = self._clock()
+        for record in records:
+            try:
+                path = cgroup_path(record.id)
+            except CgroupPathError:
+                continue
+            with self._lock:
+                before = self._kept.get(path)
+                values = record.values if before is None else _joined(record.values, before.values)
+                self._kept[path] = _Kept(values, now_s)
+            if before is not None:
+                self._tell([path])
+
     def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup, and remembers those that are there now."""
         results = self._writer.write(cgroup, values)
-        there = {result.name: values[result.name] for result in results if result.outcome in _THERE}
+        there = [result for result in results if result.outcome in _THERE]
         if there:
-            path = cgroup_path(cgroup)
-            with self._lock:
-                # What was written last is forgotten last.
-                _, before = self._kept.pop(path, ("", {}))
-                self._kept[path] = cgroup, {**before, **there}
+            self._remember(cgroup_path(cgroup), there)
         return results
 
-    def keep(self, pod_cgroups: Iterable[str]) -> None:
+    def keeps(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there; costs next to nothing."""
+        try:
+            kept = self._kept.get(cgroup_path(cgroup))
+        except CgroupPathError:
+            return False
+        return kept is not None and any(value.kept for value in kept.values.values())
+
+    def renew(self, cgroup: str) -> None:
+        """Writes again what has changed in one cgroup, where that is to be expected."""
+        self._write_again(cgroup_path(cgroup), logging.DEBUG)
+
+    def keep(self, pod_cgroups: Iterable[str], container_ids: Collection[str] = ()) -> None:
         """Writes again what has changed in the cgroups of these pods; the others are not touched.
 
         Args:
             pod_cgroups: the cgroup parents of all pods that run.
+            container_ids: all containers that are known; the cgroups of others are forgotten.
         """
         live = _paths(pod_cgroups)
-        self._forget(live)
+        self._forget(live, container_ids)
         for path in live & self._kept.keys():
-            self._write_again(path)
+            self._write_again(path, logging.WARNING)
 
     def forget_all(self) -> None:
-        """Forgets all values: other policies count from now on."""
+        """Writes no value again: other policies count from now on. What the files held stays known."""
         with self._lock:
-            self._kept.clear()
+            for path, kept in self._kept.items():
+                values = {name: replace(value, kept=False) for name, value in kept.values.items()}
+                self._kept[path] = _Kept(values, kept.since_s)
+            paths = tuple(self._kept)
+        self._tell(paths)
 
-    def tidy(self, pod_cgroups: Iterable[str]) -> None:
+    def tidy(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
         """Forgets the cgroups of pods that are gone, if there are many; cheap otherwise."""
         if len(self._kept) > MOST_UNCLAIMED:
-            self._forget(_paths(pod_cgroups))
+            self._forget(_paths(pod_cgroups), frozenset(container_ids))
 
-    def _forget(self, live: set[_Path]) -> None:
+    def _remember(self, path: _Path, results: Iterable[WriteResult]) -> None:
         with self._lock:
-            unclaimed = [path for path in self._kept if path not in live]
-            for path in unclaimed[: max(0, len(unclaimed) - MOST_UNCLAIMED)]:
-                del self._kept[path]
+            # What was written last is forgotten last.
+            found = self._kept.pop(path, None)
+            before = found.values if found is not None else {}
+            after = {
+                **before,
+                **{result.name: after_write(before.get(result.name), result) for result in results},
+            }
+            self._kept[path] = _Kept(after, self._clock())
+        if after != before:
+            self._tell([path])
 
-    def _write_again(self, path: _Path) -> None:
+    def _forget(self, live: set[_Path], container_ids: Collection[str]) -> None:
+        with self._lock:
+            unclaimed = [path for path in self._kept if not _is_claimed(path, live, container_ids)]
+            too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
+            until_s = self._clock() - UNCLAIMED_S
+            gone = [
+                path
+                for number, path in enumerate(unclaimed)
+                if number < too_many or self._kept[path].since_s < until_s
+            ]
+            for path in gone:
+                del self._kept[path]
+        self._tell(gone)
+
+    def _write_again(self, path: _Path, log_level: int) -> None:
         """Until the values that were written are still the wanted ones: a call may change them meanwhile."""
         kept = self._kept.get(path)
         while kept is not None:
-            cgroup, values = kept
-            _log(
-                [result for result in self._writer.write(cgroup, values) if result.outcome is Outcome.WRITTEN]
-            )
-            now = self._kept.get(path)
-            kept = now if now is not kept else None
+            values = {name: value.wanted for name, value in kept.values.items() if value.kept}
+            results = self._writer.write(_identity(path), values)
+            written = [result for result in results if result.outcome is Outcome.WRITTEN]
+            _log(log_level, written)
+            with self._lock:
+                now = self._kept.get(path)
+                is_same = now is kept
+                if is_same and written:
+                    after = {result.name: after_write(kept.values[result.name], result) for result in written}
+                    self._kept[path] = _Kept({**kept.values, **after}, kept.since_s)
+            if is_same and written:
+                self._tell([path])
+            kept = None if is_same else now
+
+    def _tell(self, paths: Iterable[_Path]) -> None:
+        if self._changed is not None:
+            for path in paths:
+                self._changed(_identity(path))
+
+
+def after_write(before: KeptValue | None, result: WriteResult) -> KeptValue:
+    """What is remembered of a value after it was written.
+
+    What the file held before the first write is kept, until somebody else puts another value there: then that
+    is what the node wants without the proxy.
+
+    Args:
+        before: what was remembered.
+        result: the outcome of the write: the value is there now.
+    """
+    if before is None:
+        return KeptValue(result.value, result.old)
+    is_own = result.old is None or result.old in as_read(result.name, before.wanted)
+    return KeptValue(result.value, before.original if is_own else result.old)
+
+
+def as_read(name: str, value: Value) -> tuple[Value, ...]:
+    """The forms in which a written value may be read back: the kernel rounds, and weights are not shares."""
+    if check_value(name, value):
+        return (value,)
+    plain = PARAMETERS[name].canonical(value)
+    if PARAMETERS[name].is_list:
+        return plain, format_cpu_list(parse_cpu_list(str(plain)))
+    if name == "cpu.shares":
+        return plain, cpu_shares_from_weight(cpu_weight_from_shares(int(plain)))
+    if name.startswith("memory.") and plain != UNLIMITED:
+        return plain, int(plain) - int(plain) % _PAGE_BYTES
+    return (plain,)
+
+
+def _joined(saved: Mapping[str, KeptValue], now: Mapping[str, KeptValue]) -> Mapping[str, KeptValue]:
+    """What was written in this process counts, but what the files held before is in the checkpoint."""
+    mended = {
+        name: replace(value, original=saved[name].original)
+        for name, value in now.items()
+        if name in saved and (value.original is None or value.original in as_read(name, saved[name].wanted))
+    }
+    return {**saved, **now, **mended}
+
+
+def _is_claimed(path: _Path, live: set[_Path], container_ids: Collection[str]) -> bool:
+    """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
+    if path in live:
+        return True
+    return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
+
+
+def _identity(path: _Path) -> str:
+    return "/" + "/".join(path)
 
 
 def _paths(cgroups: Iterable[str]) -> set[_Path]:
@@ -102,7 +260,8 @@ def _paths(cgroups: Iterable[str]) -> set[_Path]:
     return paths
 
 
-def _log(results: list[WriteResult]) -> None:
+def _log(level: int, results: list[WriteResult]) -> None:
     if results:
         changes = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in results)
-        logger.warning("cgroup values had been changed: %s", changes, extra={"cgroup": results[0].cgroup})
+        told = {"cgroup": results[0].cgroup}
+        logger.log(level, "cgroup values had been changed: %s", changes, extra=told)

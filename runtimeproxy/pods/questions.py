@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.sightings import listed_container, listed_pod, seen_container, seen_pod
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -53,6 +54,15 @@ def container(identity: str, *, verbose: bool) -> Question[tuple[ContainerRecord
     """One container, and whether the status itself has the resources."""
     request = api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose)
     return Question("ContainerStatus", request.SerializeToString(), _container)
+
+
+def update_container(identity: str, scalars: Mapping[str, int | str], unified: Mapping[str, str]) -> bytes:
+    """The request that gives a container these values, by the names of `Resources`."""
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=identity)
+    for name, value in scalars.items():
+        setattr(request.linux, SCALARS[name], value)
+    request.linux.unified.update(unified)
+    return request.SerializeToString()
 
 
 def _runtime_name(answer: bytes) -> str:

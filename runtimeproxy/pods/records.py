@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
@@ -91,6 +91,32 @@ class ContainerRecord:
     state: Lifecycle = Lifecycle.CREATED
     detailed: bool = True
     """Whether the resources are known; a list of the runtime has none."""
+    recovered: bool = False
+    """Whether it comes from the runtime itself: then nobody knows what policies have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptValue:
+    """A value that policies have put into a file of a cgroup."""
+
+    wanted: int | str
+    original: int | str | None = None
+    """What the file held before, or what somebody else has put there since; None if that is not known."""
+    kept: bool = True
+    """Whether it is written again when it has changed: no longer once other policies count."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupRecord:
+    """What policies have put into the files of a cgroup."""
+
+    id: str
+    """The cgroup's path below a controller's mount, with a slash in front."""
+    values: Mapping[str, KeptValue]
+    """By parameter."""
+
+
+Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord
 
 
 def compact(entries: Mapping[str, str]) -> Mapping[str, str]:

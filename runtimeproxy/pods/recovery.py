@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -19,6 +20,9 @@ FIRST_PAUSE_S: Final = 0.1
 
 LONGEST_PAUSE_S: Final = 3.0
 """Longest pause between failed attempts. Source: k8s.io/cri-client."""
+
+SECOND_LOOK_S: Final = 1.0
+"""How long after the first look a change counts; an update of a container takes the runtime less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Recovery:
         self._settings = settings or RecoverySettings()
         self._on_drop = on_drop
         self._on_compared = on_compared
+        self._unconfirmed: set[str] = set()
         self._wanted = asyncio.Event()
         self.listed = asyncio.Event()
         self.recovered = asyncio.Event()
@@ -75,22 +80,28 @@ class Recovery:
         """
         pause_s = FIRST_PAUSE_S
         while True:
+            self._wanted.clear()
             try:
                 await self.compare()
+                self.recovered.set()
+                if self._on_compared is not None:
+                    await self._on_compared()
+                await self._confirm_all()
             except RuntimeUnavailableError as error:
                 LOG.info("records wait for the runtime", extra={"cause": str(error), "pause_s": pause_s})
                 await self._rest(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
                 pause_s = FIRST_PAUSE_S
-                self.recovered.set()
-                if self._on_compared is not None:
-                    await self._on_compared()
                 await self._rest(self._settings.interval_s)
 
     def compare_soon(self) -> None:
         """Asks for a comparison now, for calls may have passed that nobody saw."""
         self._wanted.set()
+
+    def confirm(self, containers: Iterable[str]) -> None:
+        """Has the runtime asked, after the next comparison, what has become of saved records meanwhile."""
+        self._unconfirmed.update(containers)
 
     async def compare(self) -> None:
         """Makes the records those of the runtime's lists, then asks for the details that are missing.
@@ -103,7 +114,10 @@ class Recovery:
             self._dropped(self._store.pods.merge(pods, since))
         with self._store.listing() as since:
             containers = await self._client.list_containers()
-            self._dropped(self._store.containers.merge(containers, since))
+            before = len(self._store.containers)
+            dropped = self._store.containers.merge(containers, since)
+            self._dropped(dropped)
+            self._tell_added(len(self._store.containers) - before + len(dropped))
             self._note_starts(containers, since)
         self.listed.set()
         await self._fill_details()
@@ -142,6 +156,39 @@ class Recovery:
             if found is not None and known is not None:
                 self._store.containers.fill(replace(found, pod_id=known.pod_id), since)
 
+    async def _confirm_all(self) -> None:
+        known = map(self._store.containers.get, self._unconfirmed)
+        alive = {found.id for found in known if found is not None and found.state is not Lifecycle.STOPPED}
+        self._unconfirmed &= alive
+        await self._in_parallel([(self._confirm, identity) for identity in tuple(self._unconfirmed)])
+
+    async def _confirm(self, identity: str) -> None:
+        """Takes what somebody else has changed; if a call comes in between, it is asked again later."""
+        with self._store.listing() as since:
+            found = await self._client.container(identity)
+            known = self._store.containers.get(identity)
+            if found is not None and known is not None:
+                record = reconciled(known, found)
+                if record is not known and not await self._take_changed(identity, since):
+                    return
+        self._unconfirmed.discard(identity)
+
+    async def _take_changed(self, identity: str, since: int) -> bool:
+        """Takes a change if it is still there a moment later: an update may be under way at the runtime."""
+        await asyncio.sleep(SECOND_LOOK_S)
+        found, known = await self._client.container(identity), self._store.containers.get(identity)
+        if found is None or known is None:
+            return True
+        record = reconciled(known, found)
+        if not self._store.containers.fill(record, since):
+            return False
+        LOG.info("changed while nobody looked", extra={"container": identity})
+        return True
+
+    def _tell_added(self, count: int) -> None:
+        if count:
+            LOG.info("the runtime has containers that the records lack", extra={"containers": count})
+
     def _note_starts(self, listed: Mapping[str, ContainerRecord], since: int) -> None:
         """A start whose end nobody saw shows in the list."""
         for known in self._store.containers:
@@ -156,7 +203,6 @@ class Recovery:
                 self._on_drop(record)
 
     async def _rest(self, pause_s: float) -> None:
-        self._wanted.clear()
         try:
             async with asyncio.timeout(pause_s):
                 await self._wanted.wait()

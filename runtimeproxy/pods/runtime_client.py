@@ -123,6 +123,25 @@ class GrpcRuntimeClient:
 
         return _present(await self._ask(runtime_name(), self._settings.status_timeout_s))
 
+    async def update_container(
+        self, identity: str, scalars: Mapping[str, int | str], unified: Mapping[str, str]
+    ) -> None:
+        """Changes resources of a container that runs; one that is gone is no error.
+
+        Args:
+            identity: Its id.
+            scalars: Values by field of `Resources`.
+            unified: Files of cgroup version 2 by name.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer in time, or refused.
+        """
+        await self._open()
+        from runtimeproxy.pods.questions import update_container
+
+        request = update_container(identity, scalars, unified)
+        await self._call("UpdateContainerResources", request, self._settings.status_timeout_s)
+
     async def close(self) -> None:
         """Ends the connection; calls that are under way fail."""
         channel, self._channel = self._channel, None

@@ -56,6 +56,7 @@ def listed_container(item: api_pb2.Container) -> ContainerRecord:
         annotations=compact(item.annotations),
         state=CONTAINER_STATES.get(item.state, Lifecycle.STOPPED),
         detailed=False,
+        recovered=True,
     )
 
 
@@ -93,6 +94,7 @@ def seen_container(answer: api_pb2.ContainerStatusResponse) -> ContainerRecord:
         requested=resources,
         applied=resources,
         state=CONTAINER_STATES.get(status.state, Lifecycle.STOPPED),
+        recovered=True,
     )
 
 

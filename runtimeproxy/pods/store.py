@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
+from runtimeproxy.pods.checkpoint_rows import Kind, Saved
 from runtimeproxy.pods.merge import plan_merge, untouched
+from runtimeproxy.pods.reconcile import joined_container, joined_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 FULL_ID_CHARS: Final = 64
@@ -34,12 +37,17 @@ class Shelf(Generic[RecordT]):
         self._tombstones: dict[str, int] = {}
         self._group_of: Callable[[RecordT], str] = lambda record: ""
         self._groups: dict[str, dict[str, None]] = {}
+        self._changed: Callable[[str, bool], None] | None = None
         self.keep_tombstones = False
 
     def grouped_by(self, group_of: Callable[[RecordT], str]) -> Shelf[RecordT]:
         """Sets what `members` looks records up by; to be called before the first record."""
         self._group_of = group_of
         return self
+
+    def tell(self, changed: Callable[[str, bool], None]) -> None:
+        """Sets what is told each id that is new, changed or gone, and whether a call is the reason."""
+        self._changed = changed
 
     def __len__(self) -> int:
         return len(self._records)
@@ -64,6 +72,7 @@ class Shelf(Generic[RecordT]):
         self._events[record.id] = self._next_event()
         self._tombstones.pop(record.id, None)
         self._set(record)
+        self._tell(record.id, is_event=True)
 
     def remove(self, identity: str) -> RecordT | None:
         """The runtime has removed this id, or the one of which this is the only prefix."""
@@ -75,8 +84,32 @@ class Shelf(Generic[RecordT]):
         """Takes what the runtime said of one id, unless something happened to it after event `since`."""
         if not untouched(record.id, since, self._recent(record.id)):
             return False
-        self._events.setdefault(record.id, since)
+        self._events.setdefault(record.id, 0)
         self._set(record)
+        self._tell(record.id, is_event=False)
+        return True
+
+    def take(self, saved: RecordT, since: int, joined: Callable[[RecordT, RecordT], RecordT]) -> bool:
+        """Takes a record of the checkpoint, unless something happened to its id in this process.
+
+        Args:
+            saved: The record.
+            since: The sequence number at the time when the checkpoint was asked for.
+            joined: Makes one record of the saved one and of what the runtime has said of the id.
+
+        Returns:
+            Whether that changed anything.
+        """
+        if self._events.get(saved.id) or not untouched(saved.id, since, self._tombstones):
+            return False
+        known = self._records.get(saved.id)
+        record = saved if known is None else joined(saved, known)
+        if record == known:
+            return False
+        self._events.setdefault(saved.id, 0)
+        self._set(record)
+        if record != saved:
+            self._tell(saved.id, is_event=False)
         return True
 
     def merge(self, listed: Mapping[str, RecordT], since: int) -> tuple[RecordT, ...]:
@@ -104,6 +137,10 @@ class Shelf(Generic[RecordT]):
         self._records[record.id] = record
         self._groups.setdefault(self._group_of(record), {})[record.id] = None
 
+    def _tell(self, identity: str, *, is_event: bool) -> None:
+        if self._changed is not None:
+            self._changed(identity, is_event)
+
     def _ungroup(self, record: RecordT) -> None:
         group = self._group_of(record)
         members = self._groups.get(group)
@@ -117,6 +154,7 @@ class Shelf(Generic[RecordT]):
         self._events.pop(identity, None)
         if found is not None:
             self._ungroup(found)
+        self._tell(identity, is_event=True)
         event = self._next_event()
         if self.keep_tombstones:
             self._tombstones[identity] = event
@@ -139,6 +177,29 @@ class PodStore:
         self.pods: Shelf[PodRecord] = Shelf[PodRecord](self._next).grouped_by(lambda record: record.uid)
         self.containers: Shelf[ContainerRecord] = Shelf[ContainerRecord](self._next).grouped_by(
             lambda record: record.pod_id
+        )
+
+    def tell(self, changed: Callable[[Kind, str, bool], None]) -> None:
+        """Sets what is told each id that is new, changed or gone, and whether a call is the reason."""
+        self.pods.tell(partial(changed, Kind.POD))
+        self.containers.tell(partial(changed, Kind.CONTAINER))
+
+    def take(self, saved: Saved, since: int) -> tuple[str, ...]:
+        """Takes what the checkpoint holds, unless something happened to it in this process.
+
+        Args:
+            saved: What the checkpoint holds.
+            since: The sequence number at the time when it was asked for; see `listing`.
+
+        Returns:
+            The ids of the containers that were taken.
+        """
+        for pod in saved.pods:
+            self.pods.take(pod, since, joined_pod)
+        return tuple(
+            container.id
+            for container in saved.containers
+            if self.containers.take(container, since, joined_container)
         )
 
     @property

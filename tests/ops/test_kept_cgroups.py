@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import CgroupWriter, WriteResult
-from runtimeproxy.ops.kept_cgroups import MOST_UNCLAIMED, KeptCgroups, Values
+from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.ops.kept_cgroups import (
+    MOST_UNCLAIMED,
+    UNCLAIMED_S,
+    KeptCgroups,
+    Values,
+    after_write,
+    as_read,
+)
+from runtimeproxy.pods.records import CgroupRecord, KeptValue
 from runtimeproxy.testing import CgroupFiles
 
 ONE, TWO = "/kubepods/besteffort/podone", "/kubepods/besteffort/podtwo"
@@ -47,6 +55,23 @@ def test_values_of_pods_that_run_are_written_again(
     assert [record.message for record in caplog.records] == [
         "cgroup values had been changed: cpu.shares 2597 -> 512"
     ]
+
+
+def test_values_of_one_cgroup_are_renewed(
+    kept: KeptCgroups, files: CgroupFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not kept.keeps(ONE)
+    kept.write(ONE, {"cpu.shares": 512})
+    assert kept.keeps(ONE)
+    assert not kept.keeps(TWO)
+    reset(files, ONE)
+    with caplog.at_level(logging.INFO):
+        kept.renew(ONE)
+        kept.renew(TWO)
+    assert (weight(files, ONE), weight(files, TWO)) == ("20", UNTOUCHED)
+    assert caplog.records == []
+    kept.forget_all()
+    assert not kept.keeps(ONE)
 
 
 def test_values_that_are_still_there_make_no_line(
@@ -98,6 +123,112 @@ def test_cgroups_of_pods_that_are_gone_are_forgotten(kept: KeptCgroups, files: C
     reset(files, ONE)
     kept.keep([ONE])
     assert weight(files, ONE) == "20"
+
+
+def test_a_cgroup_that_no_pod_claims_is_forgotten_after_a_time(files: CgroupFiles) -> None:
+    now_s = [0.0]
+    kept = KeptCgroups(CgroupWriter(files.root), clock=lambda: now_s[0])
+    told: list[str] = []
+    kept.tell(told.append)
+    for cgroup in (ONE, f"{ONE}/box1", f"{ONE}/cri-containerd-box2.scope", TWO):
+        files.make(cgroup)
+        kept.write(cgroup, {"cpu.shares": 512})
+    now_s[0] = UNCLAIMED_S
+    kept.keep([ONE], {"box2"})
+    assert len(kept) == 4
+    told.clear()
+    now_s[0] += 1
+    kept.keep([ONE], {"box2"})
+    assert kept.identities == (ONE, f"{ONE}/cri-containerd-box2.scope")
+    assert told == [f"{ONE}/box1", TWO]
+
+
+def test_what_a_file_held_is_remembered(kept: KeptCgroups, files: CgroupFiles) -> None:
+    told: list[str] = []
+    kept.tell(told.append)
+    kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 5000})
+    kept.write(ONE, {"cpu.shares": 1024, "memory.limit_in_bytes": 9000})
+    assert kept.record(ONE) == CgroupRecord(
+        ONE, {"cpu.shares": KeptValue(1024, 2597), "memory.limit_in_bytes": KeptValue(9000, -1)}
+    )
+    kept.write(ONE, {"cpu.shares": 1024})
+    assert told == [ONE, ONE]
+    assert kept.record(TWO) is None
+
+
+def test_a_value_that_somebody_else_puts_there_is_the_original(kept: KeptCgroups, files: CgroupFiles) -> None:
+    kept.write(ONE, {"memory.limit_in_bytes": 4096})
+    (files.folder(ONE) / "memory.max").write_text("8192\n")
+    kept.keep([ONE])
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values == {"memory.limit_in_bytes": KeptValue(4096, 8192)}
+    (files.folder(ONE) / "memory.max").write_text("16384\n")
+    kept.write(ONE, {"memory.limit_in_bytes": 4096})
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values == {"memory.limit_in_bytes": KeptValue(4096, 16384)}
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "original"),
+    [
+        pytest.param(None, 1024, 1024, id="first-write"),
+        pytest.param(None, None, None, id="first-write-over-nonsense"),
+        pytest.param(KeptValue(512, 1024), 512, 1024, id="own-value"),
+        pytest.param(KeptValue(512, 1024), 500, 1024, id="own-value-read-from-a-weight"),
+        pytest.param(KeptValue(512, 1024), None, 1024, id="nonsense"),
+        pytest.param(KeptValue(512, 1024), 2048, 2048, id="somebody-elses"),
+        pytest.param(KeptValue(512, None), 2048, 2048, id="somebody-elses-after-nonsense"),
+    ],
+)
+def test_after_write(before: KeptValue | None, old: int | None, original: int | None) -> None:
+    result = WriteResult(ONE, "cpu.shares", 256, Outcome.WRITTEN, old)
+    assert after_write(before, result) == KeptValue(256, original)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "form"),
+    [
+        pytest.param("memory.limit_in_bytes", 5000, 4096, id="whole-pages"),
+        pytest.param("memory.limit_in_bytes", "max", -1, id="a-word"),
+        pytest.param("cpuset.cpus", "3,1-2", "1-3", id="a-list"),
+        pytest.param("cpu.cfs_quota_us", -1, -1, id="itself"),
+        pytest.param("cpu.shares", -5, -5, id="no-value-at-all"),
+        pytest.param("unknown", 1, 1, id="no-parameter"),
+    ],
+)
+def test_as_read(name: str, value: int | str, form: int | str) -> None:
+    assert form in as_read(name, value)
+
+
+def test_values_of_a_checkpoint_are_kept(kept: KeptCgroups, files: CgroupFiles) -> None:
+    kept.take(
+        [
+            CgroupRecord(ONE, {"cpu.shares": KeptValue(512, 1024)}),
+            CgroupRecord(TWO, {"cpu.shares": KeptValue(512, 1024, kept=False)}),
+            CgroupRecord("/../x", {}),
+        ]
+    )
+    kept.keep([ONE, TWO])
+    assert (weight(files, ONE), weight(files, TWO)) == ("20", UNTOUCHED)
+
+
+def test_what_is_written_before_the_checkpoint_is_read_counts(kept: KeptCgroups, files: CgroupFiles) -> None:
+    (files.folder(ONE) / "cpu.weight").write_text("20\n")
+    kept.write(ONE, {"cpu.shares": 1024})
+    kept.take([CgroupRecord(ONE, {"cpu.shares": KeptValue(512, 2), "cpu.idle": KeptValue(1, 0)})])
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values == {"cpu.shares": KeptValue(1024, 2), "cpu.idle": KeptValue(1, 0)}
+
+
+def test_after_a_change_of_policies_the_originals_stay_known(kept: KeptCgroups, files: CgroupFiles) -> None:
+    kept.write(ONE, {"cpu.shares": 512})
+    kept.forget_all()
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values == {"cpu.shares": KeptValue(512, 2597, kept=False)}
 
 
 def test_a_value_that_changes_while_it_is_written_again_counts(files: CgroupFiles) -> None:

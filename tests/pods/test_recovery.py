@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.testing import CallError, FakeRuntime, preload
+from runtimeproxy.testing import CallError, FakeRuntime, RuntimeState, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 
 
@@ -107,6 +110,76 @@ async def test_a_comparison_on_demand_does_not_wait_for_the_interval(
         recovery.compare_soon()
         async with asyncio.timeout(10):
             await told.wait()
+
+
+def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
+    """A store that a checkpoint has filled with the one container that there is, with these shares."""
+    preload(state, 1, 1)
+    (container,) = state.containers.values()
+    record = ContainerRecord(
+        id=container.id,
+        pod_id=container.sandbox_id,
+        requested=Resources(cpu_shares=7),
+        applied=Resources(cpu_shares=shares),
+        owners={"resources.cpu_shares": "policy"},
+        state=Lifecycle.RUNNING,
+    )
+    store = PodStore()
+    with store.listing() as since:
+        store.take(Saved((PodRecord(id=container.sandbox_id),), (record,)), since)
+    return store, container.id
+
+
+async def test_saved_records_need_no_status_call_to_be_recovered(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    fake_runtime.on("ContainerStatus", hang=True)
+    store, container_id = saved_store(fake_runtime.state, 2)
+    recovery = Recovery(store, client)
+    recovery.confirm([container_id])
+    async with running(recovery):
+        record = store.containers.get(container_id)
+    assert record is not None
+    assert record.owners
+
+
+async def test_what_changed_meanwhile_is_found_in_the_background(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    store, container_id = saved_store(fake_runtime.state, 5000)
+    (kept,) = fake_runtime.state.containers.values()
+    recovery, found = Recovery(store, client), asyncio.Event()
+    store.tell(lambda kind, identity, seen: found.set())
+    recovery.confirm([container_id, "gone"])
+    async with running(recovery), asyncio.timeout(20):
+        await found.wait()
+    record = store.containers.get(container_id)
+    assert record is not None
+    assert record.requested.cpu_shares == record.applied.cpu_shares == kept.resources.cpu_shares
+    assert record.owners == {}
+
+
+async def test_a_call_during_the_question_has_it_asked_again(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    store, container_id = saved_store(fake_runtime.state, 5000)
+    fake_runtime.on("ContainerStatus", hang=True, times=1)
+    recovery = Recovery(store, client, RecoverySettings(interval_s=3600))
+    recovery.confirm([container_id])
+    async with running(recovery):
+        await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
+        known = store.containers.get(container_id)
+        assert known is not None
+        store.containers.put(replace(known, annotations={"a": "b"}))
+        found = asyncio.Event()
+        store.tell(lambda kind, identity, seen: found.set())
+        recovery.compare_soon()
+        fake_runtime.release("ContainerStatus")
+        async with asyncio.timeout(20):
+            await found.wait()
+    record = store.containers.get(container_id)
+    assert record is not None
+    assert (record.owners, record.annotations) == ({}, {"a": "b"})
 
 
 async def test_a_removal_during_the_list_is_not_undone(

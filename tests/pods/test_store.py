@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint_rows import Kind, Saved
 from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
 from runtimeproxy.pods.store import PodStore
 
@@ -150,3 +152,74 @@ def test_equal_texts_of_many_pods_are_one_object() -> None:
     assert next(iter(first)) is next(iter(second))
     assert first["key"] is second["key"]
     assert compact({}) is compact({})
+
+
+def saved(*containers: ContainerRecord, pods: tuple[PodRecord, ...] = ()) -> Saved:
+    return Saved(pods, containers)
+
+
+OWNED = replace(container("a"), owners={"f": "policy"}, applied=Resources(cpu_shares=2))
+
+
+def test_a_checkpoint_fills_an_empty_store() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        assert store.take(saved(OWNED, pods=(pod(),)), since) == ("a",)
+    assert (store.containers.get("a"), store.pods.get("pod-1")) == (OWNED, pod())
+
+
+def test_what_happened_in_this_process_wins_over_the_checkpoint() -> None:
+    store = PodStore()
+    mine = replace(container("a"), name="mine")
+    store.containers.put(mine)
+    with store.listing() as since:
+        store.containers.remove("b")
+        assert store.take(saved(OWNED, container("b")), since) == ()
+    assert list(store.containers) == [mine]
+
+
+def test_what_the_runtime_said_gives_way_to_the_checkpoint() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        store.containers.fill(replace(container("a"), recovered=True), since)
+    with store.listing() as since:
+        assert store.take(saved(OWNED), since) == ("a",)
+    assert store.containers.get("a") == OWNED
+
+
+def test_the_runtimes_list_drops_what_only_the_checkpoint_has() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        store.take(saved(OWNED, pods=(pod(),)), since)
+    with store.listing() as since:
+        assert store.containers.merge({}, since) == (OWNED,)
+        assert store.pods.merge({}, since) == (pod(),)
+    assert store.containers.members("pod-1") == ()
+
+
+def test_a_checkpoint_that_was_read_again_counts_where_nothing_happened() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        store.take(saved(OWNED, container("b")), since)
+        store.containers.put(replace(container("b"), name="mine"))
+    newer = replace(OWNED, owners={"f": "other"})
+    with store.listing() as since:
+        assert store.take(saved(newer, container("b"), container("c")), since) == ("a", "c")
+    assert store.containers.get("a") == newer
+
+
+def test_what_is_told_of_changes() -> None:
+    store, told = PodStore(), list[tuple[Kind, str, bool]]()
+    store.tell(lambda kind, identity, seen: told.append((kind, identity, seen)))
+    store.pods.put(pod())
+    with store.listing() as since:
+        store.containers.fill(container("a"), since)
+        store.take(saved(container("b")), since)
+    store.remove_pod("pod-1")
+    assert told == [
+        (Kind.POD, "pod-1", True),
+        (Kind.CONTAINER, "a", False),
+        (Kind.POD, "pod-1", True),
+        (Kind.CONTAINER, "a", True),
+        (Kind.CONTAINER, "b", True),
+    ]

@@ -1,0 +1,112 @@
+"""What has become of a saved record while the proxy was away: pure rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, overlay
+from runtimeproxy.units import cpu_weight_from_shares, parse_cpu_list
+
+COMPARED: Final = (
+    "cpu_period_us",
+    "cpu_quota_us",
+    "cpu_shares",
+    "memory_limit_bytes",
+    "memory_swap_limit_bytes",
+    "cpuset_cpus",
+    "cpuset_mems",
+)
+"""What an update of a running container can change, but for `oom_score_adj`: the runtime may have bounded it
+at the creation and report that. Source: containerd, option restrict_oom_score_adj."""
+
+_PAGE_BYTES: Final = 4096
+"""Smallest page of any platform; limits within one page are one to the kernel."""
+
+
+def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecord:
+    """A saved record with what the runtime says now.
+
+    A value that differs from the applied one was set by somebody else while the proxy was away, so it counts
+    as the kubelet's wish, and no policy owns the field any more. Only values that the record has and the
+    runtime reports are compared: runtimes report values that nobody gave, and leave out some that were given.
+
+    Args:
+        record: What the proxy knew.
+        seen: What the runtime says of the same container.
+    """
+    found = _differences(record.applied, seen.applied)
+    state = max(record.state, seen.state)
+    if found is None:
+        return record if state is record.state else replace(record, state=state)
+    changed = {f"{RESOURCES}.{name}" for name in COMPARED if getattr(found, name) is not None}
+    changed |= {f"{UNIFIED}[{key}]" for key in found.unified}
+    owners = {field: owner for field, owner in record.owners.items() if field not in changed}
+    return replace(
+        record,
+        requested=overlay(record.requested, found),
+        applied=overlay(record.applied, found),
+        owners=owners or NO_ENTRIES,
+        state=state,
+    )
+
+
+def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
+    """One record of a saved one and of one in the store, where nothing has happened to the container."""
+    if known.recovered:
+        return reconciled(saved, known)
+    return saved if saved.state >= known.state else replace(saved, state=known.state)
+
+
+def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
+    """One record of a saved one and of one in the store, where nothing has happened to the sandbox.
+
+    The runtime reports the resources of the sandbox's start, so they tell nothing of what came later.
+    """
+    if saved.recovered and known.detailed:
+        return known
+    return replace(saved, state=Lifecycle.STOPPED) if known.state is Lifecycle.STOPPED else saved
+
+
+def _differences(applied: Resources, reported: Resources) -> Resources | None:
+    """The reported values that differ from the applied ones; None if there are none."""
+    found: dict[str, Any] = {}
+    for name in COMPARED:
+        before, now = getattr(applied, name), getattr(reported, name)
+        if before is not None and now is not None and not same_value(name, before, now):
+            found[name] = now
+    unified = {
+        key: now
+        for key, now in reported.unified.items()
+        if key in applied.unified and applied.unified[key] != now
+    }
+    return Resources(**found, unified=unified) if found or unified else None
+
+
+def same_value(name: str, one: int | str, other: int | str) -> bool:
+    """Whether two values of a field of `Resources` are the same to the kernel."""
+    if one == other:
+        return True
+    if name == "cpu_shares":
+        return _are_one_weight(int(one), int(other))
+    if name.startswith("memory"):
+        return int(one) // _PAGE_BYTES == int(other) // _PAGE_BYTES
+    return name.startswith("cpuset") and _cpus(str(one)) == _cpus(str(other))
+
+
+def _are_one_weight(one: int, other: int) -> bool:
+    """Shares that were read back from version 2's weights may lie one weight lower."""
+    try:
+        return abs(cpu_weight_from_shares(one) - cpu_weight_from_shares(other)) <= 1
+    except ValueError:
+        return False
+
+
+def _cpus(text: str) -> frozenset[int] | str:
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return text

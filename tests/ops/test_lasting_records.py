@@ -1,0 +1,120 @@
+"""Two processes and one checkpoint, as around an upgrade; here both in one process, with a store each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.ops.kept_cgroups import KeptCgroups
+from runtimeproxy.ops.lasting_records import LastingRecords
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from runtimeproxy.pods.recovery import Recovery
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.testing import CgroupFiles
+from tests.lab.deadline import wait_until
+
+ONE = "/kubepods/pod1"
+OWNED = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
+
+
+@dataclass
+class Side:
+    """One process."""
+
+    store: PodStore
+    cgroups: KeptCgroups
+    lasting: LastingRecords
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CgroupFiles:
+    made = CgroupFiles(tmp_path / "cgroup", version=2)
+    made.make(ONE)
+    return made
+
+
+@asynccontextmanager
+async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
+    store, cgroups = PodStore(), KeptCgroups(CgroupWriter(files.root))
+    with ThreadPoolExecutor(1) as executor:
+        client = GrpcRuntimeClient(ClientSettings(f"unix:{tmp_path}/nobody"), executor)
+        made = Side(
+            store, cgroups, LastingRecords(tmp_path / "state", store, cgroups, Recovery(store, client))
+        )
+        await made.lasting.load()
+        yield made
+        await made.lasting.close()
+
+
+async def settled(one: Side) -> None:
+    """Waits for what other threads have noted, then for the disk."""
+    await asyncio.sleep(0)
+    assert await one.lasting.flush()
+
+
+async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as first:
+        first.store.pods.put(PodRecord(id="pod"))
+        first.store.containers.put(OWNED)
+        await asyncio.to_thread(first.cgroups.write, ONE, {"memory.limit_in_bytes": 4096})
+    async with side(tmp_path, files) as second:
+        assert list(second.store.pods) == [PodRecord(id="pod")]
+        assert list(second.store.containers) == [OWNED]
+        expected = CgroupRecord(ONE, {"memory.limit_in_bytes": KeptValue(4096, -1)})
+        assert second.cgroups.record(ONE) == expected
+
+
+async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as old, side(tmp_path, files) as new:
+        old.store.containers.put(OWNED)
+        old.store.containers.put(replace(OWNED, id="both"))
+        with new.store.listing() as since:
+            new.store.containers.fill(replace(OWNED, owners={}, recovered=True), since)
+        mine = replace(OWNED, id="both", name="mine")
+        new.store.containers.put(mine)
+        await settled(old)
+        await settled(new)
+        await new.lasting.merge()
+        assert list(new.store.containers) == [OWNED, mine]
+    async with side(tmp_path, files) as third:
+        found = {container.id: container for container in third.store.containers}
+        assert found == {"box": OWNED, "both": mine}
+
+
+async def test_a_successor_notices_by_itself(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as old, side(tmp_path, files) as new:
+        following = asyncio.get_running_loop().create_task(new.lasting.follow())
+        old.store.containers.put(OWNED)
+        await settled(old)
+        await asyncio.to_thread(wait_until, lambda: len(new.store.containers) == 1, "the other's record")
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as old, side(tmp_path, files) as new:
+        old.store.containers.put(OWNED)
+        await settled(old)
+        new.store.containers.remove("box")
+        await new.lasting.merge()
+        assert list(new.store.containers) == []
+    async with side(tmp_path, files) as third:
+        assert list(third.store.containers) == []
+
+
+async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as first:
+        first.cgroups.write(ONE, {"memory.limit_in_bytes": 4096})
+        first.cgroups.tidy([])
+        await settled(first)
+    async with side(tmp_path, files) as second:
+        assert second.cgroups.identities == (ONE,)
+        assert second.lasting.problem == ""

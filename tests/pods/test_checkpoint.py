@@ -1,0 +1,247 @@
+"""The checkpoint's file: what it holds, what becomes of files that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.pods.checkpoint import (
+    FILE_NAME,
+    MOST_SET_ASIDE,
+    SCHEMA_VERSION,
+    CheckpointError,
+    CheckpointFile,
+    UnusableFileError,
+)
+from runtimeproxy.pods.checkpoint_rows import Change, Kind, Rank, Saved
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+
+POD = PodRecord(id="pod", name="web", labels={"a": "b"})
+BOX = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
+CGROUP = CgroupRecord("/kubepods/pod1", {"cpu.shares": KeptValue(512, 1024)})
+ALL = Saved((POD,), (BOX,), (CGROUP,))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def file(folder: Path) -> Iterator[CheckpointFile]:
+    made = CheckpointFile(folder)
+    yield made
+    made.close()
+
+
+def change(record: PodRecord | ContainerRecord | CgroupRecord, rank: Rank = Rank.SEEN) -> Change:
+    """That a record is new."""
+    kinds = {PodRecord: Kind.POD, ContainerRecord: Kind.CONTAINER, CgroupRecord: Kind.CGROUP}
+    return Change(kinds[type(record)], record.id, record, rank)
+
+
+def everything() -> list[Change]:
+    return [change(POD), change(BOX), change(CGROUP)]
+
+
+def loaded(folder: Path) -> Saved:
+    """What the next process finds."""
+    with closing(CheckpointFile(folder)) as other:
+        return other.load()
+
+
+def test_what_is_written_is_there_for_the_next_process(file: CheckpointFile, folder: Path) -> None:
+    assert file.load() == Saved()
+    file.write(everything())
+    assert loaded(folder) == ALL
+
+
+def test_it_is_for_its_owner_only(file: CheckpointFile, folder: Path) -> None:
+    file.write(everything())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_a_file_that_others_may_read_is_closed_to_them(folder: Path) -> None:
+    folder.mkdir()
+    (folder / FILE_NAME).touch(0o644)
+    assert loaded(folder) == Saved()
+    assert stat.S_IMODE((folder / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_what_is_gone_leaves_no_row(file: CheckpointFile, folder: Path) -> None:
+    file.write(everything())
+    file.write([Change(Kind.CONTAINER, "box", None), Change(Kind.POD, "nobody", None)])
+    assert loaded(folder) == Saved((POD,), (), (CGROUP,))
+
+
+def test_everything_in_place_of_what_was_there(file: CheckpointFile, folder: Path) -> None:
+    file.write(everything())
+    file.rewrite([change(POD)])
+    assert loaded(folder) == Saved((POD,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wins"),
+    [
+        pytest.param(Rank.SEEN, Rank.SEEN, True, id="calls-over-calls"),
+        pytest.param(Rank.SEEN, Rank.ASKED, False, id="the-runtime-not-over-calls"),
+        pytest.param(Rank.LISTED, Rank.ASKED, True, id="a-status-over-a-list"),
+        pytest.param(Rank.ASKED, Rank.LISTED, False, id="a-list-not-over-a-status"),
+    ],
+)
+def test_a_row_gives_way_to_who_knows_as_much(
+    file: CheckpointFile, folder: Path, first: Rank, second: Rank, wins: bool
+) -> None:
+    file.write([change(BOX, first)])
+    file.write([change(ContainerRecord(id="box"), second)])
+    (found,) = loaded(folder).containers
+    assert (found != BOX) is wins
+
+
+def test_two_processes_write_one_file(file: CheckpointFile, folder: Path) -> None:
+    with closing(CheckpointFile(folder)) as other:
+        file.write([change(POD)])
+        other.write([change(BOX)])
+        file.write([change(CGROUP)])
+        assert other.load() == file.load() == ALL
+
+
+def test_writes_of_another_process_show(file: CheckpointFile, folder: Path) -> None:
+    file.load()
+    file.write([change(POD)])
+    assert not file.changed_by_others()
+    with closing(CheckpointFile(folder)) as other:
+        other.write([change(BOX)])
+    assert file.changed_by_others()
+    assert not file.changed_by_others()
+
+
+def test_bad_rows_are_counted_and_left_out(file: CheckpointFile, folder: Path) -> None:
+    file.write(everything())
+    file.close()
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO records VALUES (?, ?, 2, ?)",
+            [(1, "bad", "{"), (9, "kind", "{}"), ("x", "y", "{}"), (2, "blob", b"{}"), (2, "bytes", "ok")],
+        )
+        connection.execute("UPDATE records SET body = CAST(x'7bff7d' AS TEXT) WHERE id = 'bytes'")
+    found = loaded(folder)
+    assert (found.pods, found.containers, found.unreadable) == ((POD,), (BOX,), 5)
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"no database at all " * 100)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA application_id = 7")
+
+
+def without_tables(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE records")
+
+
+def other_columns(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE records RENAME COLUMN body TO something")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [garbage, cut_off, newer, foreign, without_tables, other_columns, a_folder, a_link, a_fifo],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_a_file_that_cannot_be_used_makes_way(
+    file: CheckpointFile, folder: Path, spoil: Callable[[Path], None]
+) -> None:
+    file.write([change(PodRecord(id=f"pod-{number}", name="x" * 100)) for number in range(200)])
+    file.close()
+    path = folder / FILE_NAME
+    spoil(path)
+    with pytest.raises(UnusableFileError):
+        file.load()
+    aside = file.set_aside()
+    assert aside.exists()
+    assert not path.exists()
+    file.write(everything())
+    assert loaded(folder) == ALL
+
+
+def test_only_a_few_are_kept(file: CheckpointFile, folder: Path) -> None:
+    names = []
+    for _ in range(MOST_SET_ASIDE + 2):
+        file.write([change(POD)])
+        names.append(file.set_aside().name)
+    assert sorted(path.name for path in folder.iterdir()) == names[-MOST_SET_ASIDE:]
+
+
+def test_a_file_that_was_removed_is_noticed(file: CheckpointFile, folder: Path) -> None:
+    assert not file.was_lost()
+    file.write([change(POD)])
+    assert not file.was_lost()
+    for path in folder.iterdir():
+        path.unlink()
+    assert file.was_lost()
+    file.write([change(BOX)])
+    assert loaded(folder) == Saved((), (BOX,))
+
+
+def test_no_folder_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with closing(CheckpointFile(tmp_path / "plain" / "state")) as file, pytest.raises(CheckpointError):
+        file.load()
+
+
+def test_reading_only_changes_nothing(file: CheckpointFile, folder: Path) -> None:
+    with closing(CheckpointFile(folder, read_only=True)) as reader:
+        assert reader.load() == Saved()
+        assert not folder.exists()
+        file.write(everything())
+        assert reader.load() == ALL
+        with pytest.raises(CheckpointError):
+            reader.write([change(POD)])
+
+
+def test_a_thousand_containers_load_quickly(file: CheckpointFile, folder: Path) -> None:
+    text = {f"io.kubernetes.example/key-{number}": f"value {number}" for number in range(10)}
+    file.write(
+        change(ContainerRecord(id=f"{number:064}", labels=text, annotations=text)) for number in range(1000)
+    )
+    begun_s = time.thread_time()
+    assert len(loaded(folder).containers) == 1000
+    # CPU time of this thread, with room for a slow machine; 20 ms are usual.
+    assert time.thread_time() - begun_s < 0.3

@@ -1,0 +1,190 @@
+"""Records as rows, and back; rows that are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint_rows import (
+    BadRowError,
+    Rank,
+    decode_cgroup,
+    decode_container,
+    decode_pod,
+    encode,
+    rank_of,
+)
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord, Record
+from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
+
+ASKED = Resources(
+    cpu_period_us=100_000,
+    cpu_quota_us=-1,
+    cpu_shares=1024,
+    memory_limit_bytes=1 << 40,
+    memory_swap_limit_bytes=-1,
+    oom_score_adj=-997,
+    cpuset_cpus="0-3,8",
+    cpuset_mems="0",
+    hugepage_limits_bytes=(("2MB", 4 << 20), ("1GB", 0)),
+    unified={"memory.high": "max"},
+)
+POD = PodRecord(
+    id="pod",
+    name="web",
+    namespace="shop",
+    uid="u1",
+    attempt=3,
+    labels={"a": "ü", "b": ""},
+    annotations={"c": "x" * 1000},
+    label_changes={"a": "ü", "gone": None},
+    annotation_changes={"c": None},
+    runtime_handler="runc",
+    cgroup_parent="/kubepods/podu1",
+    overhead=Resources(cpu_shares=2),
+    requested=ASKED,
+    applied=replace(ASKED, cpu_shares=2),
+    owners={"resources.cpu_shares": "batch"},
+    state=Lifecycle.STOPPED,
+    detailed=False,
+    recovered=True,
+)
+CONTAINER = ContainerRecord(
+    id="box",
+    pod_id="pod",
+    name="main",
+    attempt=1,
+    labels={"a": "b"},
+    annotations={"c": "d"},
+    requested=ASKED,
+    applied=replace(ASKED, cpu_quota_us=5000),
+    owners={"resources.cpu_quota_us": "batch", "cgroup[cpu.idle]": "other"},
+    pending_cgroup={"cpu.idle": 1, "cpuset.cpus": "0-1"},
+    state=Lifecycle.RUNNING,
+    detailed=False,
+    recovered=True,
+)
+CGROUP = CgroupRecord(
+    "/kubepods/podu1",
+    {"cpu.shares": KeptValue(512, 2), "cpuset.cpus": KeptValue("0-1", None, kept=False)},
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "decode"),
+    [
+        pytest.param(POD, decode_pod, id="pod"),
+        pytest.param(PodRecord(id="pod"), decode_pod, id="empty-pod"),
+        pytest.param(CONTAINER, decode_container, id="container"),
+        pytest.param(ContainerRecord(id="box"), decode_container, id="empty-container"),
+        pytest.param(ContainerRecord(id="box", requested=ASKED), decode_container, id="nothing-applied"),
+        pytest.param(ContainerRecord(id="box", applied=ASKED), decode_container, id="nothing-requested"),
+        pytest.param(CGROUP, decode_cgroup, id="cgroup"),
+    ],
+)
+def test_a_record_comes_back_as_it_was(record: Record, decode: Callable[[str, str], Record]) -> None:
+    assert decode(record.id, encode(record)) == record
+
+
+def test_all_fields_have_a_value_in_these_tests() -> None:
+    blank = {PodRecord: PodRecord(id=""), ContainerRecord: ContainerRecord(id="")}
+    for record in (POD, CONTAINER):
+        for name in type(record).__slots__:
+            assert getattr(record, name) != getattr(blank[type(record)], name), name
+
+
+def test_what_is_shared_in_memory_is_shared_again() -> None:
+    found = decode_container(
+        "box", encode(ContainerRecord(id="box", requested=ASKED, applied=replace(ASKED)))
+    )
+    assert found.applied is found.requested
+    empty = decode_container("box", encode(ContainerRecord(id="box")))
+    assert empty.applied is NO_RESOURCES
+    assert empty.labels is NO_ENTRIES
+    one, two = (decode_pod(name, encode(POD)) for name in ("one", "two"))
+    assert one.labels["a"] is two.labels["a"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("{", id="cut-off"),
+        pytest.param("[]", id="list"),
+        pytest.param('"text"', id="text"),
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param('{"name":1}', id="number-for-a-text"),
+        pytest.param('{"attempt":"1"}', id="text-for-a-number"),
+        pytest.param('{"attempt":true}', id="truth-for-a-number"),
+        pytest.param('{"detailed":1}', id="number-for-truth"),
+        pytest.param('{"labels":{"a":1}}', id="number-for-a-label"),
+        pytest.param('{"labels":[]}', id="list-for-labels"),
+        pytest.param('{"state":9}', id="unknown-state"),
+        pytest.param('{"requested":{"cpu_shares":"9"}}', id="text-for-shares"),
+        pytest.param('{"requested":{"cpuset_cpus":9}}', id="number-for-cpus"),
+        pytest.param('{"requested":{"hugepage_limits_bytes":{"2MB":"x"}}}', id="text-for-a-limit"),
+        pytest.param('{"pending_cgroup":{"cpu.idle":null}}', id="nothing-for-a-value"),
+    ],
+)
+def test_bad_rows(body: str) -> None:
+    with pytest.raises(BadRowError):
+        decode_container("box", body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param('{"cpu.shares":1}', id="no-list"),
+        pytest.param('{"cpu.shares":[1,2]}', id="too-few"),
+        pytest.param('{"cpu.shares":[1,2,3]}', id="no-truth"),
+        pytest.param('{"cpu.shares":[null,2,true]}', id="no-value"),
+    ],
+)
+def test_bad_cgroup_rows(body: str) -> None:
+    with pytest.raises(BadRowError):
+        decode_cgroup("/a", body)
+
+
+def test_a_field_of_the_other_kind_is_refused() -> None:
+    with pytest.raises(BadRowError):
+        decode_pod("pod", '{"pod_id":"x"}')
+
+
+def test_unknown_fields_are_left_out() -> None:
+    assert decode_pod("pod", '{"later":[1],"name":"web"}') == PodRecord(id="pod", name="web")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from([*PodRecord.__slots__, *ContainerRecord.__slots__, "same"])
+
+
+@given(st.dictionaries(names, json_values, max_size=4))
+def test_any_document_is_a_record_or_a_bad_row(document: dict[str, object]) -> None:
+    for decode in (decode_pod, decode_container, decode_cgroup):
+        try:
+            decode("id", json.dumps(document))
+        except BadRowError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("record", "rank"),
+    [
+        pytest.param(ContainerRecord(id="c"), Rank.SEEN, id="of-a-call"),
+        pytest.param(ContainerRecord(id="c", recovered=True), Rank.ASKED, id="of-a-status"),
+        pytest.param(PodRecord(id="p", recovered=True, detailed=False), Rank.LISTED, id="of-a-list"),
+        pytest.param(CGROUP, Rank.SEEN, id="cgroup"),
+    ],
+)
+def test_ranks(record: Record, rank: Rank) -> None:
+    assert rank_of(record) is rank

@@ -1,0 +1,256 @@
+"""What changes gets to the disk: batches, failures, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.checkpoint_rows import Change, Kind, Saved
+from runtimeproxy.pods.checkpoint_writer import MOST_IN_A_BATCH, Checkpoint
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.store import PodStore
+from tests.lab.deadline import wait_until
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def store() -> PodStore:
+    return PodStore()
+
+
+@pytest.fixture
+async def checkpoint(
+    folder: Path, store: PodStore, executor: ThreadPoolExecutor
+) -> AsyncIterator[Checkpoint]:
+    made = of_store(folder, store, executor)
+    yield made
+    await made.close(TIMEOUT_S)
+
+
+def of_store(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> Checkpoint:
+    """The checkpoint of a store, without cgroups."""
+    made = Checkpoint(
+        folder,
+        executor,
+        {Kind.POD: store.pods.get, Kind.CONTAINER: store.containers.get},
+        lambda: ((Kind.CONTAINER, container.id) for container in store.containers),
+    )
+    store.tell(lambda kind, identity, seen: made.note(kind, identity, seen=seen))
+    return made
+
+
+@asynccontextmanager
+async def running(checkpoint: Checkpoint) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(checkpoint.run())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def saved(folder: Path) -> Saved:
+    with closing(CheckpointFile(folder)) as file:
+        return file.load()
+
+
+def box(number: int) -> ContainerRecord:
+    return ContainerRecord(id=f"box-{number}")
+
+
+async def on_disk(folder: Path, count: int) -> None:
+    """Waits until so many containers are saved."""
+
+    def are_there() -> bool:
+        return (folder / FILE_NAME).exists() and len(saved(folder).containers) == count
+
+    await asyncio.to_thread(wait_until, are_there, f"{count} saved containers")
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def blocked(folder: Path) -> None:
+    """A plain file stands where the folder should be."""
+    if folder.exists():
+        folder.rename(folder.with_name("away"))
+    folder.touch()
+
+
+def unblocked(folder: Path) -> None:
+    folder.unlink()
+    if folder.with_name("away").exists():
+        folder.with_name("away").rename(folder)
+
+
+def spoilt(folder: Path) -> None:
+    folder.mkdir()
+    (folder / FILE_NAME).write_bytes(b"nonsense" * 1000)
+
+
+async def test_changes_are_written_at_once(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+    async with running(checkpoint):
+        for number in range(3 * MOST_IN_A_BATCH):
+            store.containers.put(box(number))
+        await on_disk(folder, 3 * MOST_IN_A_BATCH)
+        store.containers.remove("box-7")
+        await on_disk(folder, 3 * MOST_IN_A_BATCH - 1)
+
+
+async def test_ten_thousand_life_cycles_leave_nothing(
+    checkpoint: Checkpoint, store: PodStore, folder: Path
+) -> None:
+    for number in range(10_000):
+        store.pods.put(PodRecord(id=f"pod-{number}"))
+        store.containers.put(ContainerRecord(id=f"box-{number}", pod_id=f"pod-{number}"))
+        store.remove_pod(f"pod-{number}")
+        if number % 1000 == 0:
+            await checkpoint.flush()
+    assert await checkpoint.flush()
+    assert saved(folder) == Saved()
+
+
+async def test_the_end_writes_the_rest(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> None:
+    checkpoint = of_store(folder, store, executor)
+    store.containers.put(box(1))
+    await checkpoint.close(TIMEOUT_S)
+    assert saved(folder).containers == (box(1),)
+
+
+async def test_what_the_runtime_says_does_not_replace_what_another_process_saw(
+    checkpoint: Checkpoint, store: PodStore, folder: Path
+) -> None:
+    with closing(CheckpointFile(folder)) as other:
+        theirs = replace(box(1), owners={"a": "b"})
+        other.write([Change(Kind.CONTAINER, "box-1", theirs)])
+    store.containers.fill(replace(box(1), recovered=True), 0)
+    await checkpoint.flush()
+    assert saved(folder).containers == (theirs,)
+    store.containers.put(replace(box(1), recovered=True))
+    await checkpoint.flush()
+    assert saved(folder).containers == (replace(box(1), recovered=True),)
+
+
+async def test_a_folder_that_cannot_be_made(
+    tmp_path: Path, store: PodStore, executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "plain").touch()
+    checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
+    assert await checkpoint.load() is None
+    for number in range(3):
+        store.containers.put(box(number))
+        assert not await checkpoint.flush()
+    assert "Not a directory" in checkpoint.problem
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    (tmp_path / "plain").unlink()
+    assert await checkpoint.flush()
+    assert checkpoint.problem == ""
+    assert len(saved(tmp_path / "plain" / "state").containers) == 3
+    await checkpoint.close(TIMEOUT_S)
+
+
+async def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+    await checkpoint.flush()
+    store.containers.put(box(0))
+    await checkpoint.flush()
+    with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as blocking:
+        blocking.execute("BEGIN IMMEDIATE")
+        store.containers.put(box(1))
+        assert not await checkpoint.flush()
+        assert "locked" in checkpoint.problem
+        store.containers.remove("box-0")
+    assert await checkpoint.flush()
+    assert saved(folder).containers == (box(1),)
+
+
+async def test_a_failed_write_is_tried_again(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+    blocked(folder)
+    async with running(checkpoint):
+        store.containers.put(box(1))
+        await asyncio.to_thread(wait_until, lambda: checkpoint.problem, "the failure")
+        unblocked(folder)
+        await on_disk(folder, 1)
+
+
+async def test_a_removed_file_is_written_again(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+    store.containers.put(box(1))
+    await checkpoint.flush()
+    shutil.rmtree(folder)
+    store.containers.put(box(2))
+    assert await checkpoint.flush()
+    assert {container.id for container in saved(folder).containers} == {"box-1", "box-2"}
+
+
+async def test_a_file_that_is_spoilt_meanwhile_is_rebuilt(
+    checkpoint: Checkpoint, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.containers.put(box(1))
+    await checkpoint.flush()
+    with closing(sqlite3.connect(folder / FILE_NAME)) as spoiling:
+        spoiling.execute("DROP TABLE records")
+    store.containers.put(box(2))
+    assert await checkpoint.flush()
+    assert len(saved(folder).containers) == 2
+    assert [record.message[:38] for record in caplog.records] == ["the records are rebuilt from the runti"]
+
+
+async def test_a_damaged_file_is_set_aside_at_the_start(
+    checkpoint: Checkpoint, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoilt(folder)
+    store.containers.put(box(1))
+    assert await checkpoint.load() == Saved()
+    await checkpoint.flush()
+    assert saved(folder).containers == (box(1),)
+    assert sum("unusable" in name for name in files(folder)) == 1
+    assert "rebuilt" in caplog.text
+
+
+async def test_rows_of_a_file_that_could_not_be_read_do_not_stay(
+    checkpoint: Checkpoint, store: PodStore, folder: Path
+) -> None:
+    with closing(CheckpointFile(folder)) as file:
+        file.write([Change(Kind.CONTAINER, "old", ContainerRecord(id="old"))])
+    blocked(folder)
+    assert await checkpoint.load() is None
+    unblocked(folder)
+    store.containers.put(box(1))
+    assert await checkpoint.flush()
+    assert saved(folder).containers == (box(1),)
+
+
+async def test_a_load_does_not_write_what_it_read(
+    checkpoint: Checkpoint, store: PodStore, folder: Path
+) -> None:
+    with closing(CheckpointFile(folder)) as file:
+        file.write([Change(Kind.CONTAINER, "box-1", box(1))])
+    found = await checkpoint.load()
+    assert found is not None
+    with store.listing() as since:
+        assert store.take(found, since) == ("box-1",)
+        assert store.take(found, since) == ()
+    await checkpoint.flush()
+    assert not await checkpoint.changed_by_others()
+    with closing(CheckpointFile(folder)) as file:
+        file.load()
+        await checkpoint.flush()
+        assert not file.changed_by_others()
