@@ -30,7 +30,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 """A wrong flag, variable or configuration file. Source: argparse's own."""
 
-_OTHER_OPTIONS: Final = ("--config", "--backend-runtime-mode", "--help", "--version")
+_OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
 
 _DOCKER: Final = (
     "Docker is not supported: run cri-dockerd in front of it, and give its socket as "
@@ -58,7 +58,8 @@ examples:
 
 signals:
   SIGTERM drains and ends; SIGHUP reads the configuration again and keeps the old one if it is wrong;
-  SIGUSR1 lets all calls pass without policies, SIGUSR2 ends that: the command bypass sends them.
+  SIGUSR1 lets all calls pass without policies, SIGUSR2 ends that: the command bypass sends them;
+  SIGRTMIN+1 starts a successor and hands over to it: the command upgrade sends it.
 
 exit codes:
   0  ended as asked          1  failed while it ran          2  wrong flag, variable or configuration
@@ -128,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=run)
     _add_bypass(commands, flags)
+    _add_upgrade(commands, flags)
+    _add_restore(commands, flags)
     return parser
 
 
@@ -143,6 +146,34 @@ def _add_bypass(commands: _Commands, flags: _Parser) -> None:
     )
     command.add_argument("state", choices=("on", "off"), help="a restart of the instance forgets it")
     command.set_defaults(run=_bypass)
+
+
+def _add_upgrade(commands: _Commands, flags: _Parser) -> None:
+    text = "replace the instance that serves by a new process, without a failed call"
+    command = commands.add_parser(
+        "upgrade",
+        usage=f"{PROGRAM} upgrade [FLAG ...]",
+        parents=[flags],
+        allow_abbrev=False,
+        help=text,
+        description=text[:1].upper() + text[1:] + ". If the new one does not come up, the old one goes on.",
+    )
+    command.set_defaults(run=_upgrade)
+
+
+def _add_restore(commands: _Commands, flags: _Parser) -> None:
+    text = "give running containers and pod cgroups the values that the kubelet asked for"
+    command = commands.add_parser(
+        "restore",
+        usage=f"{PROGRAM} restore [--dry-run] [FLAG ...]",
+        parents=[flags],
+        allow_abbrev=False,
+        help=text,
+        description=text[:1].upper() + text[1:] + ", from the checkpoint in the state folder: for taking the "
+        "proxy off a node, after it has ended. Values that somebody else has changed since are left alone.",
+    )
+    command.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    command.set_defaults(run=_restore)
 
 
 def _misspelled(argv: Sequence[str]) -> str:
@@ -193,7 +224,7 @@ def _load(arguments: argparse.Namespace) -> Settings:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _load(arguments)
     from runtimeproxy import logs
-    from runtimeproxy.daemon import run
+    from runtimeproxy.running import run
 
     handler = logs.configure(settings.log.level, settings.log.format)
     try:
@@ -256,6 +287,24 @@ def _bypass(arguments: argparse.Namespace) -> int:
     pid = set_bypass(endpoint, is_on=is_on)
     print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
     return EXIT_OK
+
+
+def _upgrade(arguments: argparse.Namespace) -> int:
+    proxy = _load(arguments).proxy
+    from runtimeproxy.handover.command import upgrade
+
+    old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    print(f"process {new} serves; process {old} ends when its calls have")
+    return EXIT_OK
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    settings = _load(arguments)
+    from runtimeproxy.restore.command import is_complete, restore, table
+
+    lines = restore(settings, dry_run=arguments.dry_run)
+    print("\n".join(table(lines)) if lines else "nothing to restore")
+    return EXIT_OK if is_complete(lines) else EXIT_FAILED
 
 
 def _version(_: argparse.Namespace) -> int:

@@ -7,22 +7,25 @@ import gc
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
+from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.gate import Gate
+from runtimeproxy.handover.predecessor import Predecessor
+from runtimeproxy.handover.successor import Program
+from runtimeproxy.handover.upgrade import Serving, Upgrade, note
 from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.breaker import PassBreaker
 from runtimeproxy.ops.own_server import OwnServer
 from runtimeproxy.ops.reloading import reloaded
-from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON
+from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE
+from runtimeproxy.ops.tasks import BackgroundTasks
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
-from runtimeproxy.sockets import connection_options, listener_of
+from runtimeproxy.sockets import check_handed_over, connection_options, listener_of
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S: Final = 0.00005
-"""How long a thread that computes may keep the relay's loop waiting; Python's default is 5 ms."""
 STATUS_INTERVAL_S: Final = 1.0
 """How often the breaker is looked at and the service manager is told the status."""
 POLICIES_WAIT_S: Final = 5.0
@@ -45,42 +46,6 @@ BACKGROUND_THREADS: Final = 3
 Reload = Callable[[], "Settings"]
 
 
-def run(settings: Settings, reload: Reload) -> int:
-    """Serves until SIGTERM; returns the exit code: 0, 1 when it cannot serve, 2 for bad configuration.
-
-    Args:
-        settings: what to serve.
-        reload: reads the settings again; raises ConfigError.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, reload))
-    except (ConfigError, PolicyLoadError) as error:
-        logger.error("cannot start: %s", error)  # noqa: TRY400  # the message says it all
-        return 2
-    except RuntimeProxyError as error:
-        logger.error("cannot serve: %s", error)  # noqa: TRY400  # the message says it all
-        return 1
-    return 0
-
-
-async def _serve(settings: Settings, reload: Reload) -> None:
-    await Daemon(settings, reload).serve()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Uvloop where it is there; asyncio's own loop does the same work with more CPU time."""
-    if os.environ.get("KOORD_RUNTIMEPROXY_LOOP") == "asyncio":
-        return None
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 class Daemon:
     """One running daemon; made in its event loop.
 
@@ -90,20 +55,28 @@ class Daemon:
         environ: where the service manager's variables are; None for the process's own.
     """
 
-    def __init__(self, settings: Settings, reload: Reload, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, reload: Reload, environ: MutableMapping[str, str] | None = None
+    ) -> None:
         self._settings = settings
         self._reload = reload
-        self._environ = dict(os.environ) if environ is None else environ
+        self._environ = os.environ if environ is None else environ
+        self._predecessor = Predecessor.of(self._environ)
+        self._program = Program.this(self._environ)
+        self._upgrade: Upgrade | None = None
         self._notifier = Notifier.from_environ(self._environ)
+        # Nothing is told before the service manager knows this process.
+        self._notifier.is_muted = self._predecessor is not None
         self._own: OwnServer | None = None
         self._server: RelayServer | None = None
         self._engine: Engine | None = None
-        self._gate = Gate(settings.hooks.budget_s)
+        self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
         self._breaker = PassBreaker(lambda: self._engine.internal_errors if self._engine else 0)
         self._breaker.forced = not settings.hooks.enabled
         self._gate.bypass = self._breaker.passes()
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._finish)
+        self._spawn = self._tasks.spawn
         self._changing = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,19 +89,38 @@ class Daemon:
             PolicyLoadError: a policy cannot be loaded.
         """
         self._handle_signals()
-        listener = listener_of(self._settings.proxy, self._environ)
-        socket_path = str(listener.path or listener.sock.getsockname())
+        listener = self._listener()
         try:
             self._own = self._own_server()
             options = connection_options(self._settings.proxy, self._gate, self._own)
             self._server = RelayServer(options, self._settings.proxy.allowed_uids)
-            await self._server.start(listener)
-            proxy = self._settings.proxy
-            logger.info("serving on %s", socket_path, extra={"runtime": proxy.runtime_endpoint})
-            self._spawn(self._start_up(socket_path), is_vital=True)
+            self._upgrade = Upgrade(self._program, self._serving(listener, self._server))
+            starting = self._start_up if self._predecessor is None else self._take_over
+            self._spawn(starting(listener, self._server), is_vital=True)
             await self._end
         finally:
             await self._stop(listener)
+
+    def _listener(self) -> Listener:
+        """The listening socket: the predecessor's, systemd's, or one that is made."""
+        if self._predecessor is None:
+            return listener_of(self._settings.proxy, self._environ)
+        check_handed_over(self._predecessor.listener, self._settings.proxy)
+        return self._predecessor.listener
+
+    def _serving(self, listener: Listener, server: RelayServer) -> Serving:
+        """What an upgrade hands over."""
+        return Serving(
+            listener=listener,
+            server=server,
+            notifier=self._notifier,
+            executor=self._executor,
+            flush=self._flush_records,
+            finish=self._finish,
+            resumed=self._compare_soon,
+            start_s=self._settings.proxy.upgrade_start_s,
+            drain_s=self._settings.proxy.upgrade_drain_s,
+        )
 
     def _own_server(self) -> OwnServer | None:
         if not self._settings.proxy.own_services:
@@ -142,19 +134,22 @@ class Daemon:
     async def _stop(self, listener: Listener) -> None:
         """The listener is given up first, so that a successor can start while this one drains."""
         self._stopping.set()
+        if self._upgrade is not None:
+            await self._upgrade.stop()
+        if self._predecessor is not None:
+            self._predecessor.stopping()
         self._notifier.stopping("draining")
         if self._server is not None:
             self._server.stop_accepting()
         listener.release()
         await self._drain()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSING_S)
+        await self._tasks.cancel(CLOSING_S)
         if self._own is not None:
             await self._own.stop()
         if self._engine is not None:
             await self._engine.close()
+        if self._upgrade is not None:
+            await self._upgrade.tell_drained()
         self._executor.shutdown(cancel_futures=True)
         logger.info("stopped")
 
@@ -172,6 +167,7 @@ class Daemon:
         for stop in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(stop, self._finish)
         loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
+        loop.add_signal_handler(UPGRADE, self._begin_upgrade)
         loop.add_signal_handler(BYPASS_ON, self._force_pass, True)
         loop.add_signal_handler(BYPASS_OFF, self._force_pass, False)
 
@@ -193,6 +189,11 @@ class Daemon:
     def _begin_reload(self) -> None:
         if not self._end.done():
             self._spawn(self._reload_settings())
+
+    def _begin_upgrade(self) -> None:
+        if self._upgrade is not None and not self._end.done():
+            is_followed = self._predecessor is not None and self._predecessor.is_draining
+            self._spawn(self._upgrade.run(self._changing, is_followed=is_followed))
 
     async def _reload_settings(self) -> None:
         """Reads the configuration again; on an error the old one stays."""
@@ -223,22 +224,57 @@ class Daemon:
         self._look_at_breaker()
         logging.getLogger().setLevel(settings.log.level.upper())
 
-    async def _start_up(self, socket_path: str) -> None:
-        """Loads what decides, then the policies; tells the service manager once they are there."""
+    async def _start_up(self, listener: Listener, server: RelayServer) -> None:
+        """Serves, loads what decides, then the policies; tells the service manager once they are there."""
+        await server.start(listener)
+        self._log_serving(listener)
         async with self._changing:
-            engine = self._engine = await self._make_engine()
-            self._gate.hand_over(engine.interceptor)
+            engine = await self._make_engine()
+            await self._decide_with(engine)
             loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
             await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
-        if self._end.done():
+        if not self._end.done():
+            self._begin(engine, listener)
+
+    async def _take_over(self, listener: Listener, server: RelayServer) -> None:
+        """Does all that may fail, and only then serves in place of the process before this one."""
+        predecessor = self._predecessor
+        if predecessor is None:
             return
+        async with self._changing:
+            engine = await self._make_engine()
+            await engine.load_policies(self._settings)
+            await predecessor.loaded()
+            await self._decide_with(engine)
+            await server.start(listener)
+            listener.own(note("taken over"))
+            self._log_serving(listener)
+            await predecessor.serving()
+        self._notifier.is_muted = False
+        self._begin(engine, listener)
+        await predecessor.drained()
+        await engine.merge_state()
+        logger.info("upgrade: the process before this one has ended its calls")
+
+    def _log_serving(self, listener: Listener) -> None:
+        logger.info(
+            "serving on %s", listener.address, extra={"runtime": self._settings.proxy.runtime_endpoint}
+        )
+
+    async def _decide_with(self, engine: Engine) -> None:
+        """Reads the records that were written last; held calls are decided with them from now on."""
+        await engine.load_state()
+        self._gate.hand_over(engine.interceptor)
+
+    def _begin(self, engine: Engine, listener: Listener) -> None:
+        """Starts what runs in the background, and tells the service manager."""
         engine.start()
         self._spawn(self._keep_status())
         if self._own is not None:
             self._spawn(self._own.start(self._executor, engine.runtime_answers, self._stopping))
         interval_s = watchdog_interval_s(self._environ)
         if interval_s is not None:
-            is_alive = partial(answers_ping, socket_path)
+            is_alive = partial(answers_ping, listener.address)
             self._spawn(feed_watchdog(interval_s, is_alive, self._notifier.watchdog))
         self._spawn(self._tell_recovered(engine))
         self._notifier.ready(self._status())
@@ -254,22 +290,22 @@ class Daemon:
         await asyncio.get_running_loop().run_in_executor(self._executor, _import_engine)
         from runtimeproxy.engine import Engine
 
-        return Engine(self._settings, self._executor, self._spawn, lambda: self._gate.bypass)
+        self._engine = Engine(self._settings, self._executor, self._spawn, self._is_passive)
+        return self._engine
 
-    def _spawn(self, work: Coroutine[Any, Any, None], *, is_vital: bool = False) -> asyncio.Task[None]:
-        """Starts a background task and keeps it; its error is logged, and ends the daemon if it is vital."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, is_vital=is_vital))
-        return task
+    def _is_passive(self) -> bool:
+        """Whether cgroups are left alone between calls: nobody decides, or the successor does."""
+        return self._gate.bypass or (self._upgrade is not None and self._upgrade.has_moved)
 
-    def _ended(self, task: asyncio.Task[None], *, is_vital: bool) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and is_vital:
-            self._finish(error)
-        elif error is not None:
-            logger.error("a background task failed", exc_info=error)
+    async def _flush_records(self) -> None:
+        """Writes what the successor is to know."""
+        if self._engine is not None:
+            await self._engine.flush_state()
+
+    def _compare_soon(self) -> None:
+        """Calls have passed that nobody saw here."""
+        if self._engine is not None:
+            self._engine.compare_soon()
 
     async def _keep_status(self) -> None:
         """Looks at the breaker, and tells the service manager what changed."""
@@ -286,8 +322,8 @@ class Daemon:
 
     def _look_at_breaker(self) -> None:
         before, self._gate.bypass = self._gate.bypass, self._breaker.passes()
-        if before and not self._gate.bypass and self._engine is not None:
-            self._engine.compare_soon()
+        if before and not self._gate.bypass:
+            self._compare_soon()
 
     def _status(self) -> str:
         count = self._server.connection_count if self._server is not None else 0

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +18,12 @@ from runtimeproxy.calls.interceptor import CallInterceptor
 from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ops.audit_log import AuditLog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.kept_cgroups import KeptCgroups
+from runtimeproxy.ops.lasting_records import LastingRecords
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
@@ -33,12 +36,15 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.loaded import LoadedPolicy
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the runtime may take to answer a health probe."""
+SERVER_THREADS: Final = 16
+"""Threads for calls that hook servers are asked about; they only wait."""
 
 
 class Engine:
@@ -61,6 +67,7 @@ class Engine:
         self._spawn = spawn
         self._is_bypassed = is_bypassed
         self._workers = Workers(settings.hooks.worker_threads)
+        self._waiting_workers = Workers(SERVER_THREADS)
         self._audit = AuditLog()
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor)
@@ -71,7 +78,17 @@ class Engine:
             RecoverySettings(interval_s=settings.state.resync_interval_s),
             on_compared=self._compared,
         )
-        self._policy_count: int | None = None
+        self._lasting = LastingRecords(Path(settings.state.dir), self._store, self._cgroups, self._recovery)
+        self._chain: Chain | None = None
+        self._policies: tuple[LoadedPolicy, ...] = ()
+        self._files_thread = BackgroundThreads(1, "hook-servers")
+        self._servers = HookServers(
+            Path(settings.hooks.server_config_dir),
+            settings.hooks.server_timeout_s,
+            self._files_thread,
+            self._use_servers,
+        )
+        self._following: asyncio.Task[None] | None = None
         self.interceptor = CallInterceptor(
             CallContext(self._store, Lookups(self._store, self._client)),
             self._cgroups,
@@ -93,37 +110,65 @@ class Engine:
 
     @property
     def summary(self) -> str:
-        """One line for people: policies and records."""
-        policies = "policies are loading" if self._policy_count is None else f"{self._policy_count} policies"
+        """One line for people: policies, hook servers and records."""
+        policies = f"{len(self._policies)} policies" if self._chain else "policies are loading"
+        servers = f", {self._servers.summary}" if self._servers.summary else ""
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
-        return (
-            f"{policies}; {len(self._store.pods)} pods, {len(self._store.containers)} containers{recovered}"
-        )
+        recovered += ", which are not saved" if self._lasting.problem else ""
+        records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
+        return f"{policies}{servers}; {records}{recovered}"
 
     async def load_policies(self, settings: Settings) -> None:
         """Loads the policies, in a thread that may hang in what they import, and uses them from now on.
+
+        The first time, hook servers that are registered already are part of it.
 
         Raises:
             PolicyLoadError: one cannot be loaded; those that were there stay.
         """
         from runtimeproxy.hooks.chain import Chain
 
+        if self._following is None:
+            self._following = self._spawn(self._servers.run())
         thread = BackgroundThreads(1, "policy-loading")
         try:
             policies = await asyncio.get_running_loop().run_in_executor(thread, _policies, settings)
         finally:
             thread.shutdown()
-        self.interceptor.use(Chain(policies, self._workers, sink=self._audit, rule=settings.hooks.conflicts))
-        self._policy_count = len(policies)
+        await self._servers.read()
+        self._policies = policies
+        self._chain = Chain(
+            (*policies, *self._servers.policies),
+            self._workers,
+            waiting_workers=self._waiting_workers,
+            sink=self._audit,
+            rule=settings.hooks.conflicts,
+        )
+        self.interceptor.use(self._chain)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in policies]})
 
     def configure(self, settings: Settings) -> None:
         """Takes the settings of held calls; what other policies wrote to cgroups is no longer kept there."""
         self.interceptor.configure(call_settings(settings))
         self._cgroups.forget_all()
+        self._servers.configure(settings.hooks.server_timeout_s)
+
+    async def load_state(self) -> None:
+        """Takes the records that the last process has saved; to be awaited before the first held call."""
+        await self._lasting.load()
+
+    async def merge_state(self) -> None:
+        """Takes what another process has saved since, for ids to which nothing has happened in this one."""
+        await self._lasting.merge()
+
+    async def flush_state(self) -> bool:
+        """Saves all changes of the records; returns whether they are on disk now."""
+        return await self._lasting.flush()
 
     def start(self) -> None:
         """Starts what runs in the background."""
+        self._spawn(self._lasting.run())
+        self._spawn(self._lasting.follow())
         self._spawn(self.interceptor.load())
         self._spawn(self._recovery.run())
 
@@ -133,7 +178,8 @@ class Engine:
 
     def tidy(self) -> None:
         """To be called from time to time; cheap."""
-        self._cgroups.tidy(pod.cgroup_parent for pod in self._store.pods)
+        parents = (pod.cgroup_parent for pod in self._store.pods)
+        self._cgroups.tidy(parents, (container.id for container in self._store.containers))
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a probe."""
@@ -146,7 +192,15 @@ class Engine:
     async def close(self) -> None:
         """Ends the connection to the runtime and the policies' threads."""
         self._workers.close()
+        self._waiting_workers.close()
+        self._files_thread.shutdown(cancel_futures=True)
         await self._client.close()
+        await self._lasting.close()
+
+    def _use_servers(self) -> None:
+        """The hook servers have changed: they run after the policies of this process."""
+        if self._chain is not None:
+            self._chain.use((*self._policies, *self._servers.policies))
 
     async def _compared(self) -> None:
         """After each comparison of the records: the runtime's name, and the cgroups."""
@@ -156,7 +210,9 @@ class Engine:
             logger.info("the runtime does not tell its name", extra={"cause": str(error)})
         if not self._is_bypassed():
             running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._cgroups.keep, running)
+            containers = frozenset(container.id for container in self._store.containers)
+            keep = partial(self._cgroups.keep, running, containers)
+            await asyncio.get_running_loop().run_in_executor(self._executor, keep)
 
 
 def call_settings(settings: Settings) -> CallSettings:
@@ -166,6 +222,7 @@ def call_settings(settings: Settings) -> CallSettings:
     return CallSettings(
         budget_s=hooks.budget_s,
         on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
+        on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
         skip_label=(key, hooks.skip_label_value) if key else None,
         max_message_bytes=settings.proxy.max_message_bytes,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+
 if TYPE_CHECKING:
     from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
 
@@ -29,15 +31,16 @@ class Gate:
     """Holds calls until the real interceptor is there, then hands them and all later ones to it.
 
     Args:
-        budget_s: how long a call waits here, or a quarter of its deadline if that is less; then it is
-            forwarded as it came.
+        budget_s: how long a call waits here, or a quarter of its deadline if that is less.
+        refuses: whether it is refused then; else it is forwarded as it came.
 
     Attributes:
         bypass: while it is set, new calls pass unheld.
     """
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, budget_s: float, *, refuses: bool = False) -> None:
         self._budget_s = budget_s
+        self._refuses = refuses
         self._interceptor: Interceptor | None = None
         self._waiting: list[_EarlyCall] = []
         self.bypass = False
@@ -50,7 +53,7 @@ class Gate:
         """The handler of a held call."""
         if self._interceptor is not None:
             return self._interceptor.open(head, reply)
-        call = _EarlyCall(head, reply, self._budget_s)
+        call = _EarlyCall(head, reply, self._budget_s, refuses=self._refuses)
         self._waiting.append(call)
         return call
 
@@ -65,11 +68,12 @@ class Gate:
 class _EarlyCall:
     """A held call that waits for the real interceptor, then stands before that one's handler."""
 
-    __slots__ = ("_head", "_hold_s", "_is_over", "_message", "_real", "_reply", "_timer")
+    __slots__ = ("_head", "_hold_s", "_is_over", "_message", "_real", "_refuses", "_reply", "_timer")
 
-    def __init__(self, head: CallHead, reply: Reply, budget_s: float) -> None:
+    def __init__(self, head: CallHead, reply: Reply, budget_s: float, *, refuses: bool) -> None:
         self._head = head
         self._reply = reply
+        self._refuses = refuses
         self._hold_s = budget_s if head.timeout_s is None else min(budget_s, head.timeout_s / 4)
         self._message: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +111,10 @@ class _EarlyCall:
 
     def _pass(self) -> None:
         self._end()
-        self._reply.forward(None)
+        if self._refuses:
+            self._reply.refuse(StatusCode.UNAVAILABLE, f"{MESSAGE_PREFIX}the policies are not loaded yet")
+        else:
+            self._reply.forward(None)
 
     def _end(self) -> None:
         self._is_over = True

@@ -18,11 +18,17 @@ LISTEN_FDS_START = 3
 
 
 class Notifier:
-    """Sends state to the service manager; does nothing when there is none, and never raises."""
+    """Sends state to the service manager; does nothing when there is none, and never raises.
+
+    Attributes:
+        is_muted: whether nothing is sent: the service manager listens to the main process only, and that is
+            another one just now.
+    """
 
     def __init__(self, address: str | None) -> None:
         """Takes NOTIFY_SOCKET's value: a path, or `@name` for an abstract socket; None for nobody."""
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
+        self.is_muted = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Notifier:
@@ -60,7 +66,7 @@ class Notifier:
 
     def send(self, **fields: str | int) -> bool:
         """Sends the fields in one datagram; empty ones are left out. Returns whether it was handed over."""
-        if not self._address:
+        if not self._address or self.is_muted:
             return False
         lines = [f"{key}={_one_line(str(value))}" for key, value in fields.items() if value != ""]
         try:

@@ -38,14 +38,32 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
         return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
     for surplus in passed[1:]:
         surplus.socket.close()
-    own_path = passed[0].socket.getsockname()
+    try:
+        _refuse_circle(proxy, passed[0].socket.getsockname())
+    except ConfigError:
+        passed[0].socket.close()
+        raise
+    return inherited(passed[0].socket)
+
+
+def check_handed_over(listener: Listener, proxy: ProxySettings) -> None:
+    """Refuses a predecessor's socket that is not the one of the settings.
+
+    Raises:
+        ConfigError: the settings name another socket, or the runtime's leads back to it.
+    """
+    if listener.path is not None and not is_same_socket(listener.path, proxy.endpoint):
+        reason = f"{proxy.endpoint} is not {listener.path}: a new socket needs a restart"
+        raise ConfigError("upgrade", "proxy.endpoint", reason)
+    _refuse_circle(proxy, listener.address)
+
+
+def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
     for key in ("runtime_endpoint", "image_endpoint"):
         path = getattr(proxy, key)
         if path and is_same_socket(path, own_path):
-            passed[0].socket.close()
-            reason = f"{path} is the socket that systemd passed: calls would go round in circles"
+            reason = f"{path} is the socket that was passed: calls would go round in circles"
             raise ConfigError("environment", f"proxy.{key}", reason)
-    return inherited(passed[0].socket)
 
 
 def connection_options(

@@ -88,6 +88,23 @@ async def test_a_message_waits_and_is_handed_over(gate: Gate) -> None:
     assert real.told == [("open", PATH), ("message", b"create"), ("responded", Outcome.SUCCEEDED, b"id")]
 
 
+@pytest.mark.parametrize(
+    ("refuses", "expected"),
+    [
+        pytest.param(False, ("forward", None), id="forward"),
+        pytest.param(
+            True, ("refuse", 14, "koord-runtime-proxy: the policies are not loaded yet"), id="refuse"
+        ),
+    ],
+)
+async def test_a_call_that_nobody_can_decide_on_in_time(refuses: bool, expected: object) -> None:
+    answers = Answers()
+    Gate(0.01, refuses=refuses).open(HEAD, answers).message(b"create")
+    async with asyncio.timeout(10):
+        await answers.is_given.wait()
+    assert answers.given == [expected]
+
+
 async def test_a_call_whose_message_comes_later(gate: Gate) -> None:
     answers, real = Answers(), Real()
     call = gate.open(HEAD, answers)

@@ -71,14 +71,14 @@ FLAGS: Final = (
         group="hooks",
         key="server_config_dir",
         metavar="DIR",
-        help="folder in which hook servers register; taken, but this version calls none",
+        help="folder in which hook servers register",
     ),
     Flag(
         option="--state-dir",
         group="state",
         key="dir",
         metavar="DIR",
-        help="folder of the checkpoint; taken, but this version writes none",
+        help="folder of the checkpoint, from which records come back after a restart",
     ),
     Flag(
         option="--log-level",

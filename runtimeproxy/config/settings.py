@@ -57,6 +57,12 @@ class ProxySettings:
     """Whether the daemon answers gRPC health and reflection (default) or leaves them to the runtime."""
     drain_s: Annotated[float, Within(0, 600)] = 3.0
     """How long held calls may still run after SIGTERM. Default 3 s: under 4 s with the next start."""
+    upgrade_start_s: Annotated[float, Within(0.1, 600)] = 30.0
+    """How long the successor of an upgrade may take to come up; this process serves meanwhile and, if it does
+    not, afterwards. Default 30 s: many times a start on a busy node."""
+    upgrade_drain_s: Annotated[float, Within(0, 86_400)] = 300.0
+    """How long calls may go on in the old process after an upgrade. Default 300 s: image pulls and commands
+    in containers end in that time; event streams do not, and are cut then."""
     runtime_call_timeout_s: Annotated[float, Within(0.1, 600)] = 10.0
     """Timeout of the daemon's own calls to the runtime (recovery, look-ups, health). Default 10 s: a list of
     thousands of containers on a busy node takes a second."""
@@ -79,6 +85,9 @@ class HooksSettings:
     on_unparsable: Literal["forward", "refuse"] = "forward"
     """What becomes of a held call whose message cannot be understood. Default forward: the kubelet's path is
     sacred."""
+    on_failure: Literal["forward", "refuse"] = "forward"
+    """What becomes of a held call that the proxy itself cannot decide on: policies that are not loaded in
+    time, an error in its own code. Default forward: the kubelet's path is sacred."""
     conflicts: ConflictRule = ConflictRule.LATER
     """Whose value counts when two policies set one field: `later` (default, as the chain runs), `earlier`."""
     skip_label_key: str = "runtimeproxy.koordinator.sh/skip-hookserver"
@@ -87,6 +96,9 @@ class HooksSettings:
     """Value of the skip label. Default: Koordinator's."""
     server_config_dir: str = "/etc/runtime/hookserver.d"
     """Folder in which hook servers register themselves. Default: Koordinator's."""
+    server_timeout_s: Annotated[float, Within(0.01, 120)] = 2.0
+    """Time of one call of a hook server whose file does not say `timeout-seconds`. Default 2 s: two of them
+    still fit into the time of the whole chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,4 +59,6 @@ class Seeing(Policy):
 
 def _loop() -> asyncio.AbstractEventLoop:
     """The daemon's own; nothing else in this process has tasks."""
+    # The daemon freezes what is there once it runs, and frozen objects are not listed.
+    gc.unfreeze()
     return next(each.get_loop() for each in gc.get_objects() if isinstance(each, asyncio.Task))

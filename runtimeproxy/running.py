@@ -1,0 +1,45 @@
+"""Runs the daemon in an event loop, from the settings to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.daemon import Daemon
+from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
+from runtimeproxy.ops.event_loop import loop_factory
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.daemon import Reload
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.00005
+"""How long a thread that computes may keep the relay's loop waiting; Python's default is 5 ms."""
+
+
+def run(settings: Settings, reload: Reload) -> int:
+    """Serves until SIGTERM; returns the exit code: 0, 1 when it cannot serve, 2 for bad configuration.
+
+    Args:
+        settings: what to serve.
+        reload: reads the settings again; raises ConfigError.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(settings, reload))
+    except (ConfigError, PolicyLoadError) as error:
+        logger.error("cannot start: %s", error)  # noqa: TRY400  # the message says it all
+        return 2
+    except RuntimeProxyError as error:
+        logger.error("cannot serve: %s", error)  # noqa: TRY400  # the message says it all
+        return 1
+    return 0
+
+
+async def _serve(settings: Settings, reload: Reload) -> None:
+    await Daemon(settings, reload).serve()

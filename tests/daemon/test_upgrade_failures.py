@@ -1,0 +1,152 @@
+"""A successor that does not come up leaves the process before it serving, as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.ops.switch import UPGRADE
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, shares_of
+from tests.daemon.load import Load
+from tests.daemon.site import IMPORT_FIFO, site_folder
+from tests.daemon.upgrading import Family
+from tests.lab.cri_client import CriClient
+from tests.lab.proxy_process import ProxyProcess
+
+BOTH_LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+
+
+@pytest.fixture
+def family(daemon: ProxyProcess) -> Iterator[Family]:
+    with Family(daemon) as followed:
+        yield followed
+
+
+@pytest.fixture
+def hanging(daemons: Daemons, fifo: Path) -> Iterator[Family]:
+    """A daemon whose successors hang while they load a policy: the FIFO is open, so reading it waits."""
+    daemons.environment.update(site_folder(fifo.parent / "slow", slow="slow_to_import:Slow"))
+    daemons.environment[IMPORT_FIFO] = str(fifo)
+    daemon = daemons.prepare("[proxy]\nupgrade_start_s = 60.0\n")
+    daemon.spawn()
+    fifo.write_bytes(b"")
+    daemon.wait_for_state("READY=1")
+    with Family(daemon) as followed:
+        yield followed
+
+
+def config(family: Family, text: str) -> None:
+    (family.daemon.folder / "config.toml").write_text(text)
+
+
+def is_as_before(family: Family) -> None:
+    """The first process serves, holds calls and can be upgraded."""
+    assert family.serving == family.daemon.pid
+    with CriClient(family.daemon.socket) as client:
+        assert shares_of(batch_pod(client, "as-before").run().create()) == BATCH_SHARES
+
+
+@BOTH_LOOPS
+def test_a_broken_configuration(family: Family, client: CriClient) -> None:
+    with Load(family.daemon.socket) as load:
+        load.wait_for_more()
+        config(family, "[proxy]\nnonsense = 1\n")
+        assert family.refused() == "upgrade failed: it ended with exit code 2 before it was loaded"
+        load.wait_for_more()
+    assert load.failed == []
+    assert family.logs("there is no such key") or family.logs("nonsense")
+    config(family, "")
+    is_as_before(family)
+    assert family.upgrade() != family.daemon.pid
+    client.wait_until_serving(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[proxy]\nruntime_endpoint = "/nowhere"\n[policies.unheard-of]\n', "exit code 2"),
+        ("[policies.batch-resource.options]\nnonsense = 1\n", "exit code 2"),
+    ],
+    ids=["policy that is not there", "policy with a wrong option"],
+)
+def test_a_configuration_that_policies_refuse(family: Family, text: str, reason: str) -> None:
+    config(family, text)
+    assert reason in family.refused()
+    is_as_before(family)
+
+
+def test_one_that_is_killed_while_it_loads(hanging: Family) -> None:
+    family = hanging
+    with CriClient(family.daemon.socket) as client:
+        family.signal(UPGRADE)
+        successor = family.starting()
+        client.wait_until_serving(10)
+        family.signal(signal.SIGKILL, successor)
+        family.wait_for(lambda: family.logs("it was ended by SIGKILL before it was loaded"), "the error")
+    is_as_before(family)
+
+
+def test_one_that_hangs_has_its_time(daemons: Daemons, fifo: Path) -> None:
+    daemons.environment.update(site_folder(fifo.parent / "slow", slow="slow_to_import:Slow"))
+    daemons.environment[IMPORT_FIFO] = str(fifo)
+    daemon = daemons.prepare("[proxy]\nupgrade_start_s = 0.5\n")
+    daemon.spawn()
+    fifo.write_bytes(b"")
+    daemon.wait_for_state("READY=1")
+    with Family(daemon) as family:
+        assert family.refused() == "upgrade failed: it was not loaded within 0.5 s"
+        is_as_before(family)
+
+
+def test_sigterm_while_the_successor_loads(hanging: Family) -> None:
+    hanging.signal(UPGRADE)
+    successor = hanging.starting()
+    hanging.signal(signal.SIGTERM)
+    assert hanging.daemon.wait() == 0
+    hanging.wait_until_ended(successor)
+    assert not hanging.daemon.socket.exists()
+
+
+def test_sigterm_of_the_successor_while_it_loads(hanging: Family) -> None:
+    hanging.signal(UPGRADE)
+    successor = hanging.starting()
+    hanging.signal(signal.SIGTERM, successor)
+    hanging.wait_until_ended(successor)
+    hanging.wait_for(lambda: hanging.logs("upgrade failed"), "the error")
+    is_as_before(hanging)
+
+
+def test_a_second_one_is_refused_while_the_first_is_in_progress(hanging: Family) -> None:
+    hanging.signal(UPGRADE)
+    hanging.starting()
+    assert hanging.refused() == "upgrade refused: one is in progress"
+
+
+def test_the_old_one_killed_while_the_successor_loads(hanging: Family, fifo: Path) -> None:
+    hanging.signal(UPGRADE)
+    successor = hanging.starting()
+    hanging.daemon.kill()
+    fifo.write_bytes(b"")
+    hanging.wait_for(lambda: hanging.serving == successor, "the successor")
+    with CriClient(hanging.daemon.socket) as client:
+        client.wait_until_serving(10)
+
+
+@BOTH_LOOPS
+def test_a_successor_killed_after_it_took_over(family: Family, client: CriClient) -> None:
+    first = family.serving
+    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
+    pod(client).run()
+    next(events)
+    second = family.upgrade()
+    family.signal(signal.SIGKILL, second)
+    family.wait_for(lambda: family.serving == first, "the first process")
+    is_as_before(family)
+    pod(client, "later").run()
+    assert any(event.pod_sandbox_status.metadata.name == "later" for event in events)
+    assert family.upgrade() not in (first, second)
