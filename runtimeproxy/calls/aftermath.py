@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
-    if operation.due_writes()[1] or _is_asked(desk, method, operation):
+    if operation.due_writes()[1] or _is_disturbed(desk, operation) or _is_asked(desk, method, operation):
         hooks = desk.spawn(_follow_up(desk, method, operation))
         desk.lanes.hold_back(operation.pod_keys, hooks)
+
+
+def _is_disturbed(desk: Desk, operation: Operation) -> bool:
+    """Whether values that policies wrote to the pod's cgroup have to be looked after."""
+    cgroup = operation.disturbed_cgroup
+    return bool(cgroup) and desk.writer.keeps(cgroup)
 
 
 def _is_asked(desk: Desk, method: Method, operation: Operation) -> bool:
@@ -55,6 +61,9 @@ async def settle(desk: Desk, method: Method, operation: Operation) -> None:
 
 async def _follow_up(desk: Desk, method: Method, operation: Operation) -> None:
     try:
+        if _is_disturbed(desk, operation):
+            renew = partial(desk.writer.renew, operation.disturbed_cgroup)
+            await asyncio.get_running_loop().run_in_executor(desk.executor, renew)
         await _write_due(desk, operation)
         if desk.chain is not None:
             await _ask_all(desk, desk.chain, method, operation)

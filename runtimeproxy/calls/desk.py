@@ -36,6 +36,12 @@ class CgroupWriter(Protocol):
     def write(self, cgroup: str, values: Mapping[str, int | str]) -> Sequence[WriteResult]:
         """Writes values to one cgroup; never raises for what the kernel says."""
 
+    def keeps(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
+
+    def renew(self, cgroup: str) -> None:
+        """Writes again those that are no longer there; never raises for what the kernel says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
@@ -103,7 +109,9 @@ class Desk:
         key, value = label
         if pod.annotations.get(key) == value != pod.labels.get(key):
             name = f"{pod.namespace}/{pod.name}"
-            self.failures.report("skip label", name, f"{name} has {key} as an annotation: only a label counts")
+            self.failures.report(
+                "skip label", name, f"{name} has {key} as an annotation: only a label counts"
+            )
         return pod.labels.get(key) == value
 
     async def load(self) -> Operations:

@@ -152,6 +152,14 @@ class Operation(ABC):
         """The cgroup and the values whose time has come with the call's success."""
         return "", NO_ENTRIES
 
+    @property
+    def disturbed_cgroup(self) -> str:
+        """The pod's cgroup, if values that were written there may be lost by the call's success.
+
+        Source: systemd realizes a slice again, with the slice's own properties, when a scope starts below it.
+        """
+        return ""
+
     @abstractmethod
     async def confirm(self) -> bool:
         """Asks the runtime how a call ended whose end was not seen, and settles the records.
@@ -173,6 +181,12 @@ def container_cgroup(context: CallContext, pod: PodRecord | None, container: Con
     except CgroupPathError:
         return ""
     return "/" + "/".join(path)
+
+
+def slice_of(pod: PodRecord | None) -> str:
+    """The pod's cgroup if it is a slice of systemd's; empty if not, or if it is not known."""
+    parent = pod.cgroup_parent if pod is not None else ""
+    return parent if parent.endswith(".slice") else ""
 
 
 def merged_owners(

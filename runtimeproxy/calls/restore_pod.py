@@ -9,7 +9,14 @@ from typing import cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.create_container import ContainerDraft
-from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions, container_cgroup
+from runtimeproxy.calls.operation import (
+    CallContext,
+    Operation,
+    Question,
+    Questions,
+    container_cgroup,
+    slice_of,
+)
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.views import recorded_container, recorded_pod
 from runtimeproxy.hooks import ContainerView, Hook, PodView
@@ -72,6 +79,11 @@ class RestorePod(Operation):
             details = partial(self._details, record, pod)
             yield Question(Hook.POST_CREATE_CONTAINER, pod, details=details)
             yield Question(Hook.POST_START_CONTAINER, pod, details=details)
+
+    @property
+    def disturbed_cgroup(self) -> str:
+        """The pod's slice: the sandbox's scope was started in it."""
+        return slice_of(self._pod)
 
     async def confirm(self) -> bool:
         """The runtime has a sandbox of this attempt or not; its containers come with the next list."""

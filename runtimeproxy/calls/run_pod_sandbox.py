@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edits import edit_pod
-from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions
+from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions, slice_of
 from runtimeproxy.calls.views import recorded_pod, requested_pod
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord, compact
@@ -103,6 +103,11 @@ class RunPodSandbox(Operation):
         if self._record is not None:
             view = recorded_pod(self._record)
             yield Question(Hook.POST_RUN_POD_SANDBOX, view, cgroup=view.cgroup_parent)
+
+    @property
+    def disturbed_cgroup(self) -> str:
+        """The pod's slice: the sandbox's scope was started in it."""
+        return slice_of(self._record)
 
     async def confirm(self) -> bool:
         """The runtime has a sandbox of this attempt, or it has not."""

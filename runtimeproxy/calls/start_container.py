@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall
-from runtimeproxy.calls.operation import CallContext, Questions
+from runtimeproxy.calls.operation import CallContext, Questions, slice_of
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -47,6 +47,11 @@ class StartContainer(ContainerCall):
         """What policies wanted at the creation and before the start."""
         record = self.record
         return ("" if record is None else self.cgroup(record)), self._due
+
+    @property
+    def disturbed_cgroup(self) -> str:
+        """The pod's slice: the container's scope was started in it."""
+        return slice_of(self.pod)
 
     async def confirm(self) -> bool:
         """The container runs, or it does not."""

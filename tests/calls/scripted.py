@@ -105,6 +105,7 @@ class RecordedWriter:
     """Keeps what was written, and fails as scripted."""
 
     written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
     error: str = ""
 
     def write(self, cgroup: str, values: Mapping[str, int | str]) -> tuple[WriteResult, ...]:
@@ -113,6 +114,12 @@ class RecordedWriter:
         return tuple(
             WriteResult(cgroup, key, value, outcome, None, self.error) for key, value in values.items()
         )
+
+    def keeps(self, cgroup: str) -> bool:
+        return any(name == cgroup for name, _ in self.written)
+
+    def renew(self, cgroup: str) -> None:
+        self.renewed.append(cgroup)
 
 
 class Surroundings:

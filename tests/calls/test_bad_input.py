@@ -16,11 +16,11 @@ from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.message import frame_message
 from runtimeproxy.calls.methods import METHODS, Method
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
-from runtimeproxy.hooks import ContainerChange, FailurePolicy, ResourceChange
+from runtimeproxy.hooks import ContainerChange, FailurePolicy
 from runtimeproxy.interception import Outcome
+from tests.calls.one_container import SHARES
 from tests.calls.scripted import CONTAINER_ID, Surroundings, create, policy, policy_of
 
-SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
 UNREADABLE = [
     pytest.param(b"", "identity", id="nothing"),
     pytest.param(b"\0\0\0\0\1\xff", "identity", id="no-message"),

@@ -15,6 +15,7 @@ from runtimeproxy.hooks import ContainerChange, FailurePolicy, PodChange, Resour
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
 from runtimeproxy.testing.builders import pod_sandbox_config
+from tests.calls.one_container import SHARES
 from tests.calls.scripted import (
     CONTAINER_ID,
     POD_ID,
@@ -27,7 +28,6 @@ from tests.calls.scripted import (
 )
 
 FAIL = PolicySettings(failure_policy=FailurePolicy.FAIL)
-SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
 
 
 def raising(_: object) -> None:

@@ -16,24 +16,11 @@ from runtimeproxy.hooks import (
     ResourceChange,
 )
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.one_container import SHARES, record_of, with_container
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
-
-SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
-
-
-def record_of(desk: Surroundings) -> ContainerRecord:
-    record = desk.store.containers.get(CONTAINER_ID)
-    assert record is not None
-    return record
-
-
-async def with_container(desk: Surroundings) -> None:
-    pod = pod_sandbox_config("web", qos="BE", uid="u1")
-    await desk.run_pod(pod, POD_ID)
-    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
 
 
 async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original(desk: Surroundings) -> None:

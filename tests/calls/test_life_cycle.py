@@ -10,6 +10,7 @@ from runtimeproxy.hooks import CgroupChange, ContainerChange
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.one_container import with_container
 from tests.calls.scripted import CONTAINER_ID, POD_ID, HeldForTest, Surroundings, policy, policy_of
 
 CGROUP = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
@@ -30,10 +31,8 @@ async def done(desk: Surroundings, method: str) -> HeldForTest:
     return call
 
 
-async def with_container(desk: Surroundings) -> None:
-    pod = pod_sandbox_config("web", qos="BE", uid="u1")
-    await desk.run_pod(pod, POD_ID)
-    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+async def with_settled_container(desk: Surroundings) -> None:
+    await with_container(desk)
     await desk.idle()
 
 
@@ -51,7 +50,7 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
         post_start_container=CgroupChange(cgroup={"memory.high": 9}),
     )
     await desk.load(found)
-    await with_container(desk)
+    await with_settled_container(desk)
     assert not desk.writer.written
     await done(desk, "StartContainer")
     assert desk.writer.written == [
@@ -65,7 +64,7 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
 
 async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Surroundings) -> None:
     await desk.load(policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1})))
-    await with_container(desk)
+    await with_settled_container(desk)
     await done(desk, "StartContainer")
     assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
 
@@ -83,7 +82,7 @@ async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
     await desk.load(
         policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}), post_start_container=None)
     )
-    await with_container(desk)
+    await with_settled_container(desk)
     call = desk.call("StartContainer", request_for("StartContainer"))
     await call.ended(Outcome.FAILED)
     await desk.idle()

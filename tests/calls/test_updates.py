@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import ContainerChange, ContainerView, ResourceChange
+from runtimeproxy.hooks import ContainerChange, ContainerView
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.one_container import SHARES, record_of, with_container
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
 
 Update = api_pb2.UpdateContainerResourcesRequest
-SHARES = ContainerChange(resources=ResourceChange(cpu_shares=2048))
 
 
 def update(**resources: int | str) -> api_pb2.UpdateContainerResourcesRequest:
@@ -20,18 +19,6 @@ def update(**resources: int | str) -> api_pb2.UpdateContainerResourcesRequest:
     for name, value in resources.items():
         setattr(request.linux, name, value)
     return request
-
-
-def record_of(desk: Surroundings) -> ContainerRecord:
-    record = desk.store.containers.get(CONTAINER_ID)
-    assert record is not None
-    return record
-
-
-async def with_container(desk: Surroundings) -> None:
-    pod = pod_sandbox_config("web", qos="BE", uid="u1")
-    await desk.run_pod(pod, POD_ID)
-    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
 
 
 async def test_a_unique_prefix_of_an_id_is_that_id(desk: Surroundings) -> None:
