@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
@@ -115,7 +116,7 @@ class RegistrationDirectory:
         except (FileNotFoundError, NotADirectoryError):
             missing = ""
         except (OSError, ImportError) as error:
-            missing = str(error)
+            missing = _told(error)
         return _Found(self._files.look(self._default_timeout_s), missing)
 
     async def _take(self, found: _Found) -> None:
@@ -160,3 +161,10 @@ class RegistrationDirectory:
             if fileno is not None:
                 loop.remove_reader(fileno)
         await asyncio.sleep(GATHER_S)
+
+
+def _told(error: Exception) -> str:
+    """Why there are no events. Source: inotify(7), the errors of its system calls are those of its limits."""
+    limits = {errno.EMFILE: "fs.inotify.max_user_instances", errno.ENOSPC: "fs.inotify.max_user_watches"}
+    limit = limits.get(error.errno or 0) if isinstance(error, OSError) else None
+    return f"{error}; see {limit}" if limit else str(error)
