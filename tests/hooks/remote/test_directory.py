@@ -241,8 +241,10 @@ async def test_exhausted_inotify_is_told_once_and_tried_again(
         write(watched.file, endpoint)
         await watched.until(a=endpoint)
     assert caplog.messages == [
-        f"{path}: no events from the kernel ([Errno 24] Too many open files; see"
-        " fs.inotify.max_user_instances), so it is looked at each 0.05 s"
+        (
+            f"{path}: no events from the kernel ([Errno 24] Too many open files; see"
+            " fs.inotify.max_user_instances), so it is looked at each 0.05 s"
+        )
     ]
     caplog.set_level(logging.INFO)
     exhausted.is_over = True
