@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
+from runtimeproxy.ops.runtime_calls import answers_calls
+from runtimeproxy.relay.presence import Presence
 from runtimeproxy.relay.state import Upstream
 
 OWN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -21,7 +24,8 @@ class Routes:
     """
 
     def __init__(self, *, runtime_socket: str, image_socket: str = "", own_socket: str = "") -> None:
-        self.runtime = Upstream("runtime", runtime_socket, is_intercepted=True)
+        presence = Presence(partial(answers_calls, runtime_socket))
+        self.runtime = Upstream("runtime", runtime_socket, is_intercepted=True, presence=presence)
         self._prefixes: list[tuple[tuple[str, ...], Upstream]] = []
         if own_socket:
             self._prefixes.append((OWN_PREFIXES, Upstream("own services", own_socket, is_intercepted=False)))

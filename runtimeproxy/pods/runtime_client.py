@@ -206,11 +206,13 @@ class GrpcRuntimeClient:
 
 
 def _load() -> ModuleType:
-    import grpc.aio
+    # The package comes first: two threads that import it and its part `aio` at once wait for each other.
+    import grpc
 
     import runtimeproxy.pods.questions  # noqa: F401
 
-    return grpc.aio
+    aio: ModuleType = grpc.aio
+    return aio
 
 
 def _present(answer: ResultT | None) -> ResultT:

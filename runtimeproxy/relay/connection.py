@@ -66,6 +66,7 @@ class Connection:
         self._relaying: Relaying | None = None
         self._first_bytes = bytearray()
         self._dial: Dial | None = None
+        self._upstream: Upstream | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drain: Callable[[Relaying], None] | None = None
@@ -104,8 +105,9 @@ class Connection:
 
     def _open(self, traffic: Relaying | Splice, upstream: Upstream) -> None:
         self._stop_timer()
+        self._upstream = upstream
         self._dial = Dial(
-            upstream.socket_path,
+            upstream,
             self._options.upstream_wait_s,
             on_connected=functools.partial(self._connected, traffic),
             on_failed=functools.partial(self._upstream_failed, upstream),
@@ -232,6 +234,8 @@ class Connection:
         """The client gets what was read from the runtime, then its connection ends too."""
         if self._is_closed or self._is_disowned:
             return
+        if self._upstream is not None:
+            self._upstream.presence.lost()
         if self._relaying is not None:
             self._relaying.lost()
         self.close()

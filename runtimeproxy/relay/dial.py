@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtimeproxy.relay.state import Upstream
+
 _RETRY_FIRST_S: Final = 0.01
 _RETRY_MOST_S: Final = 0.1
 """A kubelet that lost its event stream has it back within a second of the runtime."""
@@ -20,7 +22,7 @@ class Dial:
     """Connects at once, or tries again until the time is over; a Unix connect never blocks.
 
     Args:
-        socket_path: of the upstream.
+        upstream: where to connect to.
         wait_s: how long an upstream that is away is waited for.
         on_connected: takes the socket, possibly before `start` returns.
         on_failed: takes the last error, never before `start` returns.
@@ -28,32 +30,47 @@ class Dial:
 
     def __init__(
         self,
-        socket_path: str,
+        upstream: Upstream,
         wait_s: float,
         on_connected: Callable[[socket.socket], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        self._socket_path = socket_path
+        self._upstream = upstream
         self._on_connected = on_connected
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._deadline_s = self._loop.time() + wait_s
         self._retry: asyncio.Handle | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Tries for the first time."""
-        self._connect(_RETRY_FIRST_S)
+        self._try(_RETRY_FIRST_S)
 
     def cancel(self) -> None:
         """Nobody waits for the upstream any more."""
-        if self._retry is not None:
-            self._retry.cancel()
+        for waiting in (self._retry, self._asking):
+            if waiting is not None:
+                waiting.cancel()
+
+    def _try(self, retry_s: float) -> None:
+        if self._upstream.presence.is_in_doubt:
+            self._asking = self._loop.create_task(self._ask(retry_s), name="ask-upstream")
+        else:
+            self._connect(retry_s)
+
+    async def _ask(self, retry_s: float) -> None:
+        """Connects once the upstream answers; if it never does, its own words are the best that there is."""
+        if await self._upstream.presence.answers() or self._is_over(retry_s):
+            self._connect(retry_s)
+        else:
+            self._again(retry_s)
 
     def _connect(self, retry_s: float) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            sock.connect(self._socket_path)
+            sock.connect(self._upstream.socket_path)
         except OSError as error:
             sock.close()
             self._missed(error, retry_s)
@@ -61,9 +78,15 @@ class Dial:
             self._on_connected(sock)
 
     def _missed(self, error: OSError, retry_s: float) -> None:
-        is_over = self._loop.time() + retry_s > self._deadline_s
-        if error.errno not in _AWAY or is_over:
+        self._upstream.presence.lost()
+        if error.errno not in _AWAY or self._is_over(retry_s):
             # Not from within the read that brought the first call: it is not known to the relay yet.
             self._retry = self._loop.call_soon(self._on_failed, error)
             return
-        self._retry = self._loop.call_later(retry_s, self._connect, min(retry_s * 2, _RETRY_MOST_S))
+        self._again(retry_s)
+
+    def _is_over(self, retry_s: float) -> bool:
+        return self._loop.time() + retry_s > self._deadline_s
+
+    def _again(self, retry_s: float) -> None:
+        self._retry = self._loop.call_later(retry_s, self._try, min(retry_s * 2, _RETRY_MOST_S))

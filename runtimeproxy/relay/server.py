@@ -32,6 +32,9 @@ _ACCEPTED_AT_ONCE: Final = 64
 _NO_DESCRIPTORS_S: Final = 1.0
 """How long clients wait when the process or the node is out of file descriptors or memory."""
 
+_CUT_S: Final = 0.5
+"""How long connections may take to write what is left after the longest drain; the rest is cut."""
+
 _PEER_CREDENTIALS = struct.Struct("iII")
 
 
@@ -135,7 +138,9 @@ class RelayServer:
         """Ends all connections: GOAWAY, held calls finish (at most `held_s`), everything else is cut.
 
         What is short may end by itself: calls that pass have as long as a client may take to answer, 1 s.
+        It is over 0.5 s after `held_s` at the latest.
         """
+        over_s = self._loop.time() + held_s + _CUT_S
         has_settled = asyncio.Event()
         for connection in await self._present():
             connection.drain(has_settled.set)
@@ -146,7 +151,7 @@ class RelayServer:
                     await has_settled.wait()
         except TimeoutError:
             logger.warning("calls did not end within %.1f s", held_s)
-        await self._close(self._connections)
+        await self._close(self._connections, min(_CLOSE_S, over_s - self._loop.time()))
 
     async def retire(self, most_s: float) -> None:
         """Ends the connections that there are now: GOAWAY, and every call has its time, at most `most_s`."""
@@ -164,7 +169,7 @@ class RelayServer:
                     await has_settled.wait()
         if cut := retiring & self._connections:
             logger.warning("%d connections are cut: their calls did not end within %.0f s", len(cut), most_s)
-            await self._close(cut)
+            await self._close(cut, _CLOSE_S)
 
     async def _present(self) -> set[Connection]:
         """All connections, also those that were accepted a moment ago."""
@@ -172,12 +177,12 @@ class RelayServer:
             await asyncio.wait(self._adopting)
         return set(self._connections)
 
-    async def _close(self, ending: Collection[Connection]) -> None:
+    async def _close(self, ending: Collection[Connection], most_s: float) -> None:
         closing = set(ending)
         for connection in closing:
             connection.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(most_s):
                 while closing & self._connections:
                     self._gone.clear()
                     await self._gone.wait()

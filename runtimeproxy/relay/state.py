@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.relay.credit import RuntimeCredit
 from runtimeproxy.relay.frames import MAX_STREAM_ID, goaway
 from runtimeproxy.relay.outbox import Outbox
+from runtimeproxy.relay.presence import Presence
 from runtimeproxy.relay.settings import DEFAULT_HEADER_TABLE_BYTES, PeerSettings
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Upstream:
     socket_path: str
     is_intercepted: bool
     """Whether calls to it may be held: those to the runtime."""
+    presence: Presence = field(default_factory=Presence, compare=False)
+    """Whether it is back after it was away."""
 
 
 class Router(Protocol):
