@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench e2e tools proto lock clean
+.PHONY: help run test lint format bench restarts e2e e2e-node tools proto lock clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
@@ -42,8 +42,15 @@ e2e: $(INSTALLED)  ## install and build what they need (as root), then the tests
 	bash tests/lab/build_tools.sh
 	$(BIN)/pytest tests/e2e tests/lab
 
+e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 10 minutes
+	bash tests/node/install.sh
+	$(BIN)/python -m tests.node
+
 bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this proxy
 	$(BIN)/python -m tests.bench
+
+restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtime 20 times, under load; 5 minutes
+	$(BIN)/python -m tests.restarts
 
 proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
 	$(BIN)/python -m cri_api.generate

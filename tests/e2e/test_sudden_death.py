@@ -75,13 +75,14 @@ def assert_policies_hold(client: CriClient, batch: RunningPod, pinned: RunningPo
     assert pinned.values().cpu_quota_us == -1
 
 
-def test_kill_of_the_proxy(connected: CriClient, mortal_proxy: ProxyProcess, logs: Path) -> None:
+def assert_pods_survive(victim: ProxyProcess | Containerd, connected: CriClient, logs: Path) -> None:
+    """Kills the victim and starts it again: the containers run on, and the policies hold."""
     with running_pod(connected, BATCH_POD, logs) as batch, running_pod(connected, PINNED_POD, logs) as pinned:
         before = [identity(batch), identity(pinned)]
-        mortal_proxy.kill()
+        victim.kill()
         with pytest.raises(grpc.RpcError) as caught:
             connected.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
-        mortal_proxy.start()
+        victim.start()
         connected.wait_until_serving(SERVING_TIMEOUT_S)
         after = [identity(batch), identity(pinned)]
         assert_policies_hold(connected, batch, pinned)
@@ -90,6 +91,10 @@ def test_kill_of_the_proxy(connected: CriClient, mortal_proxy: ProxyProcess, log
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert after == before
     assert output == "alive\n"
+
+
+def test_kill_of_the_proxy(connected: CriClient, mortal_proxy: ProxyProcess, logs: Path) -> None:
+    assert_pods_survive(mortal_proxy, connected, logs)
 
 
 def test_kill_of_the_proxy_without_its_state(
@@ -107,20 +112,7 @@ def test_kill_of_the_proxy_without_its_state(
 def test_kill_of_containerd(
     connected: CriClient, mortal_proxy: ProxyProcess, mortal_containerd: Containerd, logs: Path
 ) -> None:
-    with running_pod(connected, BATCH_POD, logs) as batch, running_pod(connected, PINNED_POD, logs) as pinned:
-        before = [identity(batch), identity(pinned)]
-        mortal_containerd.kill()
-        with pytest.raises(grpc.RpcError) as caught:
-            connected.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
-        mortal_containerd.start()
-        connected.wait_until_serving(SERVING_TIMEOUT_S)
-        after = [identity(batch), identity(pinned)]
-        assert_policies_hold(connected, batch, pinned)
-        output = connected.exec(batch.container_id(), "/bin/echo", "alive")
-
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert after == before
-    assert output == "alive\n"
+    assert_pods_survive(mortal_containerd, connected, logs)
     assert mortal_proxy.alive()
 
 

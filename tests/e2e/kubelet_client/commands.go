@@ -38,6 +38,7 @@ var commands = map[string]command{
 	"events":           {0, events},
 	"burst":            {2, burst},
 	"watch":            {0, watch},
+	"load":             {0, load},
 }
 
 func version(s *session, _ []string) (any, error) {

@@ -5,6 +5,7 @@ go 1.24.0
 require (
 	github.com/gogo/protobuf v1.3.2
 	go.opentelemetry.io/otel/sdk v1.34.0
+	golang.org/x/sys v0.31.0
 	google.golang.org/grpc v1.72.1
 	k8s.io/cri-api v0.34.2
 	k8s.io/cri-client v0.34.2
@@ -41,7 +42,6 @@ require (
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 	golang.org/x/net v0.38.0 // indirect
 	golang.org/x/oauth2 v0.27.0 // indirect
-	golang.org/x/sys v0.31.0 // indirect
 	golang.org/x/text v0.23.0 // indirect
 	golang.org/x/time v0.9.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20250303144028-a0af3efb3deb // indirect

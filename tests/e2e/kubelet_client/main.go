@@ -32,6 +32,7 @@ const usage = `usage: kubelet-client -endpoint unix:///PATH [-timeout 10s] COMMA
   events                    every container event, one line each
   burst N PARALLEL          N Version calls, PARALLEL at a time
   watch                     a Version call every 50 ms, one line each
+  load                      stdin: an order of tests/restarts; calls until stdin ends, one line each
 `
 
 // session holds one connection per service, as the kubelet does.

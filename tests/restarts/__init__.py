@@ -1,0 +1,1 @@
+"""Load on the proxy while it, or the runtime behind it, is restarted again and again."""

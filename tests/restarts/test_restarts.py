@@ -1,0 +1,58 @@
+"""A few restarts of each kind under load; `python -m tests.restarts` makes many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.programs import containerd_program
+from tests.restarts import table
+from tests.restarts.load import clients
+from tests.restarts.proxy_restarts import restarted
+from tests.restarts.runtime_restarts import runtime_restarted
+from tests.restarts.stands import Stand, stand
+from tests.restarts.supervisors import Kind
+from tests.restarts.verdicts import proxy_faults, runtime_faults
+
+pytestmark = pytest.mark.timeout(180)
+
+RESTARTS = 5
+RUNTIME_RESTARTS = 3
+
+
+@pytest.fixture
+def fake() -> Iterator[Stand]:
+    with stand("fake") as running:
+        yield running
+
+
+@pytest.fixture
+def containerd() -> Iterator[Stand]:
+    containerd_program("2.2")
+    with stand("containerd") as running:
+        yield running
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_restarts_of_the_proxy(kind: Kind, fake: Stand) -> None:
+    report = restarted(fake, kind, RESTARTS, clients())
+    print("\n".join(table.proxy_lines(report)))
+
+    assert proxy_faults(report) == []
+
+
+def test_restarts_of_the_runtime(fake: Stand) -> None:
+    seen = runtime_restarted(fake, RUNTIME_RESTARTS, clients())
+    print("\n".join(table.runtime_lines(seen)))
+
+    assert runtime_faults(seen) == []
+
+
+@pytest.mark.containerd
+@pytest.mark.golang
+def test_restarts_of_containerd(containerd: Stand) -> None:
+    seen = runtime_restarted(containerd, RUNTIME_RESTARTS, clients())
+    print("\n".join(table.runtime_lines(seen)))
+
+    assert runtime_faults(seen) == []
