@@ -16,11 +16,12 @@ from pathlib import Path
 from tests.bench import datapath, lifetime, table
 from tests.bench.bench import Bench, Options
 from tests.bench.held import BusyRow, HeldRows
+from tests.bench.hooked import HookedRows
 from tests.bench.http2 import LoadError
 from tests.bench.load import h2load_is_there
 from tests.bench.stands import containerd_is_there
 
-ROWS = ("version", "kubelet", "busy", "list", "held", "start", "memory")
+ROWS = ("version", "kubelet", "busy", "list", "held", "hooked", "start", "memory")
 
 CALIBRATED = ("version", "kubelet", "list")
 """Rows whose first load only tells how many calls fill the time of a round."""
@@ -70,6 +71,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "busy": BusyRow(),
         "list": datapath.listing,
         "held": HeldRows(),
+        "hooked": HookedRows(),
         "start": lifetime.start,
         "memory": lifetime.memory,
     }

@@ -17,9 +17,10 @@ from itertools import islice
 from typing import Any
 
 from cri_api.runtime.v1 import api_pb2
-from tests.bench.http2 import Connection, HeaderEncoder, StatusReader, grpc_frame
+from tests.bench.http2 import Connection, HeaderEncoder, StatusReader
 from tests.bench.procfs import cpu_ns
 from tests.bench.scenarios import SERVICE, Cycle, Pod, Step, cycles
+from tests.relay.wire import message as grpc_message
 
 _UNIFORM = {"version": SERVICE + "Version", "list": SERVICE + "ListContainers"}
 
@@ -151,7 +152,7 @@ class Lane:
     def _start(
         self, starting: list[tuple[Cycle, Step]], running: dict[int, tuple[Cycle, Step, float]]
     ) -> None:
-        calls = [(self.blocks.take(step.method), grpc_frame(step.message)) for _, step in starting]
+        calls = [(self.blocks.take(step.method), grpc_message(step.message)) for _, step in starting]
         began = time.perf_counter()
         streams = self.connection.send(calls)
         for stream, (cycle, step) in zip(streams, starting, strict=True):

@@ -6,32 +6,33 @@ Nothing but frame boundaries is looked at while the clock runs; what the calls a
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Iterator
 
 from hpack import Decoder, Encoder
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
+from runtimeproxy.relay.frames import PREFACE
+from tests.relay import wire
+from tests.relay.wire import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame_bytes,
+)
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW = 2**30 - 1
-_INITIAL_WINDOW_SIZE = 4
 _DEFAULT_WINDOW = 65_535
 
 
 class LoadError(Exception):
     """The server ended the connection or a stream, or a call failed."""
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One HTTP/2 frame."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def grpc_frame(message: bytes) -> bytes:
-    """An uncompressed gRPC message with its prefix."""
-    return struct.pack(">BI", 0, len(message)) + message
 
 
 class HeaderEncoder:
@@ -84,9 +85,11 @@ class Connection:
         self._consumed = 0
         self._buffer = b""
         self.socket.sendall(
-            _PREFACE
-            + frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, _WINDOW))
-            + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", _WINDOW - _DEFAULT_WINDOW))
+            wire.wire(
+                PREFACE,
+                wire.settings({wire.INITIAL_WINDOW: _WINDOW}),
+                wire.credit(0, _WINDOW - _DEFAULT_WINDOW),
+            )
         )
 
     def close(self) -> None:
@@ -107,8 +110,8 @@ class Connection:
             self._next_stream += 2
             size += len(body)
             streams.append(stream)
-            parts.append(frame(HEADERS, END_HEADERS, stream, block))
-            parts.append(frame(DATA, END_STREAM, stream, body))
+            parts.append(frame_bytes(HEADERS, END_HEADERS, stream, block))
+            parts.append(frame_bytes(DATA, END_STREAM, stream, body))
         while self._window < size:
             self._receive()
         self._window -= size
@@ -157,7 +160,7 @@ class Connection:
             answer += payload
         self._consumed += len(payload)
         if self._consumed > _WINDOW // 2:
-            self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._consumed)))
+            self.socket.sendall(bytes(wire.credit(0, self._consumed)))
             self._consumed = 0
 
     def _other_frame(self, kind: int, flags: int, stream_and_payload: bytes) -> None:
@@ -165,9 +168,9 @@ class Connection:
         if kind == WINDOW_UPDATE and not any(stream):
             self._window += int.from_bytes(payload, "big")
         elif kind == SETTINGS and not flags & ACK:
-            self.socket.sendall(frame(SETTINGS, ACK, 0))
+            self.socket.sendall(bytes(wire.SETTINGS_ACK))
         elif kind == PING and not flags & ACK:
-            self.socket.sendall(frame(PING, ACK, 0, payload))
+            self.socket.sendall(bytes(wire.ping_ack(payload)))
         elif kind == RST_STREAM and not any(payload):
             return  # NO_ERROR: grpc-go may send it behind the end of an answer
         elif kind in (RST_STREAM, GOAWAY, CONTINUATION):
@@ -211,7 +214,7 @@ def call(path: str, method: str, message: bytes = b"", timeout_s: float = 30.0) 
     """
     connection = Connection(path, timeout_s)
     try:
-        (stream,) = connection.send([(HeaderEncoder().block(method), grpc_frame(message))])
+        (stream,) = connection.send([(HeaderEncoder().block(method), wire.message(message))])
         while stream not in connection.completed():
             pass
         for failure in StatusReader().failures(connection.blocks):

@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from tests.bench.generator import Plan
-from tests.bench.http2 import LoadError, call, grpc_frame
+from tests.bench.http2 import LoadError, call
 from tests.bench.procfs import cpu_ns
 from tests.bench.stands import Way
+from tests.relay.wire import message as grpc_message
 
 _TIMEOUT_S = 120.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -105,10 +106,10 @@ def h2load(way: Way, shape: Shape, count: int, folder: Path) -> Load:
         LoadError: Not all calls were answered with what a single call is answered with.
     """
     body = folder / "body"
-    body.write_bytes(grpc_frame(b""))
+    body.write_bytes(grpc_message(b""))
     log = folder / "h2load.log"
     log.unlink(missing_ok=True)
-    expected = len(grpc_frame(call(way.socket, shape.method)))
+    expected = len(grpc_message(call(way.socket, shape.method)))
     before = cpu_ns(way.pid)
     done = subprocess.run(
         [

@@ -22,12 +22,16 @@ TINY = (
 
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    rows = "version,list,held,start"
+    rows = "version,list,held,hooked,start"
     assert main([*TINY, "--rows", rows, "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     assert "given up" not in printed
     measured = json.loads(figures.read_text())
-    assert set(measured) == {goal.row for goal in GOALS} - {names.BUSY} | {names.PASSING}
+    assert set(measured) == {goal.row for goal in GOALS} - {names.BUSY} | {
+        names.PASSING,
+        names.HOOKED,
+        names.SKIPPED,
+    }
     assert set(measured[names.VERSION_32]["CPU us/call"]) == set(LANES)
     assert "<= 0.07x generic" in printed
 
