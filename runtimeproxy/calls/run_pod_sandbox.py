@@ -65,12 +65,13 @@ class PodDraft:
         return edit_pod(self.config, cast("PodChange", change))
 
 
-class RunPodSandbox(Operation):
-    """The kubelet starts a pod."""
+class NewSandbox(Operation):
+    """A call that brings a sandbox into being, which has no id until the runtime answers."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
+    def __init__(
+        self, context: CallContext, request: api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest
+    ):
         super().__init__(context)
-        request = api_pb2.RunPodSandboxRequest.FromString(body)
         self.request = request
         self._draft = PodDraft(request.config, request.runtime_handler)
         self._record: PodRecord | None = None
@@ -90,6 +91,30 @@ class RunPodSandbox(Operation):
         """The uid, and the sandbox's id once there is one."""
         return (self.turn_key, self._record.id) if self._record is not None else (self.turn_key,)
 
+    @property
+    def disturbed_cgroup(self) -> str:
+        """The pod's slice: the sandbox's scope was started in it."""
+        return slice_of(self._record)
+
+    async def confirm(self) -> bool:
+        """The runtime has a sandbox of this attempt, or it has not; more comes with the next list."""
+        about = self._draft.config.metadata
+        found = await self.context.lookups.pod_named(about.uid, about.attempt)
+        if found is not None:
+            self._remember(found.id)
+        return found is not None
+
+    def _remember(self, identity: str) -> None:
+        self._record = self._draft.record(identity)
+        self.context.store.pods.put(self._record)
+
+
+class RunPodSandbox(NewSandbox):
+    """The kubelet starts a pod."""
+
+    def __init__(self, context: CallContext, body: bytes) -> None:
+        super().__init__(context, api_pb2.RunPodSandboxRequest.FromString(body))
+
     def questions(self) -> Questions:
         """May change labels, annotations, cgroup parent and resources."""
         self._draft.decided((yield self._draft.question()))
@@ -103,23 +128,6 @@ class RunPodSandbox(Operation):
         if self._record is not None:
             view = recorded_pod(self._record)
             yield Question(Hook.POST_RUN_POD_SANDBOX, view, cgroup=view.cgroup_parent)
-
-    @property
-    def disturbed_cgroup(self) -> str:
-        """The pod's slice: the sandbox's scope was started in it."""
-        return slice_of(self._record)
-
-    async def confirm(self) -> bool:
-        """The runtime has a sandbox of this attempt, or it has not."""
-        about = self._draft.config.metadata
-        found = await self.context.lookups.pod_named(about.uid, about.attempt)
-        if found is not None:
-            self._remember(found.id)
-        return found is not None
-
-    def _remember(self, identity: str) -> None:
-        self._record = self._draft.record(identity)
-        self.context.store.pods.put(self._record)
 
 
 def _changes(entries: TextEntries) -> Mapping[str, str | None]:
