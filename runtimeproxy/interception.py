@@ -37,9 +37,10 @@ class CallHead:
 
 
 class Reply(Protocol):
-    """The decision on a held call: exactly one of the two, once, in the loop's thread.
+    """The decision on a held call's message: exactly one of the two, once, in the loop's thread.
 
-    Both are no-ops after the call has been cancelled.
+    Both are no-ops before `CallHandler.message` was called (also inside `Interceptor.open`, when the
+    headers have not gone out yet), after the first of them, and after the call has been cancelled.
     """
 
     def forward(self, data: bytes | None) -> None:

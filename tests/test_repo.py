@@ -17,8 +17,9 @@ README = (ROOT / "README.md").read_text()
 TESTED_AS_ONE = {
     "policies": "tests/policies",
     "runtimeproxy/calls": "tests/calls",
-    "runtimeproxy/config": "tests/test_config.py",
+    "runtimeproxy/config": "tests/config",
     "runtimeproxy/demo": "tests/demo",
+    "runtimeproxy/handover": "tests/handover",
     "runtimeproxy/relay": "tests/relay",
     "runtimeproxy/testing": "tests/testing",
 }
@@ -41,10 +42,13 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/hooks/settings.py": "tests/hooks/test_loading.py",
     "runtimeproxy/hooks/views.py": "tests/hooks/test_fields.py",
     "runtimeproxy/interception.py": "tests/test_gate.py",
+    "runtimeproxy/ops/bypass.py": "tests/daemon/test_switch.py",
+    "runtimeproxy/ops/event_loop.py": "tests/daemon/test_start.py",
     "runtimeproxy/pods/lookup.py": "tests/pods/test_recovery.py",
     "runtimeproxy/pods/questions.py": "tests/pods/test_runtime_client.py",
     "runtimeproxy/pods/records.py": "tests/pods/test_store.py",
     "runtimeproxy/pods/runtime.py": "tests/pods/test_runtime_client.py",
+    "runtimeproxy/running.py": "tests/daemon/test_start.py",
     "runtimeproxy/sockets.py": "tests/daemon/test_systemd_socket.py",
 }
 """Modules whose tests have another name."""

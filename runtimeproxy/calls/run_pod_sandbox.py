@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edits import edit_pod
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks import CgroupChange
     from runtimeproxy.hooks.changes import TextEntries
     from runtimeproxy.hooks.decision import Decision
+
+
+_Request: TypeAlias = "api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest"
 
 
 class PodDraft:
@@ -68,9 +71,7 @@ class PodDraft:
 class NewSandbox(Operation):
     """A call that brings a sandbox into being, which has no id until the runtime answers."""
 
-    def __init__(
-        self, context: CallContext, request: api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest
-    ):
+    def __init__(self, context: CallContext, request: _Request) -> None:
         super().__init__(context)
         self.request = request
         self._draft = PodDraft(request.config, request.runtime_handler)

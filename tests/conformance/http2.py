@@ -5,51 +5,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from hpack import Decoder, Encoder
 
-from runtimeproxy.relay.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FRAME_HEADER,
-    GOAWAY,
-    HEADER_BYTES,
-    HEADERS,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    SETTINGS_ACK,
-    frame,
-    header_fragment,
-    ping_ack,
-    unpadded,
-    window_update,
-)
 from tests.conformance.bytes_client import WAIT_S
-
-INITIAL_WINDOW_SIZE = 4
-"""Number of the setting. Source: RFC 9113, 6.5.2."""
+from tests.relay import wire
+from tests.relay.wire import CONTINUATION, DATA, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, Frame
 
 LARGEST_WINDOW = 2**31 - 1
 
 Fields = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A frame as it came."""
-
-    kind: int
-    flags: int
-    stream_id: int
-    payload: bytes
 
 
 @dataclass
@@ -79,7 +48,7 @@ class Stream:
     @property
     def wire(self) -> list[tuple[int, int, bytes]]:
         """What came, comparable across connections: kind and flags of each frame, and its bytes."""
-        return [(each.kind, each.flags, each.payload) for each in self.frames]
+        return [(each.type_, each.flags, each.payload) for each in self.frames]
 
 
 class Http2End:
@@ -119,9 +88,9 @@ class Http2End:
     ) -> None:
         self.sock.close()
 
-    def send(self, *frames: bytes) -> None:
+    def send(self, *frames: Frame | bytes) -> None:
         """Writes frames, or any bytes."""
-        self.sock.sendall(b"".join(frames))
+        self.sock.sendall(wire.wire(*frames))
 
     def encoded(self, fields: Fields) -> bytes:
         """A header block; the encoder's state follows."""
@@ -161,12 +130,12 @@ class Http2End:
         return self.streams.setdefault(stream_id, Stream())
 
     def _frame(self) -> Frame | None:
-        head = self._read(HEADER_BYTES)
+        head = self._read(wire.HEADER_BYTES)
         if head is None:
             return None
-        high, low, kind, flags, stream_id = FRAME_HEADER.unpack(head)
-        payload = self._read(high << 8 | low)
-        return None if payload is None else Frame(kind, flags, stream_id, payload)
+        size, type_, flags, stream_id = wire.frame_head(head)
+        payload = self._read(size)
+        return None if payload is None else Frame(type_, flags, stream_id, payload)
 
     def _read(self, size: int) -> bytes | None:
         while len(self._buffer) < size:
@@ -179,23 +148,23 @@ class Http2End:
         return taken
 
     def _took(self, each: Frame) -> None:
-        if each.kind == SETTINGS:
+        if each.type_ == SETTINGS:
             self._settings(each)
-        elif each.kind == PING:
+        elif each.type_ == PING:
             self._ping(each)
-        elif each.kind == GOAWAY:
+        elif each.type_ == GOAWAY:
             self.goaways.append(struct.unpack_from(">LL", each.payload))
         elif each.stream_id:
             self._stream_frame(each)
 
     def _settings(self, each: Frame) -> None:
-        if each.flags & ACK:
+        if each.flags & wire.ACK:
             self.settings_acks += 1
         else:
-            self._reply(SETTINGS_ACK)
+            self._reply(wire.SETTINGS_ACK)
 
     def _ping(self, each: Frame) -> None:
-        if each.flags & ACK:
+        if each.flags & wire.ACK:
             self.ping_acks.append(each.payload)
         else:
             self.pings.append(each.payload)
@@ -203,29 +172,28 @@ class Http2End:
 
     def _stream_frame(self, each: Frame) -> None:
         stream = self.stream(each.stream_id)
-        if each.kind in {DATA, HEADERS, CONTINUATION, RST_STREAM}:
+        if each.type_ in {DATA, HEADERS, CONTINUATION, RST_STREAM}:
             stream.frames.append(each)
-        if each.kind == DATA:
-            stream.data += unpadded(each.payload, each.flags)
+        if each.type_ == DATA:
+            stream.data += each.content
             if self.credits and each.payload:
                 size = len(each.payload)
-                self._reply(window_update(0, size), window_update(each.stream_id, size))
-        elif each.kind == RST_STREAM:
+                self._reply(wire.credit(0, size), wire.credit(each.stream_id, size))
+        elif each.type_ == RST_STREAM:
             stream.reset_code = int.from_bytes(each.payload, "big")
-        elif each.kind in {HEADERS, CONTINUATION}:
+        elif each.type_ in {HEADERS, CONTINUATION}:
             self._header_frame(each, stream)
             return
-        if each.kind == DATA and each.flags & END_STREAM:
+        if each.type_ == DATA and each.flags & wire.END_STREAM:
             stream.ended = True
             self.on_end(each.stream_id)
 
     def _header_frame(self, each: Frame, stream: Stream) -> None:
-        if each.kind == HEADERS:
-            content = header_fragment(each.payload, each.flags)
-            self._open_block = (each.stream_id, each.flags, bytearray(content))
+        if each.type_ == HEADERS:
+            self._open_block = (each.stream_id, each.flags, bytearray(each.content))
         elif self._open_block is not None:
             self._open_block[2].extend(each.payload)
-        if self._open_block is None or not each.flags & END_HEADERS:
+        if self._open_block is None or not each.flags & wire.END_HEADERS:
             return
         _, flags, block = self._open_block
         self._open_block = None
@@ -234,13 +202,13 @@ class Http2End:
         stream.headers.append(tuple((name.decode(), value.decode("latin-1")) for name, value in decoded))
         if len(stream.headers) == 1:
             self.on_headers(each.stream_id)
-        if flags & END_STREAM:
+        if flags & wire.END_STREAM:
             stream.ended = True
             self.on_end(each.stream_id)
 
     def on_ping(self, opaque: bytes) -> None:
         """A PING has come: answers it."""
-        self._reply(ping_ack(opaque))
+        self._reply(wire.ping_ack(opaque))
 
     def on_headers(self, stream_id: int) -> None:
         """The first header block of a stream has come."""
@@ -248,18 +216,7 @@ class Http2End:
     def on_end(self, stream_id: int) -> None:
         """The other end sends no more on a stream."""
 
-    def _reply(self, *frames: bytes) -> None:
+    def _reply(self, *frames: Frame) -> None:
         # Whoever has just closed does not need the answer.
         with contextlib.suppress(ConnectionError):
             self.send(*frames)
-
-
-def grpc_frame(message: bytes, *, compressed: bool = False) -> bytes:
-    """A message with gRPC's prefix."""
-    return struct.pack(">BL", compressed, len(message)) + message
-
-
-def settings_frame(settings: Mapping[int, int]) -> bytes:
-    """A SETTINGS frame."""
-    payload = b"".join(struct.pack(">HL", number, value) for number, value in settings.items())
-    return frame(SETTINGS, 0, 0, payload)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
-from runtimeproxy.relay.frames import (
-    DATA,
-    DEFAULT_MAX_FRAME_BYTES,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PREFACE,
-    frame,
-)
-from tests.conformance.http2 import Fields, Http2End, Stream, grpc_frame, settings_frame
+from runtimeproxy.relay.frames import DEFAULT_MAX_FRAME_BYTES, PREFACE
+from tests.conformance.http2 import Fields, Http2End, Stream
+from tests.relay import wire
+from tests.relay.wire import DATA, END_HEADERS, END_STREAM, HEADERS, Frame
 
 
 class Http2Client(Http2End):
     """The client's end; connects, and sends its preface unless told otherwise."""
 
-    def __init__(self, path: Path, settings: Mapping[int, int] | None = None, *, begin: bool = True) -> None:
+    def __init__(self, path: Path, settings: dict[int, int] | None = None, *, begin: bool = True) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(sock)
         sock.connect(str(path))
         self._next_id = 1
         if begin:
-            self.send(PREFACE, settings_frame(settings or {}))
+            self.send(PREFACE, wire.settings(settings))
 
     def open(self, path: str, *fields: tuple[str, str], end: bool = False) -> int:
         """Sends the headers of a call and returns its stream's id."""
         stream_id, self._next_id = self._next_id, self._next_id + 2
         block = self.encoded(request_fields(path, *fields))
-        self.send(frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_id, block))
+        self.send(Frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_id, block))
         return stream_id
 
     def message(
@@ -41,15 +34,15 @@ class Http2Client(Http2End):
     ) -> None:
         """Sends a request message of at most 16 KiB."""
         flags = END_STREAM if end else 0
-        self.send(frame(DATA, flags, stream_id, grpc_frame(message, compressed=compressed)))
+        self.send(Frame(DATA, flags, stream_id, wire.message(message, compressed)))
 
     def large_message(self, stream_id: int, message: bytes, *, compressed: bool = False) -> None:
         """Sends a request message that fits into the first windows, in frames of 16 KiB."""
-        data = grpc_frame(message, compressed=compressed)
+        data = wire.message(message, compressed)
         last = len(data) - DEFAULT_MAX_FRAME_BYTES
         for place in range(0, len(data), DEFAULT_MAX_FRAME_BYTES):
             flags = END_STREAM if place >= last else 0
-            self.send(frame(DATA, flags, stream_id, data[place : place + DEFAULT_MAX_FRAME_BYTES]))
+            self.send(Frame(DATA, flags, stream_id, data[place : place + DEFAULT_MAX_FRAME_BYTES]))
 
     def call(self, path: str, message: bytes = b"", *fields: tuple[str, str]) -> Stream:
         """Makes a call with one message and returns all that came for it."""

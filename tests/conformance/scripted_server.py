@@ -11,26 +11,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtimeproxy.relay.frames import (
+from runtimeproxy.relay.frames import PREFACE, ErrorCode
+from tests.conformance.bytes_client import WAIT_S
+from tests.conformance.http2 import LARGEST_WINDOW, Fields, Http2End, Stream
+from tests.relay import wire
+from tests.relay.wire import (
     DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    PREFACE,
-    ErrorCode,
-    frame,
+    INITIAL_WINDOW,
+    Frame,
+    credit,
     goaway,
-    window_update,
-)
-from tests.conformance.bytes_client import WAIT_S
-from tests.conformance.http2 import (
-    INITIAL_WINDOW_SIZE,
-    LARGEST_WINDOW,
-    Fields,
-    Http2End,
-    Stream,
-    grpc_frame,
-    settings_frame,
+    settings,
 )
 
 Script = Callable[["ServerEnd", int], None]
@@ -53,8 +47,8 @@ class ServerEnd(Http2End):
         with contextlib.suppress(OSError), self:
             if self._read(len(PREFACE)) != PREFACE:
                 return
-            windows = settings_frame({INITIAL_WINDOW_SIZE: LARGEST_WINDOW})
-            self.send(windows, window_update(0, LARGEST_WINDOW - 65_535))
+            windows = settings({INITIAL_WINDOW: LARGEST_WINDOW})
+            self.send(windows, credit(0, LARGEST_WINDOW - 65_535))
             self.credits = False
             self.until_closed()
 
@@ -87,12 +81,12 @@ class ServerEnd(Http2End):
     def headers(self, stream_id: int, fields: Fields, *, end: bool = False) -> None:
         """Sends a header block."""
         flags = END_HEADERS | (END_STREAM if end else 0)
-        self.send(frame(HEADERS, flags, stream_id, self.encoded(fields)))
+        self.send(Frame(HEADERS, flags, stream_id, self.encoded(fields)))
 
     def data(self, stream_id: int, message: bytes, *, end: bool = False, compressed: bool = False) -> None:
         """Sends a response message of at most 16 KiB."""
         flags = END_STREAM if end else 0
-        self.send(frame(DATA, flags, stream_id, grpc_frame(message, compressed=compressed)))
+        self.send(Frame(DATA, flags, stream_id, wire.message(message, compressed)))
 
     def answer(self, stream_id: int, message: bytes = b"", *trailers: tuple[str, str]) -> None:
         """Sends a whole successful answer."""

@@ -6,9 +6,11 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 
-from runtimeproxy.relay.frames import DATA, END_STREAM, PADDED, ErrorCode, frame, goaway, rst_stream
-from tests.conformance.http2 import Fields, grpc_frame
+from runtimeproxy.relay.frames import ErrorCode
+from tests.conformance.http2 import Fields
 from tests.conformance.scripted_server import RESPONSE, Script, ServerEnd, silent
+from tests.relay import wire
+from tests.relay.wire import DATA, END_STREAM, PADDED, Frame, goaway
 
 TRAILERS_ONLY: Fields = (
     *RESPONSE,
@@ -22,7 +24,7 @@ TRAILERS_ONLY: Fields = (
 def answer(connection: ServerEnd, stream_id: int) -> None:
     """A success, with the request's message, which must not be long."""
     connection.headers(stream_id, RESPONSE)
-    connection.send(frame(DATA, 0, stream_id, bytes(connection.stream(stream_id).data)))
+    connection.send(Frame(DATA, 0, stream_id, bytes(connection.stream(stream_id).data)))
     connection.headers(stream_id, (("grpc-status", "0"),), end=True)
 
 
@@ -45,20 +47,20 @@ def end_after_message(fields: Fields, connection: ServerEnd, stream_id: int) -> 
 
 def reset(code: int, connection: ServerEnd, stream_id: int) -> None:
     """RST_STREAM instead of an answer."""
-    connection.send(rst_stream(stream_id, code))
+    connection.send(wire.reset(stream_id, code))
 
 
 def reset_in_message(connection: ServerEnd, stream_id: int) -> None:
     """RST_STREAM in the middle of a message."""
     connection.headers(stream_id, RESPONSE)
-    connection.send(frame(DATA, 0, stream_id, grpc_frame(b"half a message")[:-5]))
-    connection.send(rst_stream(stream_id, ErrorCode.INTERNAL_ERROR))
+    connection.send(Frame(DATA, 0, stream_id, wire.message(b"half a message")[:-5]))
+    connection.send(wire.reset(stream_id, ErrorCode.INTERNAL_ERROR))
 
 
 def end_in_message(connection: ServerEnd, stream_id: int) -> None:
     """END_STREAM in the middle of a message, without trailers."""
     connection.headers(stream_id, RESPONSE)
-    connection.send(frame(DATA, END_STREAM, stream_id, grpc_frame(b"half a message")[:-5]))
+    connection.send(Frame(DATA, END_STREAM, stream_id, wire.message(b"half a message")[:-5]))
 
 
 def goaway_and_close(connection: ServerEnd, stream_id: int) -> None:
@@ -81,9 +83,9 @@ def close(connection: ServerEnd, stream_id: int) -> None:
 def padded(connection: ServerEnd, stream_id: int) -> None:
     """A message cut into padded frames."""
     connection.headers(stream_id, RESPONSE)
-    message = grpc_frame(b"0123456789")
+    message = wire.message(b"0123456789")
     for octet in message:
-        connection.send(frame(DATA, PADDED, stream_id, bytes((3, octet, 0, 0, 0))))
+        connection.send(Frame(DATA, PADDED, stream_id, bytes((3, octet, 0, 0, 0))))
     connection.headers(stream_id, (("grpc-status", "0"),), end=True)
 
 

@@ -10,32 +10,33 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.relay.frames import (
+from runtimeproxy.relay.frames import PREFACE, ErrorCode
+from runtimeproxy.testing import FakeRuntime
+from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
+from tests.conformance.asking_policy import PolicyDesk
+from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
+from tests.conformance.conftest import ProxyStarter
+from tests.conformance.http2_client import Http2Client
+from tests.conformance.messages import CREATE, RUNTIME, STATUS, UNKNOWN, VERSION, asking_create
+from tests.conformance.scripted_server import ScriptedServer
+from tests.conformance.services import ECHO, BytesServices
+from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import (
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
     PADDED,
-    PREFACE,
     PUSH_PROMISE,
     SETTINGS,
     WINDOW_UPDATE,
-    ErrorCode,
-    frame,
-    rst_stream,
+    Frame,
+    message,
+    reset,
+    settings,
+    wire,
 )
-from runtimeproxy.testing import FakeRuntime
-from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
-from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
-from tests.conformance.conftest import ProxyStarter
-from tests.conformance.http2 import grpc_frame, settings_frame
-from tests.conformance.http2_client import Http2Client
-from tests.conformance.messages import CREATE, RUNTIME, STATUS, UNKNOWN, VERSION, asking_create
-from tests.conformance.scripted_server import ScriptedServer
-from tests.conformance.services import ECHO, BytesServices
-from tests.lab.proxy_process import ProxyProcess
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
 STOP = f"{RUNTIME}/StopContainer"
@@ -99,27 +100,27 @@ def test_random_requests_of_all_held_calls(
             assert through.call(path, request).code == direct.call(path, request).code != "OK"
 
 
-def broken(*frames: bytes) -> bytes:
-    return PREFACE + settings_frame({}) + b"".join(frames)
+def broken(*frames: Frame) -> bytes:
+    return wire(PREFACE, settings(), *frames)
 
 
 GARBAGE = {
     "no HTTP": random.Random(1).randbytes(4096),
     "HTTP/1": b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "preface and noise": PREFACE + b"\xff" * 4096,
-    "frame that is too long": broken(frame(DATA, 0, 1, bytes(20_000))),
-    "DATA without HEADERS": broken(frame(DATA, 0, 1, b"x")),
-    "DATA on stream 0": broken(frame(DATA, 0, 0, b"x")),
-    "HEADERS on stream 0": broken(frame(HEADERS, END_HEADERS, 0, b"\x82")),
-    "HEADERS that do not decode": broken(frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\xff")),
-    "padding that is too long": broken(frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff\x82")),
+    "frame that is too long": broken(Frame(DATA, 0, 1, bytes(20_000))),
+    "DATA without HEADERS": broken(Frame(DATA, 0, 1, b"x")),
+    "DATA on stream 0": broken(Frame(DATA, 0, 0, b"x")),
+    "HEADERS on stream 0": broken(Frame(HEADERS, END_HEADERS, 0, b"\x82")),
+    "HEADERS that do not decode": broken(Frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\xff")),
+    "padding that is too long": broken(Frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff\x82")),
     "HEADERS without end": broken(
-        frame(HEADERS, 0, 1, b""), *(frame(CONTINUATION, 0, 1, bytes(16_000)) for _ in range(100))
+        Frame(HEADERS, 0, 1, b""), *(Frame(CONTINUATION, 0, 1, bytes(16_000)) for _ in range(100))
     ),
-    "CONTINUATION alone": broken(frame(CONTINUATION, END_HEADERS, 1, b"\x82")),
-    "push of a client": broken(frame(PUSH_PROMISE, END_HEADERS, 1, b"\x00\x00\x00\x02\x82")),
-    "odd SETTINGS": broken(frame(SETTINGS, 0, 0, b"\x00\x04\xff")),
-    "window of 0": broken(frame(WINDOW_UPDATE, 0, 0, bytes(4))),
+    "CONTINUATION alone": broken(Frame(CONTINUATION, END_HEADERS, 1, b"\x82")),
+    "push of a client": broken(Frame(PUSH_PROMISE, END_HEADERS, 1, b"\x00\x00\x00\x02\x82")),
+    "odd SETTINGS": broken(Frame(SETTINGS, 0, 0, b"\x00\x04\xff")),
+    "window of 0": broken(Frame(WINDOW_UPDATE, 0, 0, bytes(4))),
 }
 
 
@@ -158,10 +159,10 @@ def test_client_that_resets(folder: Path, start_proxy: ProxyStarter) -> None:
                     stream_id = client.open(path)
                     if number % 3:
                         client.message(stream_id, UNKNOWN, end=number % 3 == 1)
-                    client.send(rst_stream(stream_id, ErrorCode.CANCEL))
+                    client.send(reset(stream_id, ErrorCode.CANCEL))
                 if number % 20 == 0:
-                    assert bytes(client.call(ECHO, b"own").data) == grpc_frame(b"own")
-            assert bytes(client.call(STOP).data) == grpc_frame(b"stopped")
+                    assert bytes(client.call(ECHO, b"own").data) == message(b"own")
+            assert bytes(client.call(STOP).data) == message(b"stopped")
         assert daemon.alive()
 
 
@@ -171,7 +172,7 @@ def test_two_messages_in_a_held_call(runtime: FakeRuntime, proxy: ProxyProcess) 
     for path in (runtime.socket_path, proxy.socket):
         with Http2Client(path) as client:
             stream_id = client.open(STOP)
-            client.send(frame(DATA, END_STREAM, stream_id, grpc_frame(b"") * 2))
+            client.send(Frame(DATA, END_STREAM, stream_id, message(b"") * 2))
             answers.append(client.answer(stream_id).trailers.get("grpc-status"))
 
     assert answers[1] == answers[0]
@@ -181,7 +182,7 @@ def test_second_header_block_of_a_held_call(scripted: ScriptedServer, scripted_p
     """Trailers of a request are unknown to gRPC; its servers close the connection, and so does the relay."""
     with Http2Client(scripted_proxy.socket) as client:
         stream_id = client.open(STOP, ("script", "silent"))
-        client.send(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, client.encoded((("a", "b"),))))
+        client.send(Frame(HEADERS, END_HEADERS | END_STREAM, stream_id, client.encoded((("a", "b"),))))
         client.until_closed()
         assert client.stream(stream_id).reset_code == ErrorCode.PROTOCOL_ERROR
         assert client.goaways[-1][1] == ErrorCode.PROTOCOL_ERROR

@@ -13,13 +13,13 @@ from runtimeproxy.relay.frames import PREFACE
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
 from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
-from tests.conformance.http2 import INITIAL_WINDOW_SIZE, settings_frame
 from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import CREATE, EXEC, LIST, RUNTIME, STATUS, asking_create, plain_create
 from tests.conformance.services import COUNT
 from tests.lab import procfs
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import INITIAL_WINDOW, settings, wire
 
 MIB = 1024 * 1024
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
@@ -124,7 +124,7 @@ def test_list_does_not_stand_in_front(runtime: FakeRuntime, proxy: ProxyProcess)
     """
     size = 64 * MIB
     runtime.on("ListContainers", response=b"x" * size)
-    with Http2Client(proxy.socket, {INITIAL_WINDOW_SIZE: MIB}) as client:
+    with Http2Client(proxy.socket, {INITIAL_WINDOW: MIB}) as client:
         client.message(client.open(LIST))
         ahead = []
         for _ in range(5):
@@ -144,7 +144,7 @@ def test_list_of_one_client_does_not_stand_in_front_of_another(
 ) -> None:
     """The other client's calls are answered while the list is under way."""
     runtime.on("ListContainers", response=b"x" * (64 * MIB))
-    with Http2Client(proxy.socket, {INITIAL_WINDOW_SIZE: MIB}) as client:
+    with Http2Client(proxy.socket, {INITIAL_WINDOW: MIB}) as client:
         client.message(client.open(LIST))
         for _ in range(10):
             read_more(client)
@@ -179,7 +179,7 @@ def visit(path: Path) -> None:
         client.message(client.open(COUNT), b"100 16384")
     with Http2Client(path) as client:
         client.open(CREATE)
-    for begin in (b"", PREFACE[:10], b"GET / HTTP/1.1\r\n\r\n", PREFACE + settings_frame({})):
+    for begin in (b"", PREFACE[:10], b"GET / HTTP/1.1\r\n\r\n", wire(PREFACE, settings())):
         with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
             sock.connect(str(path))
             sock.sendall(begin)

@@ -12,7 +12,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.errors import MESSAGE_PREFIX
-from runtimeproxy.relay.frames import MAX_STREAM_ID, ErrorCode, ping
+from runtimeproxy.relay.frames import MAX_STREAM_ID, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk
@@ -31,6 +31,7 @@ from tests.conformance.messages import (
 from tests.conformance.services import BytesServices
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.relay.wire import ping
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
 BACK_S = 3.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.frames import PREFACE, ErrorCode, ping
+from runtimeproxy.relay.frames import PREFACE, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.bytes_client import WAIT_S
 from tests.conformance.http2_client import Http2Client
@@ -18,6 +18,7 @@ from tests.conformance.relay_here import RelayHere
 from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import SCRIPTS
 from tests.lab.deadline import wait_until
+from tests.relay.wire import ping
 
 DAY_S = 86_400.0
 

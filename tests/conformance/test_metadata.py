@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.frames import (
-    CONTINUATION,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PADDED,
-    PRIORITY_FLAG,
-    frame,
-)
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.bytes_client import BytesClient, Metadata
 from tests.conformance.http2 import Fields, Stream
@@ -20,6 +11,7 @@ from tests.conformance.http2_client import Http2Client, request_fields
 from tests.conformance.messages import RUNTIME, STATUS
 from tests.conformance.scripted_server import RESPONSE, ScriptedServer
 from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PADDED, PRIORITY_FLAG, Frame
 
 PATHS = pytest.mark.parametrize("path", [STATUS, f"{RUNTIME}/StopContainer"], ids=["passing", "held"])
 TRACE: Metadata = (
@@ -89,9 +81,9 @@ def test_odd_frames_of_headers(scripted: ScriptedServer, scripted_proxy: ProxyPr
             block = client.encoded(request_fields(path, ("script", "answer")))
             padded = b"\x03" + b"\x00\x00\x00\x00\x10" + block[:5] + bytes(3)
             client.send(
-                frame(HEADERS, PADDED | PRIORITY_FLAG, 1, padded),
-                frame(CONTINUATION, 0, 1, block[5:6]),
-                frame(CONTINUATION, END_HEADERS, 1, block[6:]),
+                Frame(HEADERS, PADDED | PRIORITY_FLAG, 1, padded),
+                Frame(CONTINUATION, 0, 1, block[5:6]),
+                Frame(CONTINUATION, END_HEADERS, 1, block[6:]),
             )
             client.message(1, b"request")
             client.answer(1)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from runtimeproxy.errors import MESSAGE_PREFIX
-from runtimeproxy.relay.frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode
+from runtimeproxy.relay.frames import ErrorCode
 from runtimeproxy.testing import CallError, FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
 from tests.conformance.bytes_client import Answer, BytesClient, answer_of
@@ -19,6 +19,7 @@ from tests.conformance.messages import CREATE, EVENTS, RUNTIME, STATUS, asking_c
 from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import ENDS, TRAILERS_ONLY
 from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import END_HEADERS, END_STREAM, HEADERS
 
 CODES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 PATHS = [

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.relay.frames import window_update
 from runtimeproxy.testing import CallError, FakeRuntime
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.conformance.bytes_client import WAIT_S, Answer, BytesClient, Metadata, answer_of
 from tests.conformance.conftest import ProxyStarter
-from tests.conformance.http2 import INITIAL_WINDOW_SIZE, LARGEST_WINDOW
+from tests.conformance.http2 import LARGEST_WINDOW
 from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import EVENTS, RUNTIME, STATUS
 from tests.conformance.relay_here import RelayHere
@@ -23,6 +22,7 @@ from tests.conformance.services import CONVERSE, COUNT, HEALTH_CHECK, OVER
 from tests.lab import procfs
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import INITIAL_WINDOW, credit
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -124,10 +124,10 @@ def test_slow_consumer(runtime: FakeRuntime, start_proxy: ProxyStarter, reads: b
     window = 65_535 if reads else LARGEST_WINDOW
     with (
         BytesClient(daemon.socket) as through,
-        Http2Client(daemon.socket, {INITIAL_WINDOW_SIZE: window}) as slow,
+        Http2Client(daemon.socket, {INITIAL_WINDOW: window}) as slow,
     ):
         slow.credits = False
-        slow.send(window_update(0, LARGEST_WINDOW - 65_535))
+        slow.send(credit(0, LARGEST_WINDOW - 65_535))
         stream_id = slow.open(COUNT)
         slow.message(stream_id, b"4096 16384")
         slow.until(lambda: len(slow.stream(stream_id).data) >= (65_535 if reads else 1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -83,6 +85,28 @@ async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> N
             sock.close()
     await stage.pair()
     await until(lambda: stage.server.connection_count == 1)
+
+
+async def test_clients_wait_while_there_are_no_file_descriptors(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.socket(socket.AF_UNIX)
+    client.setblocking(False)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 50, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        client.connect(str(stage.path))
+        await until(lambda: "clients have to wait" in caplog.text)
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await until(lambda: stage.server.connection_count == 1)
+    client.close()
 
 
 class Draining:

@@ -1,0 +1,115 @@
+"""What is wrong with settings is named: all of it, with its source, its key and the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.config import (
+    CombinedConfigError,
+)
+from tests.config.reading import PREFIX, loaded, problems
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("PROXY_DRAIN_S", "soon", "must be a valid number"),
+        ("PROXY_DRAIN_S", "'1'", "must be a valid number"),
+        ("PROXY_OWN_SERVICES", "yes", "must be a valid boolean"),
+        ("PROXY_DRIAN_S", "1", "no setting has this name"),
+        ("ENDPOINT", "/x", "no setting has this name"),
+        ("LOG_LEVEL", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_wrong_environment_variables_are_named(name: str, text: str, reason: str) -> None:
+    with pytest.raises(CombinedConfigError) as raised:
+        loaded(environ={PREFIX + name: text})
+    (error,) = raised.value.errors
+    assert (error.source, error.key, error.reason) == ("environment", PREFIX + name, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "reason"),
+    [
+        ("[proxy]\ndrian_s = 1", "proxy.drian_s", "unknown key; did you mean drain_s?"),
+        ("[proxi]", "proxi", "unknown key; did you mean proxy?"),
+        ("[log]\nzzz = 1", "log.zzz", "unknown key; there are: level, format"),
+        ("[policies.a]\nmoode = 1", "policies.a.moode", "unknown key; did you mean mode?"),
+        ("proxy = 1", "proxy", "must be a table"),
+        ("policies = 1", "policies", "must be a table"),
+        ("[policies]\na = 1", "policies.a", "must be a table"),
+        ("[proxy]\ndrain_s = '1'", "proxy.drain_s", "must be a valid number"),
+        ("[proxy]\ndrain_s = true", "proxy.drain_s", "must be a valid number"),
+        ("[proxy]\ndrain_s = nan", "proxy.drain_s", "must be less than or equal to 600"),
+        ("[proxy]\ndrain_s = inf", "proxy.drain_s", "must be less than or equal to 600"),
+        ("[proxy]\ndrain_s = -1", "proxy.drain_s", "must be greater than or equal to 0"),
+        ("[proxy]\nmax_message_bytes = 1e6", "proxy.max_message_bytes", "must be a valid integer"),
+        ("[proxy]\nown_services = 1", "proxy.own_services", "must be a valid boolean"),
+        ("[proxy]\nendpoint = 5", "proxy.endpoint", "must be a valid string"),
+        ("[proxy]\nallowed_uids = [-1]", "proxy.allowed_uids.0", "must be greater than or equal to 0"),
+        ("[proxy]\nallowed_uids = 0", "proxy.allowed_uids", "must be a valid array"),
+        ("[proxy]\nsocket_mode = '0999'", "proxy.socket_mode", "'0999' is no octal mode such as 0660"),
+        ("[proxy]\nsocket_owner = 'no-one-'", "proxy.socket_owner", "there is no user 'no-one-'"),
+        ("[proxy]\nsocket_group = 'no-one-'", "proxy.socket_group", "there is no group 'no-one-'"),
+        ("[hooks]\nworker_threads = 0", "hooks.worker_threads", "must be greater than or equal to 1"),
+        ("[hooks]\nconflicts = 'mine'", "hooks.conflicts", "must be 'later' or 'earlier'"),
+        ("[policies.a]\nmode = 'dry'", "policies.a.mode", "must be 'enforce' or 'dry-run'"),
+        ("[policies.a]\npriority = 100", "policies.a.priority", "must be in 0 to 99"),
+        ("[policies.a]\ntimeout_s = 0", "policies.a.timeout_s", "must be more than 0 and at most 600"),
+        ("[policies.a]\nenabled = 'no'", "policies.a.enabled", "must be a valid boolean"),
+        ("[state]\ndir = 'here'", "state.dir", "'here' is no absolute path"),
+        ("[cgroups]\nroot = ''", "cgroups.root", "'' is no absolute path"),
+        ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_each_wrong_key_is_named_with_its_reason(tmp_path: Path, text: str, key: str, reason: str) -> None:
+    assert problems(text, tmp_path) == [(key, reason)]
+
+
+def test_a_budget_below_one_message_is_refused(tmp_path: Path) -> None:
+    ((key, reason),) = problems("[proxy]\nheld_budget_bytes = 1000000", tmp_path)
+    assert key == "proxy.held_budget_bytes"
+    assert "max_message_bytes is 16777216" in reason
+
+
+def test_all_errors_of_all_sources_are_listed_together(tmp_path: Path) -> None:
+    with pytest.raises(CombinedConfigError) as raised:
+        loaded(
+            "[proxy]\ndrian_s = 1\nendpoint = 'x/'\n[state]\ndir = 'here'",
+            tmp_path,
+            environ={PREFIX + "LOG_LEVEL": "loud"},
+            proxy_runtime_endpoint="tcp://x",
+        )
+    path = tmp_path / "config.toml"
+    lines = str(raised.value).splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        [str(path), "proxy.drian_s"],
+        ["environment", PREFIX + "LOG_LEVEL"],
+        [str(path), "proxy.endpoint"],
+        ["flag", "--remote-runtime-service-endpoint"],
+        [str(path), "state.dir"],
+    ]
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(CombinedConfigError, match="there is no such file"):
+        loaded(config=str(tmp_path / "absent.toml"))
+    with pytest.raises(CombinedConfigError, match="there is no such file"):
+        loaded(environ={PREFIX + "CONFIG": str(tmp_path / "absent.toml")})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"[proxy\n", "is no TOML"), (b"\xff\xfe", "is no UTF-8"), (b"a = 1\na = 2", "is no TOML")],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(content)
+    with pytest.raises(CombinedConfigError, match=reason) as raised:
+        loaded(config=str(file))
+    assert raised.value.source == str(file)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CombinedConfigError, match="cannot be read"):
+        loaded(config=str(tmp_path))

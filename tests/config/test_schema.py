@@ -1,0 +1,53 @@
+"""How settings are described and checked, and what that costs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_every_setting_says_what_it_is() -> None:
+    import ast
+
+    import runtimeproxy.config.settings as module
+
+    assert module.__file__
+    for node in ast.parse(Path(module.__file__).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Settings") and node.name != "Settings":
+            for field, text in zip(node.body[1::2], node.body[2::2], strict=True):
+                assert isinstance(field, ast.AnnAssign)
+                assert isinstance(text, ast.Expr)
+                assert "efault" in ast.unparse(text)
+
+
+def test_a_type_that_settings_do_not_use_has_no_schema() -> None:
+    from runtimeproxy.config.schema import schema_of
+
+    for hint in (set[int], bytes, int | str, tuple[int, int]):
+        with pytest.raises(TypeError, match="settings have no type"):
+            schema_of(hint)
+
+
+def test_flags_alone_do_not_cost_the_import_of_pydantic() -> None:
+    program = """
+import argparse, sys
+from runtimeproxy.config import load
+load(argparse.Namespace(proxy_endpoint="/x"), {})
+print([name for name in ("pydantic", "tomllib", "json", "grpc") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_file_does_not_cost_the_import_of_all_of_pydantic(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[log]\nlevel = 'debug'")
+    program = f"""
+import argparse, sys
+from runtimeproxy.config import load
+load(argparse.Namespace(config={str(file)!r}), {{}})
+print("pydantic" in sys.modules, "pydantic_core" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
