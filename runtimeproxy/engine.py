@@ -79,6 +79,7 @@ class Engine:
             on_compared=self._compared,
         )
         self._lasting = LastingRecords(Path(settings.state.dir), self._store, self._cgroups, self._recovery)
+        self._lasting.is_passive = is_bypassed
         self._chain: Chain | None = None
         self._policies: tuple[LoadedPolicy, ...] = ()
         self._files_thread = BackgroundThreads(1, "hook-servers")

@@ -99,7 +99,7 @@ class KeptCgroups:
                 before = self._kept.get(path)
                 values = record.values if before is None else _joined(record.values, before.values)
                 self._kept[path] = _Kept(values, now_s)
-            if before is not None:
+            if values != record.values:
                 self._tell([path])
 
     def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,12 +36,16 @@ class LastingRecords:
         store: the records.
         cgroups: the cgroup values that policies wrote.
         recovery: asks the runtime what has changed while the proxy was away.
+
+    Attributes:
+        is_passive: whether another process decides, or nobody.
     """
 
     def __init__(self, folder: Path, store: PodStore, cgroups: KeptCgroups, recovery: Recovery) -> None:
         self._store = store
         self._cgroups = cgroups
         self._recovery = recovery
+        self.is_passive: Callable[[], bool] = lambda: False
         self._thread = BackgroundThreads(1, "checkpoint")
         self._loading: asyncio.Task[None] | None = None
         sources = {
@@ -104,7 +108,9 @@ class LastingRecords:
         _tell(saved)
 
     def _note(self, kind: Kind, identity: str, is_event: bool) -> None:
-        self._checkpoint.note(kind, identity, seen=is_event)
+        # Once a successor decides, what the runtime says is for that one to compare with its records.
+        if is_event or not self.is_passive():
+            self._checkpoint.note(kind, identity, seen=is_event)
 
     def _all_ids(self) -> Iterator[tuple[Kind, str]]:
         yield from ((Kind.POD, pod.id) for pod in self._store.pods)

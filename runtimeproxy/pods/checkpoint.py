@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sqlite3
-import stat
-import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,6 +18,7 @@ from runtimeproxy.pods.checkpoint_rows import (
     decode_pod,
     encode,
 )
+from runtimeproxy.pods.database_files import NotPlainError, make_private, set_aside
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, PodRecord
 
 FILE_NAME: Final = "records.db"
@@ -35,12 +32,6 @@ SCHEMA_VERSION: Final = 1
 
 BUSY_TIMEOUT_S: Final = 2.0
 """How long to wait while another process writes, as around an upgrade."""
-
-MOST_SET_ASIDE: Final = 3
-"""Files that could not be used and are kept; older ones are removed."""
-
-_COMPANIONS: Final = ("", "-wal", "-shm")
-"""The files of one database. Source: sqlite.org/wal.html."""
 
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS records (
@@ -151,15 +142,10 @@ class CheckpointFile:
             CheckpointError: it cannot be renamed.
         """
         self.close()
-        aside = self._path.with_name(f"{self._path.name}.unusable-{time.time_ns()}")
         try:
-            for suffix in _COMPANIONS:
-                with suppress(FileNotFoundError):
-                    os.rename(f"{self._path}{suffix}", f"{aside}{suffix}")  # noqa: PTH104
+            return set_aside(self._path)
         except OSError as error:
             raise CheckpointError(f"{self._path}: {error.strerror}") from error
-        self._remove_oldest()
-        return aside
 
     def close(self) -> None:
         """Closes the file; the next use opens it again."""
@@ -200,13 +186,15 @@ class CheckpointFile:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind = UnusableFileError if code in _DAMAGED else CheckpointError
             raise kind(f"{self._path}: {error}") from error
+        except NotPlainError as error:
+            raise UnusableFileError(f"{self._path}: not a plain file") from error
         except OSError as error:
             raise CheckpointError(f"{self._path}: {error.strerror}") from error
 
     def _opened(self) -> sqlite3.Connection:
         if not self._read_only:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._inode = _prepared(self._path)
+            self._inode = make_private(self._path)
         mode = "ro" if self._read_only else "rw"
         connection = sqlite3.connect(
             f"{self._path.absolute().as_uri()}?mode={mode}",
@@ -240,40 +228,12 @@ class CheckpointFile:
             raise UnusableFileError(f"{self._path}: version {version}, this program knows {SCHEMA_VERSION}")
         connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _remove_oldest(self) -> None:
-        found = self._path.parent.glob(f"{self._path.name}.unusable-*")
-        names = {path.name.removesuffix("-wal").removesuffix("-shm") for path in found}
-        for name in sorted(names)[:-MOST_SET_ASIDE]:
-            for suffix in _COMPANIONS:
-                with suppress(OSError):
-                    self._path.with_name(name + suffix).unlink()
-
 
 _DECODERS: Final[dict[Kind, Callable[[str, str], PodRecord | ContainerRecord | CgroupRecord]]] = {
     Kind.POD: decode_pod,
     Kind.CONTAINER: decode_container,
     Kind.CGROUP: decode_cgroup,
 }
-
-
-def _prepared(path: Path) -> int:
-    """Makes the file if it is missing, and sees that it is a plain one of its owner; returns its inode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise UnusableFileError(f"{path}: not a plain file") from error
-        raise
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise UnusableFileError(f"{path}: not a plain file")
-        if stat.S_IMODE(about.st_mode) & 0o077:
-            os.fchmod(descriptor, 0o600)
-        return about.st_ino
-    finally:
-        os.close(descriptor)
 
 
 def _text(data: bytes) -> str:

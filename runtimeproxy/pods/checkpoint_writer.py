@@ -189,6 +189,9 @@ class Checkpoint:
 
     def _change(self, kind: Kind, identity: str, *, seen: bool) -> Change:
         record = self._sources[kind](identity)
+        if record is not None and record.id != identity:
+            # A source may take an id that is gone for the beginning of another one.
+            record = None
         return Change(kind, identity, record, Rank.SEEN if seen or record is None else rank_of(record))
 
     def _failed(self, error: Exception) -> None:

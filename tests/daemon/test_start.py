@@ -217,6 +217,7 @@ def test_only_its_own_directory_is_needed(daemons: Daemons) -> None:
         "proxy.log",
         "proxy.sock",
         "proxy.sock.lock",
+        "state",
     }
 
 

@@ -14,7 +14,7 @@ import pytest
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.ops.kept_cgroups import KeptCgroups
 from runtimeproxy.ops.lasting_records import LastingRecords
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
@@ -97,6 +97,24 @@ async def test_a_successor_notices_by_itself(tmp_path: Path, files: CgroupFiles)
         await asyncio.to_thread(wait_until, lambda: len(new.store.containers) == 1, "the other's record")
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_predecessor_no_longer_writes_what_the_runtime_says(
+    tmp_path: Path, files: CgroupFiles
+) -> None:
+    async with side(tmp_path, files) as old, side(tmp_path, files) as new:
+        old.store.containers.put(OWNED)
+        await settled(old)
+        await new.lasting.merge()
+        old.lasting.is_passive = lambda: True
+        newer = replace(OWNED, name="newer")
+        new.store.containers.put(newer)
+        await settled(new)
+        with old.store.listing() as since:
+            assert old.store.containers.fill(replace(OWNED, state=Lifecycle.RUNNING), since)
+        await settled(old)
+    async with side(tmp_path, files) as third:
+        assert list(third.store.containers) == [newer]
 
 
 async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path, files: CgroupFiles) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from runtimeproxy.pods.checkpoint import (
     FILE_NAME,
-    MOST_SET_ASIDE,
     SCHEMA_VERSION,
     CheckpointError,
     CheckpointFile,
@@ -199,14 +198,6 @@ def test_a_file_that_cannot_be_used_makes_way(
     assert not path.exists()
     file.write(everything())
     assert loaded(folder) == ALL
-
-
-def test_only_a_few_are_kept(file: CheckpointFile, folder: Path) -> None:
-    names = []
-    for _ in range(MOST_SET_ASIDE + 2):
-        file.write([change(POD)])
-        names.append(file.set_aside().name)
-    assert sorted(path.name for path in folder.iterdir()) == names[-MOST_SET_ASIDE:]
 
 
 def test_a_file_that_was_removed_is_noticed(file: CheckpointFile, folder: Path) -> None:

@@ -128,6 +128,17 @@ async def test_ten_thousand_life_cycles_leave_nothing(
     assert saved(folder) == Saved()
 
 
+async def test_an_id_that_begins_another_is_not_that_one(
+    checkpoint: Checkpoint, store: PodStore, folder: Path
+) -> None:
+    store.containers.put(box(1))
+    store.containers.put(box(10))
+    await checkpoint.flush()
+    store.containers.remove("box-1")
+    await checkpoint.flush()
+    assert saved(folder).containers == (box(10),)
+
+
 async def test_the_end_writes_the_rest(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> None:
     checkpoint = of_store(folder, store, executor)
     store.containers.put(box(1))

@@ -1,0 +1,154 @@
+"""The command restore on a real containerd: the kernel's files are as if the proxy had never been there."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.koordinator import cpuset, extended_resources, qos
+from tests.e2e.values import (
+    ALL_CPUS,
+    BATCH_500,
+    BEST_EFFORT,
+    GUARANTEED,
+    HALF_A_CORE,
+    as_resources,
+    on_this_machine,
+)
+from tests.lab.cgroup_v1 import CgroupValues
+from tests.lab.containerd import Containerd
+from tests.lab.cri_client import CriClient
+from tests.lab.node import RunningPod, running_pod, update_resources
+from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
+from tests.lab.programs import REPOSITORY
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pod: what the kubelet asks for its container, and what policies make of that."""
+
+    kube_qos: KubeQos
+    requested: CgroupValues
+    applied: CgroupValues
+    pod_applied: CgroupValues
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+    def spec(self, name: str) -> PodSpec:
+        containers = (ContainerSpec("main", as_resources(self.requested)),)
+        return PodSpec(name, self.kube_qos, self.labels, self.annotations, containers)
+
+
+BATCH = Case(
+    "besteffort",
+    BEST_EFFORT,
+    HALF_A_CORE,
+    HALF_A_CORE,
+    qos("BE"),
+    extended_resources({"main": BATCH_500}),
+)
+BOUND = Case(
+    "guaranteed",
+    GUARANTEED,
+    replace(GUARANTEED, cpu_quota_us=-1, cpuset_cpus="0"),
+    CgroupValues(1024, -1, None, ALL_CPUS),
+    qos("LSR"),
+    cpuset("0"),
+)
+CASES = {"batch": BATCH, "bound": BOUND}
+
+
+@pytest.fixture
+def own_proxy(containerd: Containerd, folder: Path) -> Iterator[ProxyProcess]:
+    """A proxy that the test ends."""
+    own = Path(tempfile.mkdtemp(dir=folder))
+    with ProxyProcess(own, ProxyOptions(str(containerd.socket))) as running:
+        yield running
+
+
+@pytest.fixture
+def pods(own_proxy: ProxyProcess, direct: CriClient, logs: Path) -> Iterator[dict[str, RunningPod]]:
+    """The pods, run through the proxy and removed at the runtime."""
+    with ExitStack() as stack:
+        through = stack.enter_context(CriClient(own_proxy.socket))
+        yield {
+            name: stack.enter_context(running_pod(through, case.spec(name), logs, kubelet_files(case)))
+            for name, case in CASES.items()
+        }
+        if not own_proxy.alive():
+            own_proxy.start()
+
+
+def kubelet_files(case: Case) -> dict[str, str]:
+    """What the kubelet writes to the pod's cgroup."""
+    return {
+        "cpu.shares": str(case.requested.cpu_shares),
+        "cpu.cfs_quota_us": str(case.requested.cpu_quota_us),
+    }
+
+
+def restore(proxy: ProxyProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    program, option, module, *flags = proxy._command()
+    return subprocess.run(
+        [program, option, module, "restore", *words, *flags],
+        cwd=REPOSITORY,
+        env=proxy._environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def values(pods: Mapping[str, RunningPod]) -> dict[str, tuple[CgroupValues, CgroupValues]]:
+    """What the kernel's files of containers and pods hold."""
+    return {name: (pod.values(), pod.pod_values()) for name, pod in pods.items()}
+
+
+APPLIED = {name: (case.applied, case.pod_applied) for name, case in CASES.items()}
+REQUESTED = {
+    name: (case.requested, replace(case.requested, memory_limit_bytes=None)) for name, case in CASES.items()
+}
+
+
+def here(expected: Mapping[str, tuple[CgroupValues, ...]]) -> dict[str, tuple[CgroupValues, ...]]:
+    """The values with this machine's CPUs."""
+    return {name: tuple(map(on_this_machine, each)) for name, each in expected.items()}
+
+
+def test_the_kernels_files_are_as_the_kubelet_wants_them(
+    own_proxy: ProxyProcess, pods: dict[str, RunningPod]
+) -> None:
+    assert values(pods) == here(APPLIED)
+    assert own_proxy.terminate() == 0
+    shown = restore(own_proxy, "--dry-run")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert values(pods) == here(APPLIED)
+    done = restore(own_proxy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert values(pods) == here(REQUESTED)
+    again = restore(own_proxy)
+    assert (again.returncode, again.stdout) == (0, "nothing to restore\n")
+
+
+def test_after_a_kill_and_a_resize_at_the_runtime(
+    own_proxy: ProxyProcess, pods: dict[str, RunningPod], direct: CriClient
+) -> None:
+    own_proxy.kill()
+    resized = replace(BATCH.requested, cpu_shares=3000)
+    resources = as_resources(resized)
+    update_resources(direct, pods["batch"].container_id(), type(resources)(cpu_shares=3000))
+    done = restore(own_proxy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = values(pods)
+    assert found["batch"][0] == on_this_machine(resized)
+    assert found["bound"] == here(REQUESTED)["bound"]

@@ -1,0 +1,174 @@
+"""The command on a fake runtime and plain files in place of cgroups, after a daemon that has ended."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+
+from runtimeproxy.pods.checkpoint import CheckpointFile
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from tests.daemon.conftest import Daemons, cgroup_files, daemons, loop, runtime
+from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod, shares_of
+from tests.lab.cri_client import CriClient
+from tests.lab.programs import REPOSITORY
+from tests.lab.proxy_process import ProxyProcess
+
+__all__ = ["cgroup_files", "daemons", "loop", "runtime"]
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def installed() -> Mapping[str, str]:
+    """No more policies than the product's own."""
+    return {}
+
+
+@dataclass
+class Left:
+    """What is left of a daemon that has ended: a pod that policies have changed."""
+
+    daemon: ProxyProcess
+    pod: Pod
+    files: CgroupFiles
+
+    def restore(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs the command with the daemon's options."""
+        program, option, module, *flags = self.daemon._command()
+        return subprocess.run(
+            [program, option, module, "restore", *words, *flags],
+            cwd=REPOSITORY,
+            env=self.daemon._environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def pod_file(self, name: str) -> str:
+        """A file of the pod's cgroup."""
+        return self.files.read(self.pod.config.linux.cgroup_parent, name)
+
+
+@pytest.fixture
+def direct(runtime: FakeRuntime) -> Iterator[CriClient]:
+    with CriClient(runtime.socket_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def served(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient) -> Left:
+    """A daemon that serves, and a batch pod that it has changed."""
+    daemon = daemons.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        cgroup_files.make(made.config.linux.cgroup_parent)
+        made.run().create().start()
+        made.client = direct
+    return Left(daemon, made, cgroup_files)
+
+
+@pytest.fixture
+def left(served: Left) -> Left:
+    assert served.daemon.terminate() == 0
+    return served
+
+
+def test_everything_is_as_the_kubelet_wants_it(left: Left, runtime: FakeRuntime) -> None:
+    assert shares_of(left.pod) == BATCH_SHARES
+    assert left.pod_file("cpu.weight") == "20"
+    done = left.restore()
+    assert done.returncode == 0, done.stderr
+    resources = runtime.state.containers[left.pod.container].resources
+    assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (2, -1, -1)
+    assert left.pod_file("cpu.weight") == "100"
+    assert left.pod_file("cpu.max") == "max"
+    assert left.pod_file("memory.max") == "max"
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["CONTAINER", "OR", "CGROUP", "FIELD", "FROM", "TO", "RESULT"]
+    assert len(lines) == 7
+    assert all(line.endswith("restored") for line in lines[1:])
+    assert lines[1].split()[:2] == ["default/batch/main", "resources.cpu_quota_us"]
+
+
+def test_a_second_time_there_is_nothing_left(left: Left, runtime: FakeRuntime) -> None:
+    assert left.restore().returncode == 0
+    runtime.recorded.clear()
+    again = left.restore()
+    assert (again.returncode, again.stdout) == (0, "nothing to restore\n")
+    assert "UpdateContainerResources" not in runtime.recorded.methods
+
+
+def test_a_dry_run_changes_nothing(served: Left, runtime: FakeRuntime) -> None:
+    runtime.recorded.clear()
+    done = served.restore("--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("to be restored") == 6
+    assert shares_of(served.pod) == BATCH_SHARES
+    assert served.pod_file("cpu.weight") == "20"
+    assert "UpdateContainerResources" not in runtime.recorded.methods
+
+
+def test_it_refuses_while_an_instance_serves(served: Left) -> None:
+    done = served.restore()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "an instance serves" in done.stderr
+    assert shares_of(served.pod) == BATCH_SHARES
+
+
+def test_what_somebody_else_has_changed_is_left_alone(left: Left) -> None:
+    left.pod.update(64 << 20)
+    left.files.folder(left.pod.config.linux.cgroup_parent).joinpath("cpu.weight").write_text("77\n")
+    done = left.restore()
+    assert done.returncode == 0, done.stderr
+    assert left.pod_file("cpu.weight") == "77"
+    assert "left alone: somebody else has changed it since" in done.stdout
+    assert "resources.memory_limit_bytes" not in done.stdout
+    assert "resources.cpu_shares" in done.stdout
+
+
+def test_what_fails_is_said_and_tried_again(left: Left, runtime: FakeRuntime) -> None:
+    runtime.on("UpdateContainerResources", error=CallError("INTERNAL", "no such thing"), times=1)
+    done = left.restore()
+    assert done.returncode == 1
+    assert "not restored: UpdateContainerResources: INTERNAL: no such thing" in done.stdout
+    assert left.pod_file("cpu.weight") == "100"
+    again = left.restore()
+    assert again.returncode == 0, again.stderr
+    assert [line.split()[0] for line in again.stdout.splitlines()[1:]] == ["default/batch/main"] * 3
+    assert shares_of(left.pod) == 2
+
+
+def test_pods_that_are_gone_are_skipped(left: Left) -> None:
+    left.pod.remove()
+    left.files.remove(left.pod.config.linux.cgroup_parent)
+    done = left.restore()
+    assert (done.returncode, done.stdout) == (0, "nothing to restore\n")
+
+
+def test_a_node_without_a_runtime(left: Left, runtime: FakeRuntime) -> None:
+    runtime.stop()
+    done = left.restore()
+    assert done.returncode == 1
+    assert "ListContainers" in done.stderr
+
+
+def test_a_daemon_that_comes_back_owns_nothing(left: Left) -> None:
+    assert left.restore().returncode == 0
+    with closing(CheckpointFile(left.daemon.state_folder, read_only=True)) as file:
+        saved = file.load()
+    assert [dict(found.owners) for found in saved.containers] == [{}]
+    assert saved.cgroups == ()
+    left.daemon.start()
+    assert left.daemon.terminate() == 0
+    assert shares_of(left.pod) == 2
+
+
+def test_wrong_flags(left: Left) -> None:
+    done = left.restore("--dry-rum")
+    assert done.returncode == 2
+    assert "did you mean --dry-run?" in done.stderr

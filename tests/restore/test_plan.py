@@ -1,0 +1,192 @@
+"""What has to be written so that a node is as the kubelet wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint_rows import Saved
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
+from runtimeproxy.restore.plan import (
+    Line,
+    Node,
+    Outcome,
+    Place,
+    Value,
+    alive,
+    plan,
+    without_owners,
+    without_values,
+)
+
+POD = PodRecord(id="pod", name="web", namespace="shop", uid="u1", cgroup_parent="/kubepods/podu1")
+RUNNING = ContainerRecord(id="box", state=Lifecycle.RUNNING, recovered=True)
+
+
+def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> ContainerRecord:
+    """A container whose applied values all belong to a policy."""
+    scalars = {name for name in {*requested, *applied} if name != "unified"}
+    names = {f"resources.{name}" for name in scalars}
+    unified = {*requested.get("unified", {}), *applied.get("unified", {})}
+    return ContainerRecord(
+        id="box",
+        pod_id="pod",
+        name="main",
+        requested=Resources(**requested),
+        applied=Resources(**applied),
+        owners=dict.fromkeys([*sorted(names), *(f"resources.unified[{key}]" for key in unified)], "policy"),
+        state=Lifecycle.RUNNING,
+    )
+
+
+def node(**values: Any) -> Node:
+    """A node on which the container runs, with what the runtime says of it."""
+    return Node({"box": replace(RUNNING, applied=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
+
+
+@pytest.mark.parametrize(
+    ("requested", "applied", "wanted"),
+    [
+        pytest.param({"cpu_shares": 1024}, {"cpu_shares": 512}, {"cpu_shares": 1024}, id="asked-for"),
+        pytest.param({}, {"cpu_shares": 512}, {"cpu_shares": 1024}, id="no-shares"),
+        pytest.param({}, {"cpu_quota_us": 5000}, {"cpu_quota_us": -1}, id="no-quota"),
+        pytest.param({"cpu_quota_us": 5000}, {}, {"cpu_quota_us": 5000}, id="taken-away"),
+        pytest.param({}, {"memory_limit_bytes": 4096}, {"memory_limit_bytes": -1}, id="no-limit"),
+        pytest.param({}, {"cpu_period_us": 5000}, {"cpu_period_us": 100_000}, id="no-period"),
+        pytest.param({}, {"cpuset_cpus": "1"}, {"cpuset_cpus": "0-7"}, id="no-cpus"),
+        pytest.param({}, {"cpuset_mems": "1"}, {"cpuset_mems": "0"}, id="no-memory-nodes"),
+        pytest.param({"cpuset_cpus": "2"}, {"cpuset_cpus": "1"}, {"cpuset_cpus": "2"}, id="other-cpus"),
+        pytest.param({"oom_score_adj": 5}, {"oom_score_adj": 9}, {"oom_score_adj": 5}, id="oom-score"),
+        pytest.param({}, {"unified": {"memory.high": "1"}}, {"unified": {"memory.high": "max"}}, id="a-file"),
+        pytest.param(
+            {"unified": {"x": "1"}}, {"unified": {"x": "2"}}, {"unified": {"x": "1"}}, id="any-file"
+        ),
+        pytest.param({"cpu_shares": 2}, {"cpu_shares": 2}, {}, id="the-same"),
+        pytest.param({"cpuset_cpus": "0,1"}, {"cpuset_cpus": "0-1"}, {}, id="the-same-cpus"),
+    ],
+)
+def test_values_of_containers(
+    requested: Mapping[str, Any], applied: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    record = owned(requested, applied)
+    found = plan(Saved((POD,), (record,)), node(**applied))
+    if not wanted:
+        assert found.containers == ()
+        return
+    (container,) = found.containers
+    assert container.values == Resources(**wanted)
+    assert {line.target for line in found.lines} == {"shop/web/main"}
+    assert {line.outcome for line in found.lines} == {Outcome.PLANNED}
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        pytest.param({"oom_score_adj": 9}, id="oom-score"),
+        pytest.param({"unified": {"strange": "1"}}, id="a-file-without-a-known-default"),
+    ],
+)
+def test_values_that_cannot_be_taken_away(applied: Mapping[str, Any]) -> None:
+    (line,) = plan(Saved((POD,), (owned({}, applied),)), node()).lines
+    assert (line.outcome, line.new) == (Outcome.FAILED, None)
+    assert "cannot take one away" in line.reason
+
+
+def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
+    found = plan(Saved((), (owned({}, {"cpuset_cpus": "1"}),)), replace(node(), cpus={}))
+    assert [(line.target, line.outcome) for line in found.lines] == [("box", Outcome.FAILED)]
+
+
+@pytest.mark.parametrize(
+    ("record", "containers"),
+    [
+        pytest.param(owned({}, {"cpu_shares": 2}), {}, id="gone"),
+        pytest.param(
+            owned({}, {"cpu_shares": 2}),
+            {"box": replace(RUNNING, applied=Resources(cpu_shares=9000))},
+            id="changed-by-somebody-else",
+        ),
+        pytest.param(
+            replace(owned({}, {"cpu_shares": 2}), owners={}), {"box": RUNNING}, id="owned-by-nobody"
+        ),
+        pytest.param(
+            replace(owned({}, {}), owners={"labels[a]": "p", "env[b]": "p", "cgroup[cpu.idle]": "p"}),
+            {"box": RUNNING},
+            id="owned-but-no-resource",
+        ),
+    ],
+)
+def test_containers_that_are_left_alone(
+    record: ContainerRecord, containers: Mapping[str, ContainerRecord]
+) -> None:
+    assert plan(Saved((POD,), (record,)), Node(containers, {})).lines == ()
+
+
+def test_only_what_has_not_stopped_is_alive() -> None:
+    listed = {state.name: ContainerRecord(id=state.name, state=state, detailed=False) for state in Lifecycle}
+    assert alive(listed) == {"CREATED", "RUNNING"}
+
+
+def test_a_container_without_its_owners() -> None:
+    record = owned({"cpu_shares": 1024}, {"cpu_shares": 2, "cpu_quota_us": 5000})
+    (container,) = plan(Saved((POD,), (record,)), node()).containers
+    found = without_owners(container, frozenset({"resources.cpu_shares"}))
+    assert found.owners == {"resources.cpu_quota_us": "policy"}
+    assert found.applied == Resources(cpu_shares=1024, cpu_quota_us=5000)
+    assert found.requested == record.requested
+
+
+@pytest.mark.parametrize(
+    ("kept", "current", "expected"),
+    [
+        pytest.param(KeptValue(512, 1024), 512, (Outcome.PLANNED, 1024), id="as-the-policy-wrote-it"),
+        pytest.param(KeptValue(512, 1024), 500, (Outcome.PLANNED, 1024), id="as-read-from-a-weight"),
+        pytest.param(KeptValue(512, 1024, kept=False), 512, (Outcome.PLANNED, 1024), id="of-an-old-policy"),
+        pytest.param(KeptValue(512, 1024), 1024, None, id="as-it-was"),
+        pytest.param(KeptValue(512, 512), 512, None, id="never-different"),
+        pytest.param(KeptValue(512, 1024), 77, (Outcome.LEFT, 1024), id="changed-by-somebody-else"),
+        pytest.param(KeptValue(512, None), 512, (Outcome.FAILED, None), id="not-known-before"),
+        pytest.param(KeptValue(512, 1024), None, (Outcome.FAILED, 1024), id="not-readable"),
+    ],
+)
+def test_values_of_cgroups(
+    kept: KeptValue, current: Value | None, expected: tuple[Outcome, Value | None] | None
+) -> None:
+    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": kept})
+    files = {Place("/kubepods/podu1", "cpu.shares"): current}
+    found = plan(Saved(cgroups=(record,)), Node({}, files))
+    assert [(line.outcome, line.new) for line in found.lines] == ([expected] if expected else [])
+    planned = {"cpu.shares": 1024} if expected and expected[0] is Outcome.PLANNED else {}
+    assert [dict(cgroup.values) for cgroup in found.cgroups] == ([planned] if expected else [])
+
+
+def test_a_cgroup_that_is_gone_is_skipped() -> None:
+    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": KeptValue(512, 2)})
+    assert plan(Saved(cgroups=(record,)), Node({}, {})).lines == ()
+
+
+@pytest.mark.parametrize(
+    ("restored", "left"),
+    [
+        pytest.param({"cpu.shares"}, {"cpu.idle"}, id="one"),
+        pytest.param({"cpu.shares", "cpu.idle"}, None, id="all"),
+    ],
+)
+def test_a_cgroup_without_its_values(restored: set[str], left: set[str] | None) -> None:
+    record = CgroupRecord("/a", {"cpu.shares": KeptValue(512, 2), "cpu.idle": KeptValue(1, 0)})
+    found = without_values(record, frozenset(restored))
+    assert (set(found.values) if found else None) == left
+
+
+def test_containers_come_first() -> None:
+    record = CgroupRecord("/a", {"cpu.shares": KeptValue(512, 2)})
+    saved = Saved((POD,), (owned({}, {"cpu_shares": 2}),), (record,))
+    found = plan(saved, replace(node(), files={Place("/a", "cpu.shares"): 512}))
+    assert found.lines == (
+        Line("shop/web/main", "resources.cpu_shares", 2, 1024),
+        Line("/a", "cpu.shares", 512, 2),
+    )
