@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import os
 import signal
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.gate import Gate
@@ -18,18 +19,18 @@ from runtimeproxy.handover.successor import Program
 from runtimeproxy.handover.upgrade import Serving, Upgrade, note
 from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
-from runtimeproxy.ops.breaker import PassBreaker
-from runtimeproxy.ops.own_server import OwnServer
+from runtimeproxy.ops.bypass import Bypass
 from runtimeproxy.ops.reloading import reloaded
 from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE
 from runtimeproxy.ops.tasks import BackgroundTasks
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
-from runtimeproxy.sockets import check_handed_over, connection_options, listener_of
+from runtimeproxy.sockets import check_handed_over, connection_options, listener_of, own_server
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.engine import Engine
+    from runtimeproxy.ops.own_server import OwnServer
     from runtimeproxy.relay.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ STATUS_INTERVAL_S: Final = 1.0
 POLICIES_WAIT_S: Final = 5.0
 """How long READY waits for policies that are slow to load; calls that need none pass all the time."""
 CLOSING_S: Final = 0.5
-"""How long connections may take to write what is left, beyond the drain; the rest is cut."""
+"""How long background tasks may take to end."""
 BACKGROUND_THREADS: Final = 3
 """For loading, long messages, lists and cgroup files; policies have their own."""
 
@@ -71,9 +72,8 @@ class Daemon:
         self._server: RelayServer | None = None
         self._engine: Engine | None = None
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
-        self._breaker = PassBreaker(lambda: self._engine.internal_errors if self._engine else 0)
-        self._breaker.forced = not settings.hooks.enabled
-        self._gate.bypass = self._breaker.passes()
+        errors: Callable[[], int] = lambda: self._engine.internal_errors if self._engine else 0  # noqa: E731
+        self._bypass = Bypass(self._gate, errors, not settings.hooks.enabled, self._compare_soon)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
         self._tasks = BackgroundTasks(self._finish)
         self._spawn = self._tasks.spawn
@@ -90,16 +90,16 @@ class Daemon:
         """
         self._handle_signals()
         listener = self._listener()
+        self._own = own_server(self._settings.proxy)
+        options = connection_options(self._settings.proxy, self._gate, self._own)
+        server = self._server = RelayServer(options, self._settings.proxy.allowed_uids)
+        upgrade = self._upgrade = Upgrade(self._program, self._serving(listener, server), self._predecessor)
         try:
-            self._own = self._own_server()
-            options = connection_options(self._settings.proxy, self._gate, self._own)
-            self._server = RelayServer(options, self._settings.proxy.allowed_uids)
-            self._upgrade = Upgrade(self._program, self._serving(listener, self._server))
             starting = self._start_up if self._predecessor is None else self._take_over
-            self._spawn(starting(listener, self._server), is_vital=True)
+            self._spawn(starting(listener, server), is_vital=True)
             await self._end
         finally:
-            await self._stop(listener)
+            await self._stop(listener, server, upgrade)
 
     def _listener(self) -> Listener:
         """The listening socket: the predecessor's, systemd's, or one that is made."""
@@ -122,78 +122,49 @@ class Daemon:
             drain_s=self._settings.proxy.upgrade_drain_s,
         )
 
-    def _own_server(self) -> OwnServer | None:
-        if not self._settings.proxy.own_services:
-            return None
-        try:
-            return OwnServer()
-        except OSError as error:
-            logger.error("health and reflection are left to the runtime: %s", error)  # noqa: TRY400
-            return None
-
-    async def _stop(self, listener: Listener) -> None:
+    async def _stop(self, listener: Listener, server: RelayServer, upgrade: Upgrade) -> None:
         """The listener is given up first, so that a successor can start while this one drains."""
         self._stopping.set()
-        if self._upgrade is not None:
-            await self._upgrade.stop()
+        await upgrade.stop()
         if self._predecessor is not None:
             self._predecessor.stopping()
         self._notifier.stopping("draining")
-        if self._server is not None:
-            self._server.stop_accepting()
+        server.stop_accepting()
         listener.release()
-        await self._drain()
+        await server.drain(self._settings.proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
         if self._own is not None:
             await self._own.stop()
         if self._engine is not None:
             await self._engine.close()
-        if self._upgrade is not None:
-            await self._upgrade.tell_drained()
+        await upgrade.tell_drained()
         self._executor.shutdown(cancel_futures=True)
         logger.info("stopped")
-
-    async def _drain(self) -> None:
-        held_s = self._settings.proxy.drain_s
-        try:
-            async with asyncio.timeout(held_s + CLOSING_S):
-                if self._server is not None:
-                    await self._server.drain(held_s)
-        except TimeoutError:
-            logger.warning("connections are cut")
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for stop in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(stop, self._finish)
-        loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
-        loop.add_signal_handler(UPGRADE, self._begin_upgrade)
-        loop.add_signal_handler(BYPASS_ON, self._force_pass, True)
-        loop.add_signal_handler(BYPASS_OFF, self._force_pass, False)
+        loop.add_signal_handler(signal.SIGHUP, self._unless_over, self._reload_settings)
+        loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
+        loop.add_signal_handler(BYPASS_ON, self._bypass.force, True)
+        loop.add_signal_handler(BYPASS_OFF, self._bypass.force, False)
+
+    def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if not self._end.done():
+            self._spawn(work())
+
+    async def _hand_over(self) -> None:
+        if self._upgrade is not None:
+            await self._upgrade.run(self._changing)
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Ends the daemon, once."""
-        if self._end.done():
-            return
-        if error is None:
-            self._end.set_result(None)
-        else:
-            self._end.set_exception(error)
-
-    def _force_pass(self, passes: bool) -> None:
-        """The switch: lets all new calls pass unheld, or holds them again."""
-        self._breaker.forced = passes
-        logger.warning("held calls are switched %s", "off" if passes else "on", extra={"bypass": passes})
-        self._look_at_breaker()
-
-    def _begin_reload(self) -> None:
         if not self._end.done():
-            self._spawn(self._reload_settings())
-
-    def _begin_upgrade(self) -> None:
-        if self._upgrade is not None and not self._end.done():
-            is_followed = self._predecessor is not None and self._predecessor.is_draining
-            self._spawn(self._upgrade.run(self._changing, is_followed=is_followed))
+            if error is None:
+                self._end.set_result(None)
+            else:
+                self._end.set_exception(error)
 
     async def _reload_settings(self) -> None:
         """Reads the configuration again; on an error the old one stays."""
@@ -220,14 +191,12 @@ class Daemon:
             engine.configure(settings)
         self._settings = settings
         if settings.hooks.enabled != old.hooks.enabled:
-            self._breaker.forced = not settings.hooks.enabled
-        self._look_at_breaker()
+            self._bypass.force(not settings.hooks.enabled)
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _start_up(self, listener: Listener, server: RelayServer) -> None:
         """Serves, loads what decides, then the policies; tells the service manager once they are there."""
-        await server.start(listener)
-        self._log_serving(listener)
+        await self._accept(listener, server)
         async with self._changing:
             engine = await self._make_engine()
             await self._decide_with(engine)
@@ -246,9 +215,8 @@ class Daemon:
             await engine.load_policies(self._settings)
             await predecessor.loaded()
             await self._decide_with(engine)
-            await server.start(listener)
+            await self._accept(listener, server)
             listener.own(note("taken over"))
-            self._log_serving(listener)
             await predecessor.serving()
         self._notifier.is_muted = False
         self._begin(engine, listener)
@@ -256,10 +224,10 @@ class Daemon:
         await engine.merge_state()
         logger.info("upgrade: the process before this one has ended its calls")
 
-    def _log_serving(self, listener: Listener) -> None:
-        logger.info(
-            "serving on %s", listener.address, extra={"runtime": self._settings.proxy.runtime_endpoint}
-        )
+    async def _accept(self, listener: Listener, server: RelayServer) -> None:
+        await server.start(listener)
+        runtime = self._settings.proxy.runtime_endpoint
+        logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
     async def _decide_with(self, engine: Engine) -> None:
         """Reads the records that were written last; held calls are decided with them from now on."""
@@ -287,7 +255,9 @@ class Daemon:
         logger.info("records recovered: %s", engine.summary)
 
     async def _make_engine(self) -> Engine:
-        await asyncio.get_running_loop().run_in_executor(self._executor, _import_engine)
+        await asyncio.get_running_loop().run_in_executor(
+            self._executor, importlib.import_module, "runtimeproxy.engine"
+        )
         from runtimeproxy.engine import Engine
 
         self._engine = Engine(self._settings, self._executor, self._spawn, self._is_passive)
@@ -311,7 +281,7 @@ class Daemon:
         """Looks at the breaker, and tells the service manager what changed."""
         told = ""
         while True:
-            self._look_at_breaker()
+            self._bypass.look()
             if self._engine is not None:
                 self._engine.tidy()
             status = self._status()
@@ -320,16 +290,8 @@ class Daemon:
                 told = status
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    def _look_at_breaker(self) -> None:
-        before, self._gate.bypass = self._gate.bypass, self._breaker.passes()
-        if before and not self._gate.bypass:
-            self._compare_soon()
-
     def _status(self) -> str:
         count = self._server.connection_count if self._server is not None else 0
         mode = "all calls pass unheld; " if self._gate.bypass else ""
-        return f"{mode}{self._engine.summary if self._engine else 'loading'}; {count} connections"
-
-
-def _import_engine() -> None:
-    import runtimeproxy.engine  # noqa: F401  # the import is the purpose
+        clients = "1 connection" if count == 1 else f"{count} connections"
+        return f"{mode}{self._engine.summary if self._engine else 'loading'}; {clients}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runtimeproxy.config import is_same_socket, owner_ids, socket_mode_bits
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.ops.own_server import OwnServer
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
@@ -17,7 +19,8 @@ from runtimeproxy.sdnotify import listen_sockets
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import ProxySettings
     from runtimeproxy.interception import Interceptor
-    from runtimeproxy.ops.own_server import OwnServer
+
+logger = logging.getLogger(__name__)
 
 
 def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
@@ -64,6 +67,17 @@ def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
         if path and is_same_socket(path, own_path):
             reason = f"{path} is the socket that was passed: calls would go round in circles"
             raise ConfigError("environment", f"proxy.{key}", reason)
+
+
+def own_server(proxy: ProxySettings) -> OwnServer | None:
+    """The daemon's own services behind the relay; None leaves them to the runtime."""
+    if not proxy.own_services:
+        return None
+    try:
+        return OwnServer()
+    except OSError as error:
+        logger.error("health and reflection are left to the runtime: %s", error)  # noqa: TRY400
+        return None
 
 
 def connection_options(

@@ -15,6 +15,7 @@ from runtimeproxy.handover.channel import PeerGoneError, Word
 from runtimeproxy.handover.successor import NoSuccessorError, Program, Successor
 
 if TYPE_CHECKING:
+    from runtimeproxy.handover.predecessor import Predecessor
     from runtimeproxy.relay.listener import Listener
     from runtimeproxy.relay.server import RelayServer
     from runtimeproxy.sdnotify import Notifier
@@ -65,25 +66,27 @@ class Upgrade:
     Args:
         program: how the successor is started.
         serving: what is handed over.
+        predecessor: the process before this one; None if there was none.
 
     Attributes:
         has_moved: whether a successor serves now.
     """
 
-    def __init__(self, program: Program, serving: Serving) -> None:
+    def __init__(self, program: Program, serving: Serving, predecessor: Predecessor | None = None) -> None:
         self._program = program
         self._serving = serving
+        self._predecessor = predecessor
         self._successor: Successor | None = None
         self._running: asyncio.Task[None] | None = None
         self.has_moved = False
 
-    async def run(self, changing: asyncio.Lock, *, is_followed: bool) -> None:
+    async def run(self, changing: asyncio.Lock) -> None:
         """Upgrades: returns when this process is to end, or goes on after a failure.
 
         Args:
             changing: held while this process and its successor both must stay as they are.
-            is_followed: whether the predecessor of this process still drains.
         """
+        is_followed = self._predecessor is not None and self._predecessor.is_draining
         if is_followed or self._running is not None:
             refusal = "the process before this one still drains" if is_followed else "one is in progress"
             logger.warning("upgrade refused: %s", refusal)

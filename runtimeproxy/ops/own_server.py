@@ -43,7 +43,7 @@ class OwnServer:
         _remove_stale(parent)
         self._directory, self._lock_fd = _make_directory(parent)
         self.socket_path = str(self._directory / "own.sock")
-        self._server: grpc.aio.Server | None = None
+        self._starting: asyncio.Task[grpc.aio.Server] | None = None
 
     async def start(
         self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
@@ -55,16 +55,20 @@ class OwnServer:
             probe: whether the runtime answers.
             stopping: set when the daemon drains.
         """
-        from asyncio import get_running_loop
+        from asyncio import get_running_loop, shield
 
-        await get_running_loop().run_in_executor(executor, _load)
-        self._server = await _serve(self.socket_path, probe, stopping)
+        loop = get_running_loop()
+        await loop.run_in_executor(executor, _load)
+        # grpcio takes a cancelled start badly, so `stop` waits for its end.
+        self._starting = loop.create_task(_serve(self.socket_path, probe, stopping))
+        await shield(self._starting)
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
+        if self._starting is not None:
+            server = await self._starting
+            await server.stop(None)
+            self._starting = None
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)

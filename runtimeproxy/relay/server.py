@@ -168,7 +168,7 @@ class RelayServer:
                             connection.close()
                     await has_settled.wait()
         if cut := retiring & self._connections:
-            logger.warning("%d connections are cut: their calls did not end within %.0f s", len(cut), most_s)
+            logger.warning("connections are cut after %.1f s", most_s, extra={"connections": len(cut)})
             await self._close(cut, _CLOSE_S)
 
     async def _present(self) -> set[Connection]:

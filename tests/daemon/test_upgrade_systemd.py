@@ -170,14 +170,13 @@ def test_restarts_with_a_socket_that_was_passed_fail_no_call(daemons: Daemons, p
 def test_as_another_user(daemons: Daemons, socket_folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else; whoever runs this is somebody else already")
-    for folder in (socket_folder, socket_folder / "tmp"):
-        folder.chmod(0o777)
     # The capability is for reading the interpreter, wherever it lies.
     capability = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     wrapper = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *capability)
     daemon = daemons.prepare(wrapper=wrapper, environment=daemons.environment)
-    daemon.folder.chmod(0o777)
-    (socket_folder / "runtime.sock").chmod(0o777)
+    sockets = (socket_folder / "runtime.sock", daemon.folder / "notify.sock")
+    for path in (socket_folder, socket_folder / "tmp", daemon.folder, *sockets):
+        path.chmod(0o777)
     daemon.start()
     with Family(daemon) as family:
         family.upgrade()

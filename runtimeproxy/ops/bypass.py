@@ -1,0 +1,46 @@
+"""Whether new calls pass unheld: an operator's word, or the daemon's own breaker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from runtimeproxy.ops.breaker import PassBreaker
+
+if TYPE_CHECKING:
+    from runtimeproxy.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+
+class Bypass:
+    """Sets the gate.
+
+    Args:
+        gate: where calls are held.
+        failures: returns how many errors there have been in the proxy's own code since the start.
+        is_forced: whether calls pass from the start.
+        on_held_again: called when calls are held after a time in which nobody saw them.
+    """
+
+    def __init__(
+        self, gate: Gate, failures: Callable[[], int], is_forced: bool, on_held_again: Callable[[], None]
+    ) -> None:
+        self._gate = gate
+        self._breaker = PassBreaker(failures)
+        self._breaker.forced = is_forced
+        self._on_held_again = on_held_again
+        gate.bypass = self._breaker.passes()
+
+    def force(self, passes: bool) -> None:
+        """The switch: lets all new calls pass unheld, or holds them again."""
+        self._breaker.forced = passes
+        logger.warning("held calls are switched %s", "off" if passes else "on", extra={"bypass": passes})
+        self.look()
+
+    def look(self) -> None:
+        """Asks the breaker; to be called from time to time."""
+        before, self._gate.bypass = self._gate.bypass, self._breaker.passes()
+        if before and not self._gate.bypass:
+            self._on_held_again()

@@ -1,0 +1,80 @@
+"""What a successor finds in its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.handover.inheritance import VARIABLE, Inheritance, successor_environ
+
+GIVEN = Inheritance(4, 5, -1, "/run/proxy.sock", 77)
+
+
+def test_it_comes_back_as_it_was_and_is_taken_once() -> None:
+    environ = successor_environ({"PATH": "/bin"}, GIVEN)
+    assert Inheritance.take(environ) == GIVEN
+    assert environ == {"PATH": "/bin"}
+    assert Inheritance.take(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "left"),
+    [
+        pytest.param(
+            {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "cri"}, {}, id="passed sockets"
+        ),
+        pytest.param({"NOTIFY_SOCKET": "/n"}, {"NOTIFY_SOCKET": "/n"}, id="notifications"),
+        pytest.param(
+            {"WATCHDOG_USEC": "9", "WATCHDOG_PID": str(os.getpid())},
+            {"WATCHDOG_USEC": "9"},
+            id="own watchdog",
+        ),
+        pytest.param(
+            {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"},
+            {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"},
+            id="another's watchdog",
+        ),
+        pytest.param({VARIABLE: "old"}, {}, id="what this process was given"),
+    ],
+)
+def test_what_the_service_manager_said(environ: dict[str, str], left: dict[str, str]) -> None:
+    result = successor_environ(environ, GIVEN)
+    assert Inheritance.take(result) == GIVEN
+    assert result == left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"control_fd": 4}',
+        '{"control_fd":4,"listening_fd":5,"lock_fd":-1,"path":null,"inode":0,"version":2}',
+    ],
+)
+def test_what_makes_no_sense(text: str) -> None:
+    with pytest.raises(ConfigError, match=VARIABLE):
+        Inheritance.take({VARIABLE: text})
+
+
+def test_the_listener_is_not_owned_yet(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        given = Inheritance(-1, os.dup(listening.fileno()), -1, str(tmp_path / "s"), 0)
+        listener = given.listener()
+        assert not listener.sock.get_inheritable()
+        assert listener.address == listening.getsockname()
+        listener.release()
+        assert (tmp_path / "s").is_socket()
+
+
+def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file, pytest.raises(ConfigError, match="not a socket"):
+        Inheritance(file.fileno(), -1, -1, None, 0).control()
