@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from runtimeproxy import __version__
-from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError, config_path, load
+from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, serve
+from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from runtimeproxy.config import Settings
-    from runtimeproxy.hooks.policy import Policy
-    from runtimeproxy.hooks.settings import PolicySettings
-
-    _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001  # the only name of that type
-
-PROGRAM: Final = "koord-runtime-proxy"
-
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-"""A wrong flag, variable or configuration file. Source: argparse's own."""
-
 _OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
-
-_DOCKER: Final = (
-    "Docker is not supported: run cri-dockerd in front of it, and give its socket as "
-    "--remote-runtime-service-endpoint (usually /run/cri-dockerd.sock)"
-)
 
 _DESCRIPTION: Final = """\
 A CRI proxy between the kubelet and the container runtime that applies resource policies by QoS class
@@ -111,69 +88,21 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run=serve)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name, run, text in (
-        ("check-config", _check_config, "read flags, environment, file and policies; say what is wrong"),
-        ("list-policies", _list_policies, "show all policies with their hooks and settings"),
-        ("version", _version, "show the version"),
-        ("demo", _demo, "drive a pod of each QoS class through the proxy and show what changes"),
-    ):
+    for each in COMMANDS:
         command = commands.add_parser(
-            name,
-            usage=f"{PROGRAM} {name} [FLAG ...]",
+            each.name,
+            usage=f"{PROGRAM} {each.name} {each.usage}[FLAG ...]",
             parents=[flags],
             allow_abbrev=False,
-            help=text,
-            description=text[:1].upper() + text[1:] + ".",
+            help=each.text,
+            description=each.text[:1].upper() + each.text[1:] + each.more,
         )
-        command.set_defaults(run=run)
-    _add_bypass(commands, flags)
-    _add_upgrade(commands, flags)
-    _add_restore(commands, flags)
+        for name, about in each.arguments.items():
+            command.add_argument(name, **about)
+        command.set_defaults(run=each.run)
     return parser
-
-
-def _add_bypass(commands: _Commands, flags: _Parser) -> None:
-    text = "let calls pass without policies (on), or hold them for the policies again (off)"
-    command = commands.add_parser(
-        "bypass",
-        usage=f"{PROGRAM} bypass (on | off) [FLAG ...]",
-        parents=[flags],
-        allow_abbrev=False,
-        help=text,
-        description=text[:1].upper() + text[1:] + ". Tells the instance that serves on the own socket.",
-    )
-    command.add_argument("state", choices=("on", "off"), help="a restart of the instance forgets it")
-    command.set_defaults(run=_bypass)
-
-
-def _add_upgrade(commands: _Commands, flags: _Parser) -> None:
-    text = "replace the instance that serves by a new process, without a failed call"
-    command = commands.add_parser(
-        "upgrade",
-        usage=f"{PROGRAM} upgrade [FLAG ...]",
-        parents=[flags],
-        allow_abbrev=False,
-        help=text,
-        description=text[:1].upper() + text[1:] + ". If the new one does not come up, the old one goes on.",
-    )
-    command.set_defaults(run=_upgrade)
-
-
-def _add_restore(commands: _Commands, flags: _Parser) -> None:
-    text = "give running containers and pod cgroups the values that the kubelet asked for"
-    command = commands.add_parser(
-        "restore",
-        usage=f"{PROGRAM} restore [--dry-run] [FLAG ...]",
-        parents=[flags],
-        allow_abbrev=False,
-        help=text,
-        description=text[:1].upper() + text[1:] + ", from the checkpoint in the state folder: for taking the "
-        "proxy off a node, after it has ended. Values that somebody else has changed since are left alone.",
-    )
-    command.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    command.set_defaults(run=_restore)
 
 
 def _misspelled(argv: Sequence[str]) -> str:
@@ -211,112 +140,6 @@ def _flags() -> _Parser:
         help=f"configuration file in TOML (default: {DEFAULT_CONFIG_PATH}, if there)",
     )
     return parser
-
-
-def _load(arguments: argparse.Namespace) -> Settings:
-    mode = getattr(arguments, "backend_runtime_mode", "Containerd")
-    if mode != "Containerd":
-        reason = _DOCKER if mode == "Docker" else f"{mode!r} is no mode: only Containerd is"
-        raise ConfigError("flag", "--backend-runtime-mode", reason)
-    return load(arguments, os.environ)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    settings = _load(arguments)
-    from runtimeproxy import logs
-    from runtimeproxy.running import run
-
-    handler = logs.configure(settings.log.level, settings.log.format)
-    try:
-        return run(settings, partial(_load, arguments))
-    finally:
-        handler.flush()
-
-
-def _check_config(arguments: argparse.Namespace) -> int:
-    settings = _load(arguments)
-    from runtimeproxy.errors import PolicyLoadError
-    from runtimeproxy.hooks.loading import discover
-    from runtimeproxy.hooks.loading import load as load_policies
-
-    path, is_named = config_path(arguments, os.environ)
-    try:
-        load_policies(discover(third_party=settings.hooks.third_party), settings.policies)
-    except PolicyLoadError as error:
-        raise ConfigError(path, "policies", str(error)) from error
-    source = path if is_named or Path(path).exists() else "no file, defaults"
-    print(f"{source}: the configuration is right")
-    return EXIT_OK
-
-
-def _list_policies(arguments: argparse.Namespace) -> int:
-    settings = _load(arguments)
-    from runtimeproxy.hooks.loading import discover
-
-    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS", "")]
-    rows += (
-        _policy_row(policy, settings.policies.get(policy.name))
-        for policy in discover(third_party=settings.hooks.third_party)
-    )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for *columns, hooks, summary in rows:
-        cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
-        print("  ".join((*cells, hooks)))
-        if summary:
-            print(f"    {summary}")
-    return EXIT_OK
-
-
-def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
-    from runtimeproxy.hooks.loaded import overridden_hooks
-    from runtimeproxy.hooks.settings import PolicySettings
-
-    chosen = settings or PolicySettings()
-    priority = policy.priority if chosen.priority is None else chosen.priority
-    mode = chosen.mode.value if chosen.enabled else "disabled"
-    hooks = ", ".join(overridden_hooks(policy))
-    summary = (policy.__doc__ or "").strip().split("\n")[0]
-    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary
-
-
-def _bypass(arguments: argparse.Namespace) -> int:
-    endpoint = _load(arguments).proxy.endpoint
-    from runtimeproxy.ops.switch import set_bypass
-
-    is_on = arguments.state == "on"
-    pid = set_bypass(endpoint, is_on=is_on)
-    print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
-    return EXIT_OK
-
-
-def _upgrade(arguments: argparse.Namespace) -> int:
-    proxy = _load(arguments).proxy
-    from runtimeproxy.handover.command import upgrade
-
-    old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
-    print(f"process {new} serves; process {old} ends when its calls have")
-    return EXIT_OK
-
-
-def _restore(arguments: argparse.Namespace) -> int:
-    settings = _load(arguments)
-    from runtimeproxy.restore.command import is_complete, restore, table
-
-    lines = restore(settings, dry_run=arguments.dry_run)
-    print("\n".join(table(lines)) if lines else "nothing to restore")
-    return EXIT_OK if is_complete(lines) else EXIT_FAILED
-
-
-def _version(_: argparse.Namespace) -> int:
-    print(f"{PROGRAM} {__version__}")
-    return EXIT_OK
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    settings = _load(arguments)
-    from runtimeproxy.demo import run_demo
-
-    return run_demo(settings)
 
 
 def _configuration_message(error: ConfigError) -> str:

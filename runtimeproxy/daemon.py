@@ -284,14 +284,15 @@ class Daemon:
             self._bypass.look()
             if self._engine is not None:
                 self._engine.tidy()
-            status = self._status()
+            is_away = self._server is not None and await self._server.upstream_is_away()
+            status = self._status("the runtime is away; " if is_away else "")
             if status != told:
                 self._notifier.status(status)
                 told = status
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    def _status(self) -> str:
+    def _status(self, trouble: str = "") -> str:
         count = self._server.connection_count if self._server is not None else 0
         mode = "all calls pass unheld; " if self._gate.bypass else ""
         clients = "1 connection" if count == 1 else f"{count} connections"
-        return f"{mode}{self._engine.summary if self._engine else 'loading'}; {clients}"
+        return f"{trouble}{mode}{self._engine.summary if self._engine else 'loading'}; {clients}"

@@ -26,6 +26,7 @@ TESTED_AS_ONE = {
 """Packages whose modules are tested together, by what they do."""
 
 TESTED_ELSEWHERE = {
+    "runtimeproxy/commands.py": "tests/test_cli.py",
     "runtimeproxy/__main__.py": "tests/test_cli.py",
     "runtimeproxy/cgroups/cache.py": "tests/cgroups/test_writer.py",
     "runtimeproxy/cgroups/files.py": "tests/cgroups/test_writer.py",

@@ -90,7 +90,7 @@ class HeldStream(SpecialStream):
     def _sent(self) -> None:
         """The runtime has the whole message."""
         self._stage = _Stage.SENT
-        self._intake.end()
+        self._intake.release()
 
     def refuse(self, code: int, text: str) -> None:
         """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""

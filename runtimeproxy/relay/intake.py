@@ -91,7 +91,7 @@ class MessageIntake:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
         self.drop()
-        self._release()
+        self.release()
 
     def _is_within_bound(self) -> bool:
         """Reads the declared length as soon as it is there."""
@@ -106,7 +106,7 @@ class MessageIntake:
         if self._reservation is not None:
             if len(self._received) <= self._reservation.size_bytes:
                 return True
-            self._release()
+            self.release()
         # More than was declared may become as much as the bound: then that is reserved, once.
         surplus = self._expected_bytes < len(self._received)
         size_bytes = self._limit_bytes if surplus else self._expected_bytes
@@ -117,7 +117,8 @@ class MessageIntake:
         """The budget has room for this message, which another call's end may have made."""
         self._state.guard(self._top_up)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """The budget is free for other messages."""
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None

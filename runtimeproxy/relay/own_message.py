@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtimeproxy.relay.state import ConnectionState
+
+
+_NOTHING: Final = memoryview(b"")
 
 
 class OwnMessage:
@@ -38,7 +41,7 @@ class OwnMessage:
         self._state = state
         self.stream_id = stream_id
         self._on_sent = on_sent
-        self._unsent = memoryview(b"")
+        self._unsent = _NOTHING
         self._sent_bytes = 0
         self._runtime_credit_bytes = 0
         self.is_sending = False
@@ -62,7 +65,7 @@ class OwnMessage:
 
     def drop(self) -> None:
         """Nothing more of it is sent."""
-        self._unsent = memoryview(b"")
+        self._unsent = _NOTHING
         self.is_sending = False
 
     # --- what the sender asks ----------------------------------------------------------------------------

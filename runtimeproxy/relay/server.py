@@ -62,6 +62,11 @@ class RelayServer:
         """How many clients are connected."""
         return len(self._connections)
 
+    async def upstream_is_away(self) -> bool:
+        """Whether the runtime was lost and does not answer yet; asks it if that is not known."""
+        presence = self._options.default_upstream.presence
+        return presence.is_in_doubt and not await presence.answers()
+
     async def start(self, listener: Listener) -> None:
         """Accepts clients on a listening socket, which stays the caller's to close."""
         listener.sock.listen(BACKLOG)

@@ -1,0 +1,214 @@
+"""The subcommands of `koord-runtime-proxy`: what each is called, and what it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from runtimeproxy import __version__
+from runtimeproxy.config import config_path, load
+from runtimeproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from runtimeproxy.config import Settings
+    from runtimeproxy.hooks.policy import Policy
+    from runtimeproxy.hooks.settings import PolicySettings
+
+PROGRAM: Final = "koord-runtime-proxy"
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+"""A wrong flag, variable or configuration file. Source: argparse's own."""
+
+_DOCKER: Final = (
+    "Docker is not supported: run cri-dockerd in front of it, and give its socket as "
+    "--remote-runtime-service-endpoint (usually /run/cri-dockerd.sock)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        text: what it does, in the list of commands and, as a sentence, in its own help.
+        run: does it; returns the exit code.
+        more: what its own help says beyond `text`.
+        usage: its own arguments, before the flags that all commands have.
+        arguments: these arguments, with what argparse is to know of each.
+    """
+
+    name: str
+    text: str
+    run: Callable[[argparse.Namespace], int]
+    more: str = "."
+    usage: str = ""
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def load_settings(arguments: argparse.Namespace) -> Settings:
+    """Reads flags, environment and file.
+
+    Raises:
+        ConfigError: something in them is wrong.
+    """
+    mode = getattr(arguments, "backend_runtime_mode", "Containerd")
+    if mode != "Containerd":
+        reason = _DOCKER if mode == "Docker" else f"{mode!r} is no mode: only Containerd is"
+        raise ConfigError("flag", "--backend-runtime-mode", reason)
+    return load(arguments, os.environ)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serves until a signal ends it: what the program does without a command."""
+    settings = load_settings(arguments)
+    from runtimeproxy import logs
+    from runtimeproxy.running import run
+
+    handler = logs.configure(settings.log.level, settings.log.format)
+    try:
+        return run(settings, partial(load_settings, arguments))
+    finally:
+        handler.flush()
+
+
+def _check_config(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    from runtimeproxy.errors import PolicyLoadError
+    from runtimeproxy.hooks.loading import discover
+    from runtimeproxy.hooks.loading import load as load_policies
+
+    path, is_named = config_path(arguments, os.environ)
+    try:
+        load_policies(discover(third_party=settings.hooks.third_party), settings.policies)
+    except PolicyLoadError as error:
+        raise ConfigError(path, "policies", str(error)) from error
+    source = path if is_named or Path(path).exists() else "no file, defaults"
+    print(f"{source}: the configuration is right")
+    return EXIT_OK
+
+
+def _list_policies(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    from runtimeproxy.hooks.loading import discover
+
+    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS", "")]
+    rows += (
+        _policy_row(policy, settings.policies.get(policy.name))
+        for policy in discover(third_party=settings.hooks.third_party)
+    )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for *columns, hooks, summary in rows:
+        cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
+        print("  ".join((*cells, hooks)))
+        if summary:
+            print(f"    {summary}")
+    return EXIT_OK
+
+
+def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
+    from runtimeproxy.hooks.loaded import overridden_hooks
+    from runtimeproxy.hooks.settings import PolicySettings
+
+    chosen = settings or PolicySettings()
+    priority = policy.priority if chosen.priority is None else chosen.priority
+    mode = chosen.mode.value if chosen.enabled else "disabled"
+    hooks = ", ".join(overridden_hooks(policy))
+    summary = (policy.__doc__ or "").strip().split("\n")[0]
+    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary
+
+
+def _bypass(arguments: argparse.Namespace) -> int:
+    endpoint = load_settings(arguments).proxy.endpoint
+    from runtimeproxy.ops.switch import set_bypass
+
+    is_on = arguments.state == "on"
+    pid = set_bypass(endpoint, is_on=is_on)
+    print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
+    return EXIT_OK
+
+
+def _upgrade(arguments: argparse.Namespace) -> int:
+    proxy = load_settings(arguments).proxy
+    from runtimeproxy.handover.command import upgrade
+
+    old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    print(f"process {new} serves; process {old} ends when its calls have")
+    return EXIT_OK
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    from runtimeproxy.restore.command import is_complete, restore, table
+
+    lines = restore(settings, dry_run=arguments.dry_run)
+    print("\n".join(table(lines)) if lines else "nothing to restore")
+    return EXIT_OK if is_complete(lines) else EXIT_FAILED
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(f"{PROGRAM} {__version__}")
+    return EXIT_OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    from runtimeproxy.demo import run_demo
+
+    return run_demo(settings)
+
+
+COMMANDS: Final = (
+    Command(
+        name="check-config",
+        text="read flags, environment, file and policies; say what is wrong",
+        run=_check_config,
+    ),
+    Command(
+        name="list-policies",
+        text="show all policies with their hooks and settings",
+        run=_list_policies,
+    ),
+    Command(name="version", text="show the version", run=_version),
+    Command(
+        name="demo",
+        text="drive a pod of each QoS class through the proxy and show what changes",
+        run=_demo,
+    ),
+    Command(
+        name="bypass",
+        text="let calls pass without policies (on), or hold them for the policies again (off)",
+        more=". Tells the instance that serves on the own socket.",
+        run=_bypass,
+        usage="(on | off) ",
+        arguments={
+            "state": {
+                "choices": ("on", "off"),
+                "help": "a restart or an upgrade of the instance forgets it",
+            }
+        },
+    ),
+    Command(
+        name="upgrade",
+        text="replace the instance that serves by a new process, without a failed call",
+        more=". If the new one does not come up, the old one goes on.",
+        run=_upgrade,
+    ),
+    Command(
+        name="restore",
+        text="give running containers and pod cgroups the values that the kubelet asked for",
+        more=", from the checkpoint in the state folder: for taking the proxy off a node, after it has "
+        "ended. Values that somebody else has changed since are left alone.",
+        run=_restore,
+        usage="[--dry-run] ",
+        arguments={"--dry-run": {"action": "store_true", "help": "only show what would be done"}},
+    ),
+)
+"""In the order of the help."""
