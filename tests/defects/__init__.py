@@ -1,0 +1,1 @@
+"""The defects of Koordinator's proxy, each as a test that would fail on it."""

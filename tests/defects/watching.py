@@ -1,0 +1,56 @@
+"""A policy of the tests that writes down the hooks that hook servers do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, Policy
+from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
+
+WATCH_IN = "test/watch-in"
+"""The pod's annotation with the file that gets a line for each hook."""
+
+
+class Watching(Policy):
+    """Changes nothing."""
+
+    name: ClassVar[str] = "watching"
+
+    def pre_update_pod_sandbox_resources(self, pod: PodView) -> PodChange | None:
+        _write(pod, f"pre_update_pod_sandbox_resources {pod.id} {pod.resources.cpu_shares}")
+        return None
+
+    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
+        _write(pod, f"post_update_pod_sandbox_resources {pod.id} {pod.resources.cpu_shares}")
+        return None
+
+    def pre_remove_container(self, container: ContainerView) -> None:
+        name = container.labels["io.kubernetes.container.name"]
+        _write(container.pod, f"pre_remove_container {container.id} {name}")
+
+    def post_remove_container(self, container: ContainerView) -> None:
+        name = container.labels["io.kubernetes.container.name"]
+        _write(container.pod, f"post_remove_container {container.id} {name}")
+
+    def pre_remove_pod_sandbox(self, pod: PodView) -> None:
+        _write(pod, f"pre_remove_pod_sandbox {pod.id}")
+
+    def post_remove_pod_sandbox(self, pod: PodView) -> None:
+        _write(pod, f"post_remove_pod_sandbox {pod.id}")
+
+
+def watching_site(folder: Path) -> Mapping[str, str]:
+    """Installs the policy in a new folder, as a third party's package is; returns the environment for it."""
+    about = folder / "watching-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: watching\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nwatching = {__name__}:Watching\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def _write(pod: PodView, line: str) -> None:
+    if WATCH_IN in pod.annotations:
+        with Path(pod.annotations[WATCH_IN]).open("a") as file:
+            file.write(f"{line}\n")
