@@ -1,0 +1,114 @@
+"""The disk of the node: a Debian root, built once for each recipe, with the wheels in a venv."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.node.wheels import fingerprint
+
+_FILES = Path(__file__).parent / "image_files"
+_SUITE = "bookworm"
+_PACKAGES = (
+    "linux-image-amd64",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+    "dbus",
+    "containerd",
+    "runc",
+    "python3",
+    "python3-venv",
+    "kmod",
+    "procps",
+    "iproute2",
+    "busybox-static",
+)
+_INSTALLED = {
+    "hosts": "etc/hosts",
+    "hostname": "etc/hostname",
+    "containerd.toml": "etc/containerd/config.toml",
+    "node-checks.service": "etc/systemd/system/node-checks.service",
+    "node-checks": "usr/local/sbin/node-checks",
+}
+_PREFIX = "opt/koord-runtime-proxy"
+_DISK_SIZE = "4G"
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the emulator boots."""
+
+    disk: Path
+    kernel: Path
+    initrd: Path
+
+
+def build_image(cache: Path, wheels: Path) -> Image:
+    """Makes what is not in the cache yet: the root (2 minutes), then the disk (half a minute)."""
+    root = _root(cache)
+    boot = root / "boot"
+    (kernel,), (initrd,) = boot.glob("vmlinuz-*"), boot.glob("initrd.img-*")
+    disk = cache / f"disk-{_short(root.name + repr(_texts()) + fingerprint(wheels))}.img"
+    if not disk.exists():
+        for old in cache.glob("disk-*"):
+            old.unlink()
+        _install_files(root)
+        _install_wheels(root, wheels)
+        _make_disk(root, disk)
+    return Image(disk, kernel, initrd)
+
+
+def _root(cache: Path) -> Path:
+    root = cache / f"root-{_short(repr((_SUITE, _PACKAGES)))}"
+    if root.exists():
+        return root
+    unfinished = cache / "root-unfinished"
+    for old in cache.glob("root-*"):
+        shutil.rmtree(old)
+    include = "--include=" + ",".join(_PACKAGES)
+    _run("mmdebstrap", "--quiet", "--variant=minbase", include, _SUITE, unfinished)
+    unfinished.rename(root)
+    return root
+
+
+def _texts() -> list[str]:
+    return [(_FILES / name).read_text() for name in _INSTALLED]
+
+
+def _install_files(root: Path) -> None:
+    for name, target in _INSTALLED.items():
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_FILES / name, root / target)
+    _run("chroot", root, "systemctl", "--quiet", "enable", "node-checks.service")
+
+
+def _install_wheels(root: Path, wheels: Path) -> None:
+    """What the README's installation does, with the wheels instead of an index."""
+    shutil.rmtree(root / _PREFIX, ignore_errors=True)
+    inside = root / "opt" / "wheels"
+    shutil.copytree(wheels, inside, dirs_exist_ok=True)
+    try:
+        _run("chroot", root, "python3", "-m", "venv", f"/{_PREFIX}")
+        source = ("--no-index", "--find-links", "/opt/wheels")
+        _run("chroot", root, f"/{_PREFIX}/bin/pip", "install", "--quiet", *source, "koord-runtime-proxy")
+    finally:
+        shutil.rmtree(inside)
+
+
+def _make_disk(root: Path, disk: Path) -> None:
+    unfinished = disk.with_suffix(".unfinished")
+    unfinished.touch()
+    _run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", root, unfinished, _DISK_SIZE)
+    unfinished.rename(disk)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,47 @@
+"""One boot of the node, which ends by itself or is ended."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.node.image import Image
+
+CPUS = 2
+_MEMORY_MIB = 3072
+
+# There is no KVM on many test machines, so software emulation is what all of them use.
+_MACHINE = ("-accel", "tcg,thread=multi", "-cpu", "max,vendor=GenuineIntel", "-no-reboot", "-nic", "none")
+
+
+def command(image: Image, share: Path) -> list[str]:
+    """The emulator's command line. Nothing is written to the disk; `share` is the way in and out."""
+    return [
+        "qemu-system-x86_64",
+        *_MACHINE,
+        *("-nographic", "-smp", str(CPUS), "-m", str(_MEMORY_MIB)),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
+        *("-append", "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0"),
+        *("-drive", f"file={image.disk},if=virtio,format=raw,snapshot=on"),
+        *("-virtfs", f"local,path={share},mount_tag=share,security_model=none"),
+    ]
+
+
+def boot(image: Image, share: Path, timeout_s: float) -> str:
+    """Boots and waits until the node has powered off; its console goes to `share/console.log`.
+
+    Returns:
+        The empty string, or why the boot does not count as one that ended well.
+    """
+    with (share / "console.log").open("wb") as console:
+        # The emulator is the lowest of what runs here: nothing in the node depends on its speed.
+        nice = ["nice", "-n", "10", *command(image, share)]
+        process = subprocess.Popen(nice, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"the node did not power off within {timeout_s:.0f} s"
+        finally:
+            process.kill()
+            process.wait()
+    return "" if code == 0 else f"the emulator ended with {code}"

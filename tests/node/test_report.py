@@ -1,0 +1,38 @@
+import json
+
+from tests.node.guest import installation
+from tests.node.guest.checks import CHECKS, selected
+from tests.node.report import Row, rows, table
+
+
+def line(name: str, ok: bool = True) -> str:
+    return json.dumps({"name": name, "ok": ok, "seen": "what", "took_s": 1.5})
+
+
+def test_rows_keep_the_order_of_the_names() -> None:
+    made = rows(["one", "two"], [line("two", ok=False), line("one")])
+    assert made == [Row("one", True, "what", 1.5), Row("two", False, "what", 1.5)]
+
+
+def test_a_check_without_a_whole_line_has_failed() -> None:
+    made = rows(["one", "two", "three"], [line("one"), line("two")[:-4], "7"])
+    assert [row.ok for row in made] == [True, False, False]
+    assert made[1].seen == "was not made"
+
+
+def test_the_table_counts_failures() -> None:
+    text = table([Row("one", True, "fine", 1.0), Row("two", False, "broken", 2.0)])
+    assert "ok      1.0 s  one" in text
+    assert "FAIL    2.0 s  two" in text
+    assert text.endswith("2 checks, 1 failed")
+
+
+def test_the_checks_have_names_of_their_own() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert selected("") == names
+
+
+def test_a_selection_has_the_installation() -> None:
+    names = selected("UpdateContainerResources")
+    assert len(names) == len(installation.CHECKS) + 1
