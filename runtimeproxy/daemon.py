@@ -21,6 +21,7 @@ from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.bypass import Bypass
 from runtimeproxy.ops.reloading import reloaded
+from runtimeproxy.ops.status_line import status_line
 from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE
 from runtimeproxy.ops.tasks import BackgroundTasks
 from runtimeproxy.relay.server import RelayServer
@@ -72,8 +73,8 @@ class Daemon:
         self._server: RelayServer | None = None
         self._engine: Engine | None = None
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
-        errors: Callable[[], int] = lambda: self._engine.internal_errors if self._engine else 0  # noqa: E731
-        self._bypass = Bypass(self._gate, errors, not settings.hooks.enabled, self._compare_soon)
+        is_off = not settings.hooks.enabled
+        self._bypass = Bypass(self._gate, self._own_errors, is_off, self._compare_soon)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
         self._tasks = BackgroundTasks(self._finish)
         self._spawn = self._tasks.spawn
@@ -272,6 +273,11 @@ class Daemon:
         if self._engine is not None:
             await self._engine.flush_state()
 
+    def _own_errors(self) -> int:
+        """How many errors there have been in the proxy's own code."""
+        in_engine = self._engine.internal_errors if self._engine is not None else 0
+        return in_engine + (self._server.defect_count if self._server is not None else 0)
+
     def _compare_soon(self) -> None:
         """Calls have passed that nobody saw here."""
         if self._engine is not None:
@@ -284,8 +290,8 @@ class Daemon:
             self._bypass.look()
             if self._engine is not None:
                 self._engine.tidy()
-            is_away = self._server is not None and await self._server.upstream_is_away()
-            status = self._status("the runtime is away; " if is_away else "")
+            is_away = self._server is not None and await self._server.looked_after()
+            status = self._status("the runtime is away" if is_away else "")
             if status != told:
                 self._notifier.status(status)
                 told = status
@@ -293,6 +299,5 @@ class Daemon:
 
     def _status(self, trouble: str = "") -> str:
         count = self._server.connection_count if self._server is not None else 0
-        mode = "all calls pass unheld; " if self._gate.bypass else ""
-        clients = "1 connection" if count == 1 else f"{count} connections"
-        return f"{trouble}{mode}{self._engine.summary if self._engine else 'loading'}; {clients}"
+        summary = self._engine.summary if self._engine is not None else "loading"
+        return status_line(summary, count, trouble, passes=self._gate.bypass)

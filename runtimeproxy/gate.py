@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
 
 _SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
@@ -42,7 +45,7 @@ class Gate:
         self._budget_s = budget_s
         self._refuses = refuses
         self._interceptor: Interceptor | None = None
-        self._waiting: list[_EarlyCall] = []
+        self._waiting: dict[_EarlyCall, None] = {}
         self.bypass = False
 
     def holds(self, path: str) -> bool:
@@ -53,14 +56,17 @@ class Gate:
         """The handler of a held call."""
         if self._interceptor is not None:
             return self._interceptor.open(head, reply)
-        call = _EarlyCall(head, reply, self._budget_s, refuses=self._refuses)
-        self._waiting.append(call)
+        call = _EarlyCall(head, reply, self._budget_s, self._left, refuses=self._refuses)
+        self._waiting[call] = None
         return call
+
+    def _left(self, call: _EarlyCall) -> None:
+        self._waiting.pop(call, None)
 
     def hand_over(self, interceptor: Interceptor) -> None:
         """Gives all calls to the real interceptor, in the order in which they came."""
         self._interceptor = interceptor
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         for call in waiting:
             call.hand_over(interceptor)
 
@@ -68,9 +74,30 @@ class Gate:
 class _EarlyCall:
     """A held call that waits for the real interceptor, then stands before that one's handler."""
 
-    __slots__ = ("_head", "_hold_s", "_is_over", "_message", "_real", "_refuses", "_reply", "_timer")
+    __slots__ = (
+        "_head",
+        "_hold_s",
+        "_is_over",
+        "_message",
+        "_on_left",
+        "_real",
+        "_refuses",
+        "_reply",
+        "_since_s",
+        "_timer",
+    )
 
-    def __init__(self, head: CallHead, reply: Reply, budget_s: float, *, refuses: bool) -> None:
+    def __init__(
+        self,
+        head: CallHead,
+        reply: Reply,
+        budget_s: float,
+        on_left: Callable[[_EarlyCall], None],
+        *,
+        refuses: bool,
+    ) -> None:
+        self._on_left = on_left
+        self._since_s = 0.0
         self._head = head
         self._reply = reply
         self._refuses = refuses
@@ -86,7 +113,9 @@ class _EarlyCall:
             self._real.message(data)
             return
         self._message = data
-        self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._pass)
+        loop = asyncio.get_running_loop()
+        self._since_s = loop.time()
+        self._timer = loop.call_later(self._hold_s, self._pass)
 
     def cancelled(self) -> None:
         """Ends the waiting."""
@@ -105,7 +134,10 @@ class _EarlyCall:
             return
         message = self._message
         self._end()
-        self._real = interceptor.open(self._head, self._reply)
+        head = self._head
+        if message is not None:
+            head = replace(head, waited_s=asyncio.get_running_loop().time() - self._since_s)
+        self._real = interceptor.open(head, self._reply)
         if message is not None:
             self._real.message(message)
 
@@ -118,6 +150,7 @@ class _EarlyCall:
 
     def _end(self) -> None:
         self._is_over = True
+        self._on_left(self)
         self._message = None
         if self._timer is not None:
             self._timer.cancel()

@@ -34,6 +34,8 @@ class CallHead:
     """From `grpc-timeout`; None when the caller gave no deadline."""
     encoding: str
     """From `grpc-encoding`; `identity` when absent."""
+    waited_s: float = 0.0
+    """How much of its time budget a call has used before it was opened here."""
 
 
 class Reply(Protocol):

@@ -49,7 +49,7 @@ COUNTS: Final = {
 class HeldCall:
     """The `CallHandler` of one call; every method runs in the event loop's thread and raises nothing."""
 
-    __slots__ = ("_asked", "_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn")
+    __slots__ = ("_asked", "_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn", "_until_s")
 
     def __init__(self, desk: Desk, method: Method, head: CallHead, reply: Reply) -> None:
         """Takes what the request's headers say, and where the answer goes."""
@@ -61,9 +61,12 @@ class HeldCall:
         self._task: asyncio.Task[None] | None = None
         self._asked: Call | None = None
         self._turn: Turn | None = None
+        self._until_s = 0.0
 
     def message(self, data: bytes) -> None:
         """Reads the request; answers at once if nothing is to be decided."""
+        hold_s = self._desk.settings.hold_s(self._head.timeout_s) - self._head.waited_s
+        self._until_s = asyncio.get_running_loop().time() + max(0.0, hold_s)
         try:
             operations = self._desk.operations
             if operations is None or len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
@@ -103,18 +106,20 @@ class HeldCall:
 
     async def _read_elsewhere(self, data: bytes) -> None:
         try:
-            operations = await self._desk.load()
-            read = partial(self._read, operations, data)
-            operation = await asyncio.get_running_loop().run_in_executor(self._desk.executor, read)
+            async with asyncio.timeout_at(self._until_s):
+                operations = await self._desk.load()
+                read = partial(self._read, operations, data)
+                operation = await asyncio.get_running_loop().run_in_executor(self._desk.executor, read)
             self._task = None
             self._understood(operation)
+        except TimeoutError:
+            self._failed(NoDecisionError("the request could not be read in time"))
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._failed(error)
 
     def _understood(self, operation: Operation) -> None:
         self._operation = operation
-        until_s = asyncio.get_running_loop().time() + self._desk.settings.hold_s(self._head.timeout_s)
-        deciding = Deciding(self._desk, self._method, operation, until_s)
+        deciding = Deciding(self._desk, self._method, operation, self._until_s)
         readiness = deciding.readiness()
         if readiness is Readiness.NEEDLESS:
             self._reply.forward(None)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
@@ -25,6 +26,12 @@ MOST_IN_A_BATCH: Final = 500
 
 MOST_NOTED: Final = 20_000
 """More than a node's records many times over: beyond it the whole file is due, not single ids."""
+
+GATHER_S: Final = 0.02
+"""How long changes are gathered: what a kill may cost, against a thread that competes with each call."""
+
+IDLE_GATHER_S: Final = 1.0
+"""The same for what the runtime reports, and would report again: there is no hurry to save that."""
 
 FIRST_PAUSE_S: Final = 1.0
 """Pause after the first failed attempt; it doubles."""
@@ -70,6 +77,7 @@ class Checkpoint:
         self._noted: dict[tuple[Kind, str], bool] = {}
         self._all_due = False
         self._due = asyncio.Event()
+        self._is_urgent = asyncio.Event()
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._told_s = 0.0
@@ -86,6 +94,8 @@ class Checkpoint:
         key = kind, identity
         self._noted[key] = seen or self._noted.get(key, False)
         self._due.set()
+        if seen:
+            self._is_urgent.set()
 
     def note_from_thread(self, kind: Kind, identity: str) -> None:
         """As `note`, in any thread."""
@@ -119,6 +129,7 @@ class Checkpoint:
         pause_s = FIRST_PAUSE_S
         while True:
             await self._due.wait()
+            await self._gather()
             async with self._writing:
                 is_written = await self._write_batch()
             if is_written:
@@ -144,6 +155,13 @@ class Checkpoint:
                 await self._in_thread(self._disk.close)
         except TimeoutError:
             logger.error("the last changes of the records are not saved: the disk does not answer")  # noqa: TRY400
+
+    async def _gather(self) -> None:
+        """Lets more changes come, so that they are written together."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_GATHER_S):
+                await self._is_urgent.wait()
+        await asyncio.sleep(GATHER_S)
 
     def _note_seen(self, kind: Kind, identity: str) -> None:
         self.note(kind, identity, seen=True)
@@ -179,6 +197,7 @@ class Checkpoint:
             batch = {key: self._noted.pop(key) for key in keys}
         if not self._noted:
             self._due.clear()
+            self._is_urgent.clear()
         return batch, [self._change(*key, seen=seen) for key, seen in batch.items()]
 
     def _put_back(self, batch: Mapping[tuple[Kind, str], bool], *, is_rewrite: bool) -> None:

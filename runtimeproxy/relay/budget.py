@@ -13,13 +13,18 @@ DEFAULT_BUDGET_BYTES: Final = 64 * 1024 * 1024
 class Reservation:
     """A share of the budget, waiting or granted; `release` gives it back in either state."""
 
-    __slots__ = ("_budget", "granted", "on_granted", "size_bytes")
+    __slots__ = ("_budget", "granted", "is_old", "on_granted", "on_late", "present_bytes", "size_bytes")
 
-    def __init__(self, budget: MemoryBudget, size_bytes: int, on_granted: Callable[[], None]) -> None:
+    def __init__(
+        self, budget: MemoryBudget, size_bytes: int, present_bytes: int, on_granted: Callable[[], None]
+    ) -> None:
         self._budget = budget
         self.size_bytes = size_bytes
+        self.present_bytes = present_bytes
         self.on_granted = on_granted
         self.granted = False
+        self.on_late: Callable[[], None] | None = None
+        self.is_old = False
 
     def release(self) -> None:
         """Gives the share back; a second call does nothing."""
@@ -32,7 +37,7 @@ class MemoryBudget:
     Attributes:
         limit_bytes: how much may be granted together.
         used_bytes: how much is granted.
-        waiting_bytes: how much is asked for and not granted.
+        waiting_bytes: how much may be in memory and is not granted.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
@@ -40,8 +45,11 @@ class MemoryBudget:
         self.used_bytes = 0
         self.waiting_bytes = 0
         self._waiting: deque[Reservation] = deque()
+        self._granted: set[Reservation] = set()
 
-    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> Reservation | None:
+    def reserve(
+        self, size_bytes: int, on_granted: Callable[[], None], present_bytes: int | None = None
+    ) -> Reservation | None:
         """Asks for a share; `on_granted` is called when it is there, which may be at once.
 
         A single request over the limit is granted when nothing else is. None means that as much as the
@@ -50,11 +58,25 @@ class MemoryBudget:
         """
         if self.waiting_bytes >= self.limit_bytes:
             return None
-        reservation = Reservation(self, size_bytes, on_granted)
+        present_bytes = size_bytes if present_bytes is None else min(size_bytes, present_bytes)
+        reservation = Reservation(self, size_bytes, present_bytes, on_granted)
         self._waiting.append(reservation)
-        self.waiting_bytes += size_bytes
+        self.waiting_bytes += present_bytes
         self._grant()
         return reservation
+
+    def expire(self) -> None:
+        """Looks for messages that do not come; to be called every few seconds.
+
+        A message is late that has not come between two calls of this, while others wait for its memory.
+        """
+        for each in tuple(self._granted):
+            if not self._waiting or each.on_late is None:
+                each.is_old = False
+            elif each.is_old:
+                each.on_late()
+            else:
+                each.is_old = True
 
     def _grant(self) -> None:
         while self._waiting:
@@ -62,17 +84,19 @@ class MemoryBudget:
             if self.used_bytes and self.used_bytes + first.size_bytes > self.limit_bytes:
                 return
             self._waiting.popleft()
-            self.waiting_bytes -= first.size_bytes
+            self.waiting_bytes -= first.present_bytes
             self.used_bytes += first.size_bytes
             first.granted = True
+            self._granted.add(first)
             first.on_granted()
 
     def _release(self, reservation: Reservation) -> None:
         if reservation.granted:
             reservation.granted = False
+            self._granted.discard(reservation)
             self.used_bytes -= reservation.size_bytes
             self._grant()
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
-            self.waiting_bytes -= reservation.size_bytes
+            self.waiting_bytes -= reservation.present_bytes
             self._grant()

@@ -28,6 +28,10 @@ PREFACE_TIMEOUT_S: Final = 120.0
 """How long a client may take to begin. Source: grpc-go's default ConnectionTimeout for its handshake."""
 
 
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """What all connections of one daemon share.
@@ -36,11 +40,13 @@ class ConnectionOptions:
         relay: for the HTTP/2 side.
         default_upstream: where a client is spliced to that does not speak HTTP/2.
         upstream_wait_s: how long new connections wait for an upstream that is away.
+        on_defect: told of each error in the relay's own code.
     """
 
     relay: RelayOptions
     default_upstream: Upstream
     upstream_wait_s: float
+    on_defect: Callable[[], None] = _nothing
 
 
 class Connection:
@@ -61,7 +67,8 @@ class Connection:
         self._options = options
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._client = Side(self._sniff, self._client_writable, self._client_lost, admit)
+        self._client = Side(self._sniff, self._client_writable, self._client_lost, admit, self._client_ended)
+        self._is_client_full = False
         self._runtime: Side | None = None
         self._relaying: Relaying | None = None
         self._first_bytes = bytearray()
@@ -128,6 +135,8 @@ class Connection:
             side.abort()
             return
         self._runtime = side
+        if self._is_client_full:
+            side.pause()
         traffic.upstream_opened(side)
 
     def _adopted(self, task: asyncio.Task[None]) -> None:
@@ -149,6 +158,7 @@ class Connection:
     # --- back-pressure -----------------------------------------------------------------------------------
 
     def _client_writable(self, is_writable: bool) -> None:
+        self._is_client_full = not is_writable
         if self._runtime is not None:
             (self._runtime.resume if is_writable else self._runtime.pause)()
         if self._relaying is not None:
@@ -216,6 +226,8 @@ class Connection:
         code = ErrorCode.INTERNAL_ERROR if is_ours else cast("PeerError", error).code
         level = logging.ERROR if is_ours else logging.WARNING
         trace = error if is_ours else None
+        if is_ours:
+            self._options.on_defect()
         logger.log(level, "connection ends: %s", error, exc_info=trace, extra={"http2_error": code.name})
         if self._relaying is not None:
             self._relaying.fail(code)
@@ -229,6 +241,12 @@ class Connection:
             self._runtime.abort()
         self._on_closed(self)
         self._on_settled()
+
+    def _client_ended(self) -> None:
+        """The client sends no more: its transport ends once all is written, which it gets 1 s for."""
+        if self._relaying is not None and not self._is_closed:
+            self._relaying.lost()
+            self.close()
 
     def _runtime_lost(self) -> None:
         """The client gets what was read from the runtime, then its connection ends too."""
@@ -253,7 +271,3 @@ class Connection:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _nothing() -> None:
-    """Nobody waits for the end."""

@@ -18,7 +18,7 @@ from runtimeproxy.relay.state import ConnectionState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.state import RelayOptions, Upstream
+    from runtimeproxy.relay.state import RelayOptions, SpecialStream, Upstream
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,8 @@ class RelayCore:
         """Whether the last GOAWAY was sent, no stream is open and the last frame has passed as a whole."""
         state = self.state
         has_ended = state.goaway_id is not None and not state.open_streams
-        return has_ended and not self._drain_ping and state.to_client.at_boundary
+        is_told = state.to_client.at_boundary and not state.to_client.has_own
+        return has_ended and not self._drain_ping and is_told
 
     @property
     def is_disowned(self) -> bool:
@@ -103,7 +104,7 @@ class RelayCore:
         for stream_id in sorted(state.open_streams):
             stream = state.special.pop(stream_id, None)
             if stream is not None:
-                stream.lost()
+                _lose(stream)
             due = state.table_updates.due()
             state.to_client.chunks.append(
                 refusal(stream_id, StatusCode.UNAVAILABLE, MESSAGE_PREFIX + text, due)
@@ -121,10 +122,7 @@ class RelayCore:
         """One side is gone: calls whose message was sent end unknown, all others are cancelled."""
         special, self.state.special = self.state.special, {}
         for stream in special.values():
-            try:
-                stream.lost()
-            except Exception:
-                logger.exception("the end of a held call was not taken well")
+            _lose(stream)
 
     def client_writable(self, is_writable: bool) -> None:
         """The client's transport went over its high-water mark, or below it again."""
@@ -151,7 +149,7 @@ class RelayCore:
         self._drain_ping = os.urandom(8)
         if not self.state.is_open:
             self._disown()
-        self.state.to_client.own(self.state.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
+        self.state.to_client.own(lambda: self.state.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
         self.state.to_client.own(frames.ping(self._drain_ping))
 
     def finish_drain(self) -> None:
@@ -173,3 +171,10 @@ class RelayCore:
         state.goaway_id = state.highest_id = state.promised_id = 0
         state.open_streams.clear()
         state.to_runtime.chunks.clear()
+
+
+def _lose(stream: SpecialStream) -> None:
+    try:
+        stream.lost()
+    except Exception:
+        logger.exception("the end of a held call was not taken well")

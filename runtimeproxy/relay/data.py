@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OWN_BYTES_PER_TURN: Final = 128 * 1024
 """Own DATA sent before the transport is asked again whether it can write."""
+MAX_WAITING: Final = 4096
+"""Of what waits for the connection window: bytes are bounded by the debt, but empty frames have none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,7 @@ class DataSender:
         Raises:
             PeerError: the client sent more than the credit that it was given.
         """
+        self._check_room()
         self.waiting.append(_PassingData(stream_id, memoryview(content), is_last))
         self._pending_bytes += len(content)
         credit = self._state.credit
@@ -88,9 +91,14 @@ class DataSender:
     def after_passing(self, action: Callable[[], None]) -> None:
         """Does something once the client's DATA that waits now is sent, which is at once when none waits."""
         if any(isinstance(item, _PassingData) for item in self.waiting):
+            self._check_room()
             self.waiting.append(_Afterwards(action))
         else:
             action()
+
+    def _check_room(self) -> None:
+        if len(self.waiting) >= MAX_WAITING:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames wait for the connection's window")
 
     def has_waiting(self, stream_id: int) -> bool:
         """Whether DATA of a passing stream waits."""
@@ -101,13 +109,24 @@ class DataSender:
         if not self.waiting:
             return 0
         dropped = 0
-        for item in tuple(self.waiting):
+        # One round: each of the others goes from the front to the end.
+        for _ in range(len(self.waiting)):
+            item = self.waiting.popleft()
             if isinstance(item, _PassingData) and item.stream_id == stream_id:
                 dropped += len(item.content)
-                self.waiting.remove(item)
+            else:
+                self.waiting.append(item)
         self._pending_bytes -= dropped
         self.go_on()
         return dropped
+
+    def forget(self, own: OwnMessage) -> None:
+        """A held message that is dropped waits no more."""
+        if own.is_queued:
+            own.is_queued = False
+            for queue in (self.waiting, self._blocked):
+                if own in queue:
+                    queue.remove(own)
 
     def go_on(self) -> None:
         """Something that waited is gone: empty DATA behind it needs no window."""

@@ -67,7 +67,12 @@ class Dial:
             self._again(retry_s)
 
     def _connect(self, retry_s: float) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            # Out of descriptors or memory, which says nothing about the upstream and passes.
+            self._again_or_fail(error, retry_s)
+            return
         sock.setblocking(False)
         try:
             sock.connect(self._upstream.socket_path)
@@ -79,11 +84,20 @@ class Dial:
 
     def _missed(self, error: OSError, retry_s: float) -> None:
         self._upstream.presence.lost()
-        if error.errno not in _AWAY or self._is_over(retry_s):
-            # Not from within the read that brought the first call: it is not known to the relay yet.
-            self._retry = self._loop.call_soon(self._on_failed, error)
-            return
-        self._again(retry_s)
+        if error.errno in _AWAY:
+            self._again_or_fail(error, retry_s)
+        else:
+            self._fail(error)
+
+    def _again_or_fail(self, error: OSError, retry_s: float) -> None:
+        if self._is_over(retry_s):
+            self._fail(error)
+        else:
+            self._again(retry_s)
+
+    def _fail(self, error: OSError) -> None:
+        # Not from within the read that brought the first call: it is not known to the relay yet.
+        self._retry = self._loop.call_soon(self._on_failed, error)
 
     def _is_over(self, retry_s: float) -> bool:
         return self._loop.time() + retry_s > self._deadline_s

@@ -50,7 +50,7 @@ class HeldStream(SpecialStream):
         self._state = state
         self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
-        self._intake = MessageIntake(state, stream_id)
+        self._intake = MessageIntake(state, stream_id, self._late)
         self._own = OwnMessage(state, stream_id, self._sent)
         self._has_half_closed = False
         self._has_response_headers = False
@@ -72,11 +72,18 @@ class HeldStream(SpecialStream):
         too_much = self._intake.take(content, flow_bytes, is_last)
         self._has_half_closed = is_last
         if too_much is not None:
-            self._handler.cancelled()
-            self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + too_much)
+            self._turn_away(too_much)
         elif is_last:
             self._stage = _Stage.DECIDING
             self._handler.message(self._intake.message())
+
+    def _late(self) -> None:
+        why = "the request did not come while others wait for its memory"
+        self._state.guard(lambda: self._turn_away(why))
+
+    def _turn_away(self, why: str) -> None:
+        self._handler.cancelled()
+        self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + why)
 
     def forward(self, data: bytes | None) -> None:
         """Sends the message on, changed or as it came."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.relay.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtimeproxy.relay.budget import Reservation
     from runtimeproxy.relay.state import ConnectionState
 
@@ -29,6 +31,7 @@ class MessageIntake:
         "_granted_bytes",
         "_is_receiving",
         "_limit_bytes",
+        "_on_late",
         "_received",
         "_received_flow_bytes",
         "_reservation",
@@ -36,9 +39,10 @@ class MessageIntake:
         "_stream_id",
     )
 
-    def __init__(self, state: ConnectionState, stream_id: int) -> None:
+    def __init__(self, state: ConnectionState, stream_id: int, on_late: Callable[[], None]) -> None:
         self._state = state
         self._stream_id = stream_id
+        self._on_late = on_late
         self._limit_bytes = state.options.max_message_bytes + PREFIX_BYTES
         self._is_receiving = True
         self._received = bytearray()
@@ -73,9 +77,11 @@ class MessageIntake:
         if not is_last and not self._expected_bytes:
             self._grant(flow_bytes - len(content))
             return None
-        if not self._reserve():
+        if not self._reserve(is_last):
             return "too many large requests at the same time"
         self._is_receiving = not is_last
+        if self._reservation is not None:
+            self._reservation.on_late = None if is_last else self._on_late
         self._top_up()
         return None
 
@@ -101,7 +107,7 @@ class MessageIntake:
 
     # --- budget ------------------------------------------------------------------------------------------
 
-    def _reserve(self) -> bool:
+    def _reserve(self, is_last: bool) -> bool:
         """Reserves memory for what is declared and what is here; returns whether there is room at all."""
         if self._reservation is not None:
             if len(self._received) <= self._reservation.size_bytes:
@@ -110,7 +116,11 @@ class MessageIntake:
         # More than was declared may become as much as the bound: then that is reserved, once.
         surplus = self._expected_bytes < len(self._received)
         size_bytes = self._limit_bytes if surplus else self._expected_bytes
-        self._reservation = self._state.options.budget.reserve(size_bytes, self._granted)
+        size_bytes = len(self._received) if is_last else size_bytes
+        # Without stream credit no more than this can come.
+        window_bytes = self._state.runtime_settings.largest.initial_window_bytes
+        present_bytes = max(len(self._received), window_bytes)
+        self._reservation = self._state.options.budget.reserve(size_bytes, self._granted, present_bytes)
         return self._reservation is not None
 
     def _granted(self) -> None:

@@ -67,6 +67,7 @@ class OwnMessage:
         """Nothing more of it is sent."""
         self._unsent = _NOTHING
         self.is_sending = False
+        self._state.sender.forget(self)
 
     # --- what the sender asks ----------------------------------------------------------------------------
 

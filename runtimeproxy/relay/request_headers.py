@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.frames import END_STREAM, ErrorCode, PeerError, rst_stream
 from runtimeproxy.relay.headers import HeaderTracker
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from runtimeproxy.relay.headers import RequestHead
     from runtimeproxy.relay.state import ConnectionState, Upstream
+
+MAX_SPECIAL_STREAMS: Final = 2000
+"""Held and refused calls of one connection; a kubelet has some dozens, and each costs some KiB."""
 
 
 class RequestHeaders:
@@ -71,7 +74,12 @@ class RequestHeaders:
             state.to_client.own(state.goaway(state.highest_id, ErrorCode.NO_ERROR))
             return False
         state.highest_id = stream_id
+        if stream_id > state.promised_id:
+            # The client has not read a GOAWAY yet that says of this call that it is never processed.
+            return True
         state.open_streams.add(stream_id)
         if upstream.is_intercepted and not is_last and state.options.interceptor.holds(head.path):
+            if len(state.special) >= MAX_SPECIAL_STREAMS:
+                raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many held calls on one connection")
             state.special[stream_id] = HeldStream(state, stream_id, head)
         return True

@@ -245,6 +245,7 @@ class ResponseDirection:
         for stream_id, stream in list(state.special.items()):
             if stream_id > last_id:
                 stream.disowned()
+        state.open_streams.difference_update([each for each in state.open_streams if each > last_id])
         if last_id <= state.promised_id:
             state.promised_id = last_id
             return True

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.connection import Connection
@@ -29,6 +30,8 @@ _CLOSE_S: Final = 1.5
 
 _ACCEPTED_AT_ONCE: Final = 64
 """Of clients that wait; the rest comes after what else the loop has to do."""
+LATE_S: Final = 5.0
+"""How long a large message may take to come while others wait for its memory."""
 _NO_DESCRIPTORS_S: Final = 1.0
 """How long clients wait when the process or the node is out of file descriptors or memory."""
 
@@ -44,10 +47,13 @@ class RelayServer:
     Args:
         options: what the connections share.
         allowed_uids: users besides root and this process's own that may connect.
+
+    Attributes:
+        defect_count: how many errors there have been in the relay's own code.
     """
 
     def __init__(self, options: ConnectionOptions, allowed_uids: Collection[int] = ()) -> None:
-        self._options = options
+        self._options = replace(options, on_defect=self._count_defect)
         self._allowed_uids = frozenset((0, os.geteuid(), *allowed_uids))
         self._connections: set[Connection] = set()
         self._adopting: set[asyncio.Task[None]] = set()
@@ -56,16 +62,27 @@ class RelayServer:
         self._retry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
+        self._tidied_s = self._loop.time()
+        self.defect_count = 0
 
     @property
     def connection_count(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
 
-    async def upstream_is_away(self) -> bool:
-        """Whether the runtime was lost and does not answer yet; asks it if that is not known."""
+    async def looked_after(self) -> bool:
+        """Does what is to do from time to time; returns whether the runtime is away.
+
+        It is away if it was lost and does not answer yet; it is asked if that is not known.
+        """
+        if self._loop.time() - self._tidied_s >= LATE_S:
+            self._tidied_s = self._loop.time()
+            self._options.relay.budget.expire()
         presence = self._options.default_upstream.presence
         return presence.is_in_doubt and not await presence.answers()
+
+    def _count_defect(self) -> None:
+        self.defect_count += 1
 
     async def start(self, listener: Listener) -> None:
         """Accepts clients on a listening socket, which stays the caller's to close."""

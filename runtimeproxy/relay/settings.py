@@ -7,13 +7,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runtimeproxy.relay.frames import DEFAULT_MAX_FRAME_BYTES, DEFAULT_WINDOW_BYTES
+from runtimeproxy.relay.frames import DEFAULT_MAX_FRAME_BYTES, DEFAULT_WINDOW_BYTES, ErrorCode, PeerError
 
 HEADER_TABLE_SIZE: Final = 0x1
 INITIAL_WINDOW_SIZE: Final = 0x4
 MAX_FRAME_SIZE: Final = 0x5
 DEFAULT_HEADER_TABLE_BYTES: Final = 4096
 """Source: RFC 9113, 6.5.2."""
+
+MAX_UNACKNOWLEDGED: Final = 100
+"""SETTINGS frames of one peer that the other has not answered; real peers have one or two."""
 
 _ENTRY = struct.Struct(">HL")
 
@@ -63,7 +66,13 @@ class PeerSettings:
         return self._pending[-1] if self._pending else self._acked
 
     def announce(self, payload: bytes) -> None:
-        """The peer sent SETTINGS."""
+        """The peer sent SETTINGS.
+
+        Raises:
+            PeerError: too many are not acknowledged.
+        """
+        if len(self._pending) >= MAX_UNACKNOWLEDGED:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS without an answer")
         self._pending.append(self.announced.updated(payload))
         self._bound()
 

@@ -50,8 +50,12 @@ def saved(daemon: ProxyProcess) -> Saved:
 
 
 def saved_container(daemon: ProxyProcess, made: Pod) -> ContainerRecord:
-    """The saved record of a pod's container."""
-    return next(found for found in saved(daemon).containers if found.id == made.container)
+    """The saved record of a pod's container, once there is one."""
+
+    def found() -> ContainerRecord | None:
+        return next((each for each in saved(daemon).containers if each.id == made.container), None)
+
+    return wait_until(found, "the saved container")
 
 
 def views(told: Path, count: int) -> list[dict[str, Any]]:
