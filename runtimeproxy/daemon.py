@@ -197,7 +197,7 @@ class Daemon:
 
     async def _start_up(self, listener: Listener, server: RelayServer) -> None:
         """Serves, loads what decides, then the policies; tells the service manager once they are there."""
-        await self._accept(listener, server)
+        await server.start(listener)
         async with self._changing:
             engine = await self._make_engine()
             await self._decide_with(engine)
@@ -216,7 +216,7 @@ class Daemon:
             await engine.load_policies(self._settings)
             await predecessor.loaded()
             await self._decide_with(engine)
-            await self._accept(listener, server)
+            await server.start(listener)
             listener.own(note("taken over"))
             await predecessor.serving()
         self._notifier.is_muted = False
@@ -224,11 +224,6 @@ class Daemon:
         await predecessor.drained()
         await engine.merge_state()
         logger.info("upgrade: the process before this one has ended its calls")
-
-    async def _accept(self, listener: Listener, server: RelayServer) -> None:
-        await server.start(listener)
-        runtime = self._settings.proxy.runtime_endpoint
-        logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
     async def _decide_with(self, engine: Engine) -> None:
         """Reads the records that were written last; held calls are decided with them from now on."""

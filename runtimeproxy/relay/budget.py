@@ -45,7 +45,7 @@ class MemoryBudget:
         self.used_bytes = 0
         self.waiting_bytes = 0
         self._waiting: deque[Reservation] = deque()
-        self._granted: set[Reservation] = set()
+        self._granted: dict[Reservation, None] = {}
 
     def reserve(
         self, size_bytes: int, on_granted: Callable[[], None], present_bytes: int | None = None
@@ -87,13 +87,13 @@ class MemoryBudget:
             self.waiting_bytes -= first.present_bytes
             self.used_bytes += first.size_bytes
             first.granted = True
-            self._granted.add(first)
+            self._granted[first] = None
             first.on_granted()
 
     def _release(self, reservation: Reservation) -> None:
         if reservation.granted:
             reservation.granted = False
-            self._granted.discard(reservation)
+            del self._granted[reservation]
             self.used_bytes -= reservation.size_bytes
             self._grant()
         elif reservation in self._waiting:

@@ -204,6 +204,8 @@ class Connection:
 
     def close(self) -> None:
         """Ends the connection after what is written has gone out, at most 1 s later."""
+        if self._is_closed:
+            return
         self._stop()
         if self._runtime is not None:
             self._runtime.abort()

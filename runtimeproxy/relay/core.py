@@ -156,8 +156,8 @@ class RelayCore:
         """The client knows of the drain, or had its time: no more streams are taken."""
         self._drain_ping = b""
         if self.state.goaway_id is None:
-            self.state.goaway_id = self.state.highest_id
-            self.state.to_client.own(self.state.goaway(self.state.highest_id, ErrorCode.NO_ERROR))
+            self.state.goaway_id = last_id = self.state.highest_id
+            self.state.to_client.own(lambda: self.state.goaway(last_id, ErrorCode.NO_ERROR))
 
     def _is_drain_ack(self, opaque: bytes) -> bool:
         if not self._drain_ping or opaque != self._drain_ping:

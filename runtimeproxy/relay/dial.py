@@ -61,10 +61,14 @@ class Dial:
 
     async def _ask(self, retry_s: float) -> None:
         """Connects once the upstream answers; if it never does, its own words are the best that there is."""
-        if await self._upstream.presence.answers() or self._is_over(retry_s):
-            self._connect(retry_s)
-        else:
-            self._again(retry_s)
+        presence = self._upstream.presence
+        if not await presence.answers():
+            if not self._is_over(retry_s):
+                self._again(retry_s)
+                return
+            # Others need not wait as long for what did not come.
+            presence.back()
+        self._connect(retry_s)
 
     def _connect(self, retry_s: float) -> None:
         try:
@@ -83,7 +87,9 @@ class Dial:
             self._on_connected(sock)
 
     def _missed(self, error: OSError, retry_s: float) -> None:
-        self._upstream.presence.lost()
+        # One whose backlog is full is there.
+        if error.errno != errno.EAGAIN:
+            self._upstream.presence.lost()
         if error.errno in _AWAY:
             self._again_or_fail(error, retry_s)
         else:

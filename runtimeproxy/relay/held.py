@@ -78,8 +78,9 @@ class HeldStream(SpecialStream):
             self._handler.message(self._intake.message())
 
     def _late(self) -> None:
-        why = "the request did not come while others wait for its memory"
-        self._state.guard(lambda: self._turn_away(why))
+        if self._stage is _Stage.RECEIVING:
+            why = "the request did not come while others wait for its memory"
+            self._state.guard(lambda: self._turn_away(why))
 
     def _turn_away(self, why: str) -> None:
         self._handler.cancelled()

@@ -70,8 +70,8 @@ class RequestHeaders:
             state.upstream = upstream
             self._on_upstream(upstream)
         elif upstream.name != state.upstream.name:
-            state.goaway_id = state.highest_id
-            state.to_client.own(state.goaway(state.highest_id, ErrorCode.NO_ERROR))
+            state.goaway_id = last_id = state.highest_id
+            state.to_client.own(lambda: state.goaway(last_id, ErrorCode.NO_ERROR))
             return False
         state.highest_id = stream_id
         if stream_id > state.promised_id:

@@ -89,6 +89,8 @@ class RelayServer:
         listener.sock.listen(BACKLOG)
         self._listening = listener.sock
         self.accept()
+        runtime = self._options.default_upstream.socket_path
+        logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
     def accept(self) -> None:
         """Accepts clients, also those that came while nobody did."""
