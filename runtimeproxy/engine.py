@@ -20,6 +20,7 @@ from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.ops import memory
 from runtimeproxy.ops.audit_log import AuditLog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.kept_cgroups import KeptCgroups
@@ -214,6 +215,8 @@ class Engine:
             containers = frozenset(container.id for container in self._store.containers)
             keep = partial(self._cgroups.keep, running, containers)
             await asyncio.get_running_loop().run_in_executor(self._executor, keep)
+        # The runtime's lists are long, and are needed once in minutes.
+        await asyncio.get_running_loop().run_in_executor(self._executor, memory.give_back)
 
 
 def call_settings(settings: Settings) -> CallSettings:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.daemon import Daemon
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.ops.event_loop import loop_factory
+from runtimeproxy.ops.memory import limit_arenas
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -29,6 +30,7 @@ def run(settings: Settings, reload: Reload) -> int:
         reload: reads the settings again; raises ConfigError.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    limit_arenas()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(settings, reload))

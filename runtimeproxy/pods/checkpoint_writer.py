@@ -30,7 +30,7 @@ MOST_NOTED: Final = 20_000
 GATHER_S: Final = 0.02
 """How long changes are gathered: what a kill may cost, against a thread that competes with each call."""
 
-IDLE_GATHER_S: Final = 1.0
+IDLE_GATHER_S: Final = 5.0
 """The same for what the runtime reports, and would report again: there is no hurry to save that."""
 
 FIRST_PAUSE_S: Final = 1.0
