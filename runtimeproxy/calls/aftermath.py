@@ -61,14 +61,9 @@ async def settle(desk: Desk, method: Method, operation: Operation) -> None:
 
 async def _follow_up(desk: Desk, method: Method, operation: Operation) -> None:
     try:
-        if _is_disturbed(desk, operation):
-            renew = partial(desk.writer.renew, operation.disturbed_cgroup)
-            await asyncio.get_running_loop().run_in_executor(desk.executor, renew)
-        await _write_due(desk, operation)
+        await _look_after_cgroups(desk, method, operation)
         if desk.chain is not None:
             await _ask_all(desk, desk.chain, method, operation)
-    except CgroupWriteError as error:
-        desk.failures.report(method.kind, "cgroup", str(error))
     except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the task's group
         _bug(desk, method, error)
 
@@ -79,11 +74,17 @@ def _bug(desk: Desk, method: Method, error: Exception) -> None:
     desk.failures.report(method.kind, f"after {cause}", f"{cause} after the call")
 
 
-async def _write_due(desk: Desk, operation: Operation) -> None:
+async def _look_after_cgroups(desk: Desk, method: Method, operation: Operation) -> None:
+    """Writes what was lost and what is due; what cannot be written is no reason to ask nobody."""
+    run = asyncio.get_running_loop().run_in_executor
+    if _is_disturbed(desk, operation):
+        await run(desk.executor, desk.writer.renew, operation.disturbed_cgroup)
     cgroup, values = operation.due_writes()
     if cgroup and values:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(desk.executor, write_values, desk.writer, cgroup, values)
+        try:
+            await run(desk.executor, write_values, desk.writer, cgroup, values)
+        except CgroupWriteError as error:
+            desk.failures.report(method.kind, "cgroup", str(error))
 
 
 async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operation) -> None:

@@ -49,7 +49,18 @@ COUNTS: Final = {
 class HeldCall:
     """The `CallHandler` of one call; every method runs in the event loop's thread and raises nothing."""
 
-    __slots__ = ("_asked", "_desk", "_head", "_method", "_operation", "_reply", "_task", "_turn", "_until_s")
+    __slots__ = (
+        "_asked",
+        "_desk",
+        "_head",
+        "_is_unseen",
+        "_method",
+        "_operation",
+        "_reply",
+        "_task",
+        "_turn",
+        "_until_s",
+    )
 
     def __init__(self, desk: Desk, method: Method, head: CallHead, reply: Reply) -> None:
         """Takes what the request's headers say, and where the answer goes."""
@@ -62,6 +73,7 @@ class HeldCall:
         self._asked: Call | None = None
         self._turn: Turn | None = None
         self._until_s = 0.0
+        self._is_unseen = False
 
     def message(self, data: bytes) -> None:
         """Reads the request; answers at once if nothing is to be decided."""
@@ -78,7 +90,9 @@ class HeldCall:
 
     def cancelled(self) -> None:
         """Stops all work for the call."""
-        self._operation = None
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.over()
         if self._task is not None:
             self._task.cancel()
         if self._asked is not None:
@@ -90,7 +104,13 @@ class HeldCall:
     def responded(self, outcome: Outcome, data: bytes) -> None:
         """Brings the records up to date, before the answer goes to the client, and starts what follows."""
         operation, self._operation = self._operation, None
-        if operation is None or outcome is Outcome.FAILED:
+        if operation is not None:
+            operation.over()
+        if outcome is Outcome.FAILED:
+            return
+        if operation is None:
+            if self._is_unseen:
+                self._desk.unsettled()
             return
         try:
             if outcome is Outcome.SUCCEEDED and self._succeeded(operation, data):
@@ -122,7 +142,7 @@ class HeldCall:
         deciding = Deciding(self._desk, self._method, operation, self._until_s)
         readiness = deciding.readiness()
         if readiness is Readiness.NEEDLESS:
-            self._reply.forward(None)
+            self._forward(operation, None)
             return
         self._turn = turn = self._desk.lanes.take_turn(operation.turn_key)
         if readiness is Readiness.ASKS:
@@ -152,10 +172,14 @@ class HeldCall:
             turn.leave()
 
     def _answer(self, verdict: Verdict) -> None:
-        if verdict.refusal is None:
-            self._reply.forward(verdict.frame)
-        else:
+        if verdict.refusal is not None:
             self._refuse(verdict.refusal.code, verdict.refusal.text)
+        elif self._operation is not None:
+            self._forward(self._operation, verdict.frame)
+
+    def _forward(self, operation: Operation, frame: bytes | None) -> None:
+        operation.sent()
+        self._reply.forward(frame)
 
     def _succeeded(self, operation: Operation, data: bytes) -> bool:
         """Whether the answer could be read; the records are up to date then."""
@@ -191,6 +215,7 @@ class HeldCall:
         if policy is FailurePolicy.FAIL:
             self._refuse(code, text)
         else:
+            self._is_unseen = True
             self._reply.forward(None)
 
     def _refuse(self, code: StatusCode, text: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.presence import given_fields
 from runtimeproxy.cgroups import CgroupPathError, container_path
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
 
 
+class UpdateUnderWay(NamedTuple):
+    """An update of a container that the runtime has not answered."""
+
+    sent: Resources
+    """What the kubelet sent."""
+    carried: Resources
+    """The same with what policies made of it."""
+
+
 @dataclass(slots=True)
 class CallContext:
     """What the held calls of one daemon share.
@@ -29,11 +38,13 @@ class CallContext:
         store: The records.
         lookups: Asks the runtime for single records.
         scope_prefix: What the runtime puts before a container's id in cgroup names; see `container_path`.
+        updates_under_way: Updates that the runtime has not answered, oldest first, by container.
     """
 
     store: PodStore
     lookups: Lookups
     scope_prefix: str = ""
+    updates_under_way: dict[str, list[UpdateUnderWay]] = field(default_factory=dict)
 
 
 def no_edit(change: CgroupChange) -> bool:
@@ -135,6 +146,14 @@ class Operation(ABC):
     def must_carry(self) -> bool:
         """Whether `carry` has something to do."""
         return False
+
+    def sent(self) -> None:
+        """The request, edited or not, goes to the runtime now."""
+        return
+
+    def over(self) -> None:
+        """The call has ended, however it did; before `succeeded` if it did that. Also for one not sent."""
+        return
 
     @abstractmethod
     def succeeded(self, response: bytes) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, cast
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall
 from runtimeproxy.calls.edits import edit_container_update
-from runtimeproxy.calls.operation import CallContext, Questions, merged_owners
+from runtimeproxy.calls.operation import CallContext, Questions, UpdateUnderWay, merged_owners
 from runtimeproxy.hooks import ContainerChange, Hook
+from runtimeproxy.pods.reconcile import COMPARED, same_value
+from runtimeproxy.pods.records import compact
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks import CgroupChange, Resources
+    from runtimeproxy.pods.records import ContainerRecord
 
 
 class UpdateContainerResources(ContainerCall):
@@ -30,6 +33,8 @@ class UpdateContainerResources(ContainerCall):
         self._request = request
         self._sent = read_resources(request.linux)
         self._in_force: Resources | None = None
+        self._under_way: UpdateUnderWay | None = None
+        self._key = ""
         self._owners: Mapping[str, str] = NO_ENTRIES
 
     def questions(self) -> Questions:
@@ -37,12 +42,28 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is None:
             return
-        self._in_force = record.applied if record.detailed else None
-        question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, record, self._sent)
+        expected = self._expected(record)
+        # While another update is under way, nobody knows whose value the runtime will have.
+        is_known = record.detailed and expected is record
+        self._in_force = record.applied if is_known else None
+        question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit = self._edit
         decision = yield question
         if decision is not None:
             self._owners = decision.owners
+
+    def sent(self) -> None:
+        """Updates that are decided meanwhile count with it."""
+        self._key = self.turn_key
+        self._under_way = UpdateUnderWay(self._sent, read_resources(self._request.linux))
+        self.context.updates_under_way.setdefault(self._key, []).append(self._under_way)
+
+    def over(self) -> None:
+        """It is in the record, or was never in force."""
+        all_under_way = self.context.updates_under_way
+        left = [each for each in all_under_way.pop(self._key, ()) if each is not self._under_way]
+        if left:
+            all_under_way[self._key] = left
 
     def succeeded(self, response: bytes) -> None:
         """Lays the update over what was requested and over what was applied."""
@@ -54,6 +75,7 @@ class UpdateContainerResources(ContainerCall):
             requested=overlay(record.requested, self._sent),
             applied=overlay(record.applied, read_resources(self._request.linux)),
             owners=merged_owners(record.owners, self._sent, self._owners),
+            annotations=self._annotations(record),
             pending_cgroup={**record.pending_cgroup, **self.pending} or NO_ENTRIES,
         )
         self.context.store.containers.put(updated)
@@ -65,16 +87,46 @@ class UpdateContainerResources(ContainerCall):
             yield self.question(Hook.POST_UPDATE_CONTAINER_RESOURCES, record, self._sent)
 
     async def confirm(self) -> bool:
-        """The container has every value of the update, or the update counts as failed."""
+        """The container has every value of the update that is reported, or the update counts as failed."""
         found = await self.context.lookups.confirm_container(self.container_id)
         if found is None:
             self.context.store.containers.remove(self.container_id)
             return False
-        wanted = read_resources(self._request.linux)
-        done = overlay(found.applied, wanted) == found.applied
+        done = has_taken(read_resources(self._request.linux), found.applied)
         if done:
             self.succeeded(b"")
         return done
 
+    def _expected(self, record: ContainerRecord) -> ContainerRecord:
+        """The record with what is under way: with it the policies' answers are compared."""
+        for each in self.context.updates_under_way.get(record.id, ()):
+            record = replace(
+                record,
+                requested=overlay(record.requested, each.sent),
+                applied=overlay(record.applied, each.carried),
+            )
+        return record
+
+    def _annotations(self, record: ContainerRecord) -> Mapping[str, str]:
+        """What hooks are shown from now on, as they are with Koordinator's proxy."""
+        if not self._request.annotations:
+            return record.annotations
+        return compact({**record.annotations, **self._request.annotations})
+
     def _edit(self, change: CgroupChange) -> bool:
         return edit_container_update(self._request, cast("ContainerChange", change), self._in_force)
+
+
+def has_taken(wanted: Resources, reported: Resources) -> bool:
+    """Whether a runtime reports what it was asked for; what it does not report tells nothing.
+
+    Args:
+        wanted: The values of an update.
+        reported: What the runtime says after it.
+    """
+    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in COMPARED]
+    told = [same_value(*pair) for pair in pairs if None not in pair[1:]]
+    told += [
+        reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
+    ]
+    return bool(told) and all(told)

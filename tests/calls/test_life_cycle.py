@@ -42,6 +42,16 @@ def known(desk: Surroundings) -> None:
     desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, state=Lifecycle.RUNNING))
 
 
+async def test_a_value_that_cannot_be_written_keeps_nobody_from_being_asked(desk: Surroundings) -> None:
+    found = policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}), post_start_container=None)
+    await desk.load(found)
+    await with_settled_container(desk)
+    desk.writer.error = "EINVAL"
+    await done(desk, "StartContainer")
+    assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
+    assert [hook for hook, _ in found.seen] == ["pre_create_container", "post_start_container"]
+
+
 async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> None:
     found = policy(
         pre_create_container=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1}),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.message import frame_message
 from runtimeproxy.hooks import Resources
 from runtimeproxy.interception import Outcome
@@ -166,3 +167,19 @@ async def test_a_compressed_answer_is_read(desk: Surroundings) -> None:
     body = gzip.compress(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID).SerializeToString())
     call.handler.responded(Outcome.SUCCEEDED, b"\1" + frame_message(body)[1:])
     assert desk.store.pods.get(POD_ID) is not None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "unsettled"), [(Outcome.SUCCEEDED, 1), (Outcome.UNKNOWN, 1), (Outcome.FAILED, 0)]
+)
+async def test_a_call_that_was_forwarded_undecided_is_told_once_it_has_ended(
+    outcome: Outcome, unsettled: int
+) -> None:
+    desk = Surroundings(CallSettings(budget_s=0.01))
+    desk.interceptor._desk.operations = await desk.interceptor._desk.load()
+    call = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await call.ended(outcome)
+    await desk.idle()
+    assert call.reply.forwarded == [None]
+    assert desk.unsettled == unsettled
+    await desk.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import ContainerChange, ContainerView
+from runtimeproxy.calls.update_container import has_taken
+from runtimeproxy.hooks import ContainerChange, ContainerView, ResourceChange, Resources
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from tests.calls.one_container import SHARES, record_of, with_container
@@ -108,3 +111,74 @@ async def test_values_of_a_running_container_are_written_before_the_update(desk:
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.reply.done()
     assert desk.writer.written == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", {"cpu.bvt_warp_ns": -1})]
+
+
+QUOTA_CAP = ContainerChange(resources=ResourceChange(cpu_quota_us=20_000))
+
+
+async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surroundings) -> None:
+    def capped(view: ContainerView) -> ContainerChange | None:
+        return None if view.labels.get("cap") == "off" or is_lifted else QUOTA_CAP
+
+    is_lifted = False
+    found = policy(pre_create_container=QUOTA_CAP, pre_update_container_resources=capped)
+    await desk.load(found)
+    await with_container(desk)
+    is_lifted = True
+    first = desk.call("UpdateContainerResources", update(cpu_quota=50_000))
+    await first.reply.done()
+    is_lifted = False
+    second = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    sent = await second.sent(Update)
+    assert found.seen[-1][1].current.cpu_quota_us == 50_000
+    assert (sent.linux.cpu_quota, sent.linux.memory_limit_in_bytes) == (20_000, 1 << 30)
+    for call in (first, second):
+        await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert record_of(desk).applied.cpu_quota_us == 20_000
+    assert desk.context.updates_under_way == {}
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings, end: str) -> None:
+    await desk.load(policy(pre_update_container_resources=SHARES))
+    await with_container(desk)
+    call = desk.call("UpdateContainerResources", update(cpu_quota=50_000))
+    await call.reply.done()
+    assert CONTAINER_ID in desk.context.updates_under_way
+    if end == "failed":
+        await call.ended(Outcome.FAILED)
+    else:
+        call.handler.cancelled()
+    assert desk.context.updates_under_way == {}
+
+
+async def test_annotations_of_an_update_are_shown_from_then_on(desk: Surroundings) -> None:
+    change = ContainerChange(annotations={"hook": "1"})
+    found = policy(pre_update_container_resources=change)
+    await desk.load(found)
+    await with_container(desk)
+    request = update(cpu_shares=512)
+    request.annotations["kubelet"] = "1"
+    for _ in range(2):
+        call = desk.call("UpdateContainerResources", request)
+        await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert found.seen[-1][1].annotations.items() >= {("hook", "1"), ("kubelet", "1")}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reported", "expected"),
+    [
+        pytest.param({"cpu_shares": 2000}, {"cpu_shares": 2000}, True, id="the same"),
+        pytest.param({"cpu_shares": 2000}, {"cpu_shares": 1998}, True, id="one weight"),
+        pytest.param({"cpu_shares": 2000}, {"cpu_shares": 100}, False, id="another"),
+        pytest.param({"cpuset_cpus": "0,1,2"}, {"cpuset_cpus": "0-2"}, True, id="a list in short"),
+        pytest.param({"memory_limit_bytes": 10_000}, {"memory_limit_bytes": 8192}, True, id="whole pages"),
+        pytest.param({"cpu_shares": 2, "cpu_quota_us": 5000}, {"cpu_shares": 2}, True, id="half reported"),
+        pytest.param({"cpu_shares": 2}, {"cpu_quota_us": 5000}, False, id="nothing of it reported"),
+        pytest.param({}, {"cpu_quota_us": 5000}, False, id="nothing wanted"),
+        pytest.param({"unified": {"a": "1"}}, {"unified": {"a": "1", "b": "2"}}, True, id="unified"),
+        pytest.param({"unified": {"a": "1"}}, {"unified": {"a": "2"}}, False, id="another in unified"),
+    ],
+)
+def test_whether_an_update_was_taken(wanted: Any, reported: Any, expected: bool) -> None:
+    assert has_taken(Resources(**wanted), Resources(**reported)) is expected

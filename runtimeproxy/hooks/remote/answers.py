@@ -171,7 +171,9 @@ def _resource_change(
     fields: dict[str, Any] = {}
     for field, name in NUMBERS.items():
         value = getattr(answered, field)
-        if value and value != getattr(shown, field):
+        # Of an echo Koordinator's proxy takes no "unlimited" for memory, so koordlet's never had an effect.
+        is_moot = value < 0 and is_complete and field.startswith("memory")
+        if value and value != getattr(shown, field) and not is_moot:
             fields[name] = value
     if answered.oom_score_adj != shown.oom_score_adj and (answered.oom_score_adj or is_complete):
         fields["oom_score_adj"] = answered.oom_score_adj

@@ -41,6 +41,8 @@ THREAD_GRACE_S: Final = 0.25
 """How much longer a hook may take than its RPC, so that the RPC's own deadline frees the thread."""
 CHAIN_SLACK_S: Final = 0.02
 """How much earlier an RPC ends than the time for all policies: nobody then waits for its thread."""
+ENOUGH_S: Final = 0.5
+"""A server that has not answered in this time has failed, even if its own timeout is longer."""
 SHORTEST_CALL_S: Final = 0.001
 """Even if the time for a call's policies is up: a deadline in the past is none to gRPC."""
 SHORT_PROBE_S: Final = 2.0
@@ -153,7 +155,7 @@ class HookServer:
             answer = self._call(probe, allowed_s)
         except HookServerError as error:
             failure = _without_secrets(error, view)
-            was_cut_short = isinstance(failure, LateError) and allowed_s < timeout_s
+            was_cut_short = isinstance(failure, LateError) and allowed_s < min(timeout_s, ENOUGH_S)
             if not (isinstance(failure, AnsweredError) or was_cut_short):
                 self._note_failure(probe if _is_refusable(hook) else _LIFE_SIGN, failure)
             raise self._raised(hook, failure) from None
@@ -203,9 +205,7 @@ class HookServer:
         with self._lock:
             if self._failed is None or probe is not _LIFE_SIGN:
                 self._failed = probe
-            has_opened = self._breaker.failed(str(error))
-            if has_opened:
-                self._prober.start()
+            has_opened = self._breaker.failed(str(error)) and self._probes()
         if has_opened:
             name = self.registration.name
             logger.warning(
@@ -214,6 +214,16 @@ class HookServer:
                 error,
                 extra={"server": name, "cause": str(error)},
             )
+
+    def _probes(self) -> bool:
+        """Begins to probe; without a thread for that the server stays in use, and later ones try again."""
+        try:
+            self._prober.start()
+        except RuntimeError:
+            self._prober.stop()
+            self._breaker.answered()
+            return False
+        return True
 
     def _probe(self, deadline_s: float) -> None:
         """Repeat what failed last; the answer counts for nothing but that there is one."""

@@ -73,9 +73,11 @@ CASES = {
     "echo, shares": Case({"cpu_shares": 2}, resources(cpu_shares=2)),
     "echo, period": Case({"cpu_period": 50_000}, resources(cpu_period_us=50_000)),
     "echo, memory": Case({"memory_limit_in_bytes": 7}, resources(memory_limit_bytes=7)),
-    "echo, memory and swap unlimited": Case(
+    "echo, memory and swap unlimited": Case({"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1}),
+    "partial, memory and swap unlimited": Case(
         {"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1},
         resources(memory_limit_bytes=-1, memory_swap_limit_bytes=-1),
+        is_echo=False,
     ),
     "echo, cpuset": Case({"cpuset_cpus": "1"}, resources(cpuset_cpus="1")),
     "echo, cpuset cleared": Case({"cpuset_cpus": ""}, resources(cpuset_cpus=CLEAR)),

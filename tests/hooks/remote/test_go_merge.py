@@ -183,7 +183,7 @@ OVERLAYS = st.fixed_dictionaries(
         "cpuset_cpus": CPUSETS | st.just(""),
         "cpu_quota": QUOTAS,
         "cpu_shares": SHARES,
-        "memory_limit_in_bytes": LIMITS,
+        "memory_limit_in_bytes": LIMITS | st.just(-1),
         "env": ENTRIES,
     },
 )

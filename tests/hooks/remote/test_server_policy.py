@@ -18,7 +18,7 @@ from runtimeproxy.hooks.loaded import MAX_PRIORITY
 from runtimeproxy.hooks.remote.breaker import FAILURES_TO_OPEN
 from runtimeproxy.hooks.remote.client import AnsweredError, LateError, UndecodableError, UnreachableError
 from runtimeproxy.hooks.remote.registration import HOOK_NAMES
-from runtimeproxy.hooks.remote.server_policy import HookServer
+from runtimeproxy.hooks.remote.server_policy import ENOUGH_S, HookServer
 from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
@@ -125,6 +125,19 @@ async def test_a_call_whose_time_is_nearly_up_is_cut_short_and_no_failure_of_the
         await chain.decide(Order(PRE, VIEW, left_s))
     await until(lambda: not chain.hung)
     assert concerns(ignored)
+
+
+async def test_one_that_hangs_is_skipped_though_its_own_timeout_is_longer_than_a_call_has(
+    folder: Path, made: list[HookServer], serving: HookServing, workers: Workers
+) -> None:
+    serving.behave(Behaviour(kind="hang"))
+    server = HookServer(registration(folder, timeout_s=60.0))
+    made.append(server)
+    chain = Chain([server.loaded()], workers)
+    for _ in range(FAILURES_TO_OPEN):
+        await chain.decide(Order(PRE, VIEW, ENOUGH_S + 0.1))
+        await until(lambda: not chain.hung)
+    assert not concerns(server)
 
 
 def test_an_error_does_not_tell_secrets(
