@@ -229,10 +229,10 @@ class Daemon:
         """Reads the records that were written last; held calls are decided with them from now on."""
         await engine.load_state()
         self._gate.hand_over(engine.interceptor)
+        engine.start()
 
     def _begin(self, engine: Engine, listener: Listener) -> None:
         """Starts what runs in the background, and tells the service manager."""
-        engine.start()
         self._spawn(self._keep_status())
         if self._own is not None:
             self._spawn(self._own.start(self._executor, engine.runtime_answers, self._stopping))

@@ -35,7 +35,7 @@ class RecoverySettings:
     """
 
     interval_s: float = 60.0
-    concurrency: int = 4
+    concurrency: int = 8
 
 
 class Recovery:
