@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from runtimeproxy.calls.methods import BY_PATH
 from runtimeproxy.gate import HELD_PATHS, Gate
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
+from tests.relay.sockets.stage import until
 
 PATH = "/runtime.v1.RuntimeService/CreateContainer"
 HEAD = CallHead(PATH, None, "identity")
@@ -36,12 +39,14 @@ class Real:
 
     def __init__(self) -> None:
         self.told: list[object] = []
+        self.heads: list[CallHead] = []
 
     def holds(self, path: str) -> bool:
         return True
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
         self.told.append(("open", head.path))
+        self.heads.append(head)
         return RealCall(self, reply)
 
 
@@ -153,3 +158,40 @@ async def test_a_call_waits_no_longer_than_its_budget(budget_s: float, timeout_s
     gate.hand_over(real)
     call.responded(Outcome.SUCCEEDED, b"id")
     assert real.told == []
+
+
+async def test_the_real_one_learns_how_long_a_call_has_waited(gate: Gate) -> None:
+    real, loop = Real(), asyncio.get_running_loop()
+    gate.open(HEAD, Answers()).message(b"create")
+    began_s = loop.time()
+    await until(lambda: loop.time() >= began_s + 0.01)
+    gate.hand_over(real)
+    (head,) = real.heads
+    assert 0.01 <= head.waited_s <= loop.time() - began_s + 0.01
+    assert (head.path, head.timeout_s, head.encoding) == (HEAD.path, HEAD.timeout_s, HEAD.encoding)
+
+
+async def test_a_call_whose_message_has_not_come_has_not_waited(gate: Gate) -> None:
+    real = Real()
+    gate.open(HEAD, Answers())
+    gate.hand_over(real)
+    assert real.heads == [HEAD]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "passed", "handed-over"])
+async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
+    gate, answers = Gate(0.001 if end == "passed" else 5.0), Answers()
+    call = gate.open(HEAD, answers)
+    call.message(b"create")
+    if end == "cancelled":
+        call.cancelled()
+    elif end == "passed":
+        await asyncio.wait_for(answers.is_given.wait(), 10)
+    else:
+        gate.hand_over(Real())
+    left = weakref.ref(answers)
+    del call, answers
+    # The timer that ran is the loop's for one more turn.
+    await asyncio.sleep(0)
+    gc.collect()
+    assert left() is None

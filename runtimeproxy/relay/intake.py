@@ -81,7 +81,7 @@ class MessageIntake:
             return "too many large requests at the same time"
         self._is_receiving = not is_last
         if self._reservation is not None:
-            self._reservation.on_late = None if is_last else self._on_late
+            self._reservation.on_late = self._on_late
         self._top_up()
         return None
 

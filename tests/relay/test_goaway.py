@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+
+import pytest
+
 from tests.relay.playbook import ELSEWHERE, HELD, Play, opened
 from tests.relay.wire import (
     CANCEL,
     ENHANCE_YOUR_CALM,
+    GOAWAY,
+    HEADERS,
     LAST_ID,
     NO_ERROR,
     PING,
+    continuation,
     credit,
     data,
     goaway,
+    headers,
     message,
     ping_ack,
     reset,
@@ -181,3 +189,54 @@ def test_own_goaways_wait_for_a_boundary() -> None:
     assert play.client_bytes() == whole[:12]
     play.runtime(whole[12:])
     assert play.client_bytes().startswith(whole[12:] + bytes(goaway(LAST_ID)))
+
+
+def test_a_call_that_crosses_the_runtimes_goaway_is_not_held() -> None:
+    play = opened()
+    play.runtime(goaway(1))
+    play.forget()
+    play.client(call := play.call(3, HELD), whole := data(3, message(b"abc"), end=True))
+    # Its header block still counts for the runtime's table.
+    assert play.runtime_got() == [call, whole]
+    assert play.interceptor.calls == []
+    assert not play.core.has_held_calls
+
+
+def test_calls_that_the_runtime_disowned_are_not_waited_for() -> None:
+    play = opened()
+    play.client(play.call(3, end=True), play.call(5, end=True))
+    play.core.drain()
+    play.core.finish_drain()
+    play.runtime(goaway(3))
+    assert not play.core.is_drained
+    play.runtime(play.trailers(3))
+    assert play.core.is_drained
+
+
+@pytest.mark.parametrize("begins", ["drain", "finish_drain", "misrouted"])
+def test_ids_never_rise_though_an_own_goaway_waits_for_a_boundary(begins: str) -> None:
+    play = opened()
+    play.client(play.call(3), play.call(5))
+    play.forget()
+    play.runtime(headers(3, play.runtime_headers.response(), more=True))
+    if begins == "misrouted":
+        play.client(play.call(7, ELSEWHERE))
+    else:
+        getattr(play.core, begins)()
+    play.runtime(continuation(3, b""), goaway(3))
+    ids = [struct.unpack(">LL", found.payload)[0] for found in play.client_got() if found.type_ == GOAWAY]
+    assert ids == [3, 3]
+
+
+def test_a_refusal_that_waits_for_the_client_is_part_of_the_drain() -> None:
+    play = opened()
+    call = play.hold(3)
+    play.client(data(3, message(b"x"), end=True))
+    play.core.client_writable(False)
+    play.core.drain()
+    play.core.finish_drain()
+    call.reply.refuse(9, "no")
+    assert not play.core.is_drained
+    play.core.client_writable(True)
+    assert [found.stream_id for found in play.client_got() if found.type_ == HEADERS] == [3]
+    assert play.core.is_drained

@@ -190,6 +190,19 @@ def test_if_the_upstream_stays_away_held_calls_are_cancelled() -> None:
     assert not play.core.has_held_calls
 
 
+def test_a_handler_that_raises_then_keeps_nobody_from_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def raises() -> None:
+        raise RuntimeError("a defect")
+
+    play = Play()
+    play.client(play.call(1, HELD), play.call(3))
+    play.forget()
+    play.interceptor.calls[0].cancelled = raises  # type: ignore[method-assign]
+    play.core.upstream_failed("gone")
+    assert [frame.stream_id for frame in play.client_got()] == [1, 3, 0]
+    assert len(caplog.records) == 1
+
+
 def test_a_call_refused_while_the_upstream_is_away_is_refused_once() -> None:
     play = Play(lambda call, _: call.reply.refuse(9, "no"))
     play.client(play.call(1, HELD), data(1, message(b""), end=True))

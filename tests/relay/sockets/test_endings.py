@@ -1,14 +1,13 @@
-"""How connections end: a side that leaves, a peer that breaks the protocol, an error of the relay's own."""
+"""How connections end: a side that leaves, a peer that breaks the protocol."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from pathlib import Path
 
 import pytest
 
-from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
+from runtimeproxy.interception import Outcome
+from runtimeproxy.relay.connection import LINGER_S
 from tests.relay.playbook import HELD, PASSING, ScriptedCall, forward_as_it_came
 from tests.relay.sockets.stage import Peer, Stage, soon, until
 from tests.relay.wire import (
@@ -18,7 +17,6 @@ from tests.relay.wire import (
     FRAME_SIZE_ERROR,
     GOAWAY,
     HEADERS,
-    INTERNAL_ERROR,
     PROTOCOL_ERROR,
     RST_STREAM,
     Frame,
@@ -29,6 +27,7 @@ from tests.relay.wire import (
     ping,
     ping_ack,
     reset,
+    settings,
     wire,
 )
 
@@ -111,6 +110,46 @@ async def test_a_client_that_does_not_read_is_cut_a_second_after_the_runtime_was
     assert loop.time() - began_s < 3
 
 
+async def with_a_full_client(stage: Stage) -> tuple[Peer, Peer]:
+    """A client that does not read, and its runtime, which is not read for that."""
+    client, runtime = await stage.pair()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    runtime.send(*(data(1, bytes(16_384)) for _ in range(128)))
+    (connection,) = stage.server._connections
+    side = connection._runtime
+    await until(lambda: side is not None and side.transport is not None and not side.transport.is_reading())
+    return client, runtime
+
+
+def ends_at_s(stage: Stage) -> float:
+    """When the only connection is cut."""
+    (connection,) = stage.server._connections
+    assert connection._timer is not None
+    return connection._timer.when()
+
+
+async def test_a_client_that_neither_reads_nor_sends_any_more_ends_within_a_second(stage: Stage) -> None:
+    client, runtime = await with_a_full_client(stage)
+    client.send(client.call(3, HELD), data(3, message(b"abc")[:5]))
+    await until(lambda: bool(stage.held))
+    client.writer.write_eof()
+    await runtime.ended()
+    assert stage.held[0].names == ["cancelled"]
+    assert ends_at_s(stage) <= asyncio.get_running_loop().time() + LINGER_S
+
+
+async def test_a_connection_that_is_closed_twice_ends_no_later(stage: Stage) -> None:
+    await with_a_full_client(stage)
+    (connection,) = stage.server._connections
+    connection.close()
+    cut_at_s = ends_at_s(stage)
+    loop = asyncio.get_running_loop()
+    later_s = loop.time() + 0.01
+    await until(lambda: loop.time() > later_s)
+    connection.close()
+    assert ends_at_s(stage) == cut_at_s
+
+
 @pytest.mark.parametrize("is_sent", [True, False])
 async def test_a_lost_runtime_ends_held_calls(stage: Stage, is_sent: bool) -> None:
     client, runtime = await stage.pair()
@@ -136,6 +175,7 @@ async def test_a_runtime_that_hangs_is_the_clients_matter(stage: Stage) -> None:
 BROKEN = {
     "frame-size": (FRAME_SIZE_ERROR, wire(Frame(DATA, 0, 1, bytes(16_385)))),
     "idle-stream": (PROTOCOL_ERROR, wire(data(99, b"x"))),
+    "settings-flood": (ENHANCE_YOUR_CALM, wire(*[settings()] * 4000)),
     "garbage": (FRAME_SIZE_ERROR, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
 }
 
@@ -151,6 +191,7 @@ async def test_a_client_that_breaks_the_protocol_ends_its_own_connection_alone(
     await runtime.ended()
     bystander.send(ping())
     assert await other_runtime.next_of(ping().type_) == ping()
+    assert stage.server.defect_count == 0
 
 
 async def test_a_runtime_that_breaks_the_protocol_ends_that_connection(stage: Stage) -> None:
@@ -166,80 +207,6 @@ async def test_a_second_header_block_on_a_held_call_closes_the_connection(stage:
     got = [frame for frame in await client.rest() if frame.type_ in (RST_STREAM, GOAWAY)]
     assert got == [reset(3, PROTOCOL_ERROR), goaway(3, PROTOCOL_ERROR)]
     await runtime.ended()
-
-
-class DefectiveInterceptor:
-    """Holds, and raises in one place."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def holds(self, path: str) -> bool:
-        return path == HELD
-
-    def open(self, head: CallHead, reply: Reply) -> CallHandler:
-        self._raise_in("open")
-        return DefectiveHandler(self._where, reply)
-
-    def _raise_in(self, where: str) -> None:
-        if where == self._where:
-            raise RuntimeError(f"a defect in {where}")
-
-
-class DefectiveHandler:
-    """Forwards, and raises in one place."""
-
-    def __init__(self, where: str, reply: Reply) -> None:
-        self._where = where
-        self._reply = reply
-
-    def message(self, data: bytes) -> None:
-        self._raise_in("message")
-        self._reply.forward(None)
-
-    def cancelled(self) -> None:
-        self._raise_in("cancelled")
-
-    def responded(self, outcome: Outcome, data: bytes) -> None:
-        self._raise_in("responded")
-
-    def _raise_in(self, where: str) -> None:
-        if where == self._where:
-            raise RuntimeError(f"a defect in {where}")
-
-
-@pytest.mark.parametrize("where", ["open", "message", "responded"])
-async def test_an_exception_in_own_code_ends_that_connection_alone_with_internal_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
-) -> None:
-    async with Stage(tmp_path, DefectiveInterceptor(where)) as stage:
-        bystander, other_runtime = await stage.pair()
-        client, runtime = await stage.pair()
-        client.send(client.call(3, HELD), data(3, message(b"x"), end=True))
-        if where == "responded":
-            await runtime.next_of(DATA, stream_id=3)
-            runtime.send(runtime.trailers(3))
-        last = (await client.rest())[-1]
-        assert (last.type_, last.payload[4:]) == (GOAWAY, INTERNAL_ERROR.to_bytes(4, "big"))
-        await runtime.ended()
-        bystander.send(ping())
-        assert await other_runtime.next_of(ping().type_) == ping()
-    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert record.exc_info is not None
-    assert f"a defect in {where}" in record.getMessage()
-
-
-async def test_a_defect_at_the_end_of_a_connection_does_not_keep_it_alive(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with Stage(tmp_path, DefectiveInterceptor("cancelled")) as stage:
-        client, runtime = await stage.pair()
-        client.send(client.call(3, HELD))
-        await runtime.next_of(HEADERS, stream_id=3)
-        await client.close()
-        await runtime.ended()
-        await until(lambda: stage.server.connection_count == 0)
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
 async def test_a_decision_that_cannot_be_carried_out_ends_its_connection(stage: Stage) -> None:

@@ -137,6 +137,28 @@ async def test_a_client_that_does_not_read_stops_the_runtime_and_bounds_the_memo
     assert to_runtime.is_reading()
 
 
+async def test_a_client_that_was_full_before_the_runtime_was_there_stops_it_too(stage: Stage) -> None:
+    client = await stage.client()
+    client.begin()
+    await client.frame()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    outbox = stage.core.to_client
+    # The relay answers them itself, as long as there is nobody else.
+    while outbox.is_writable:
+        client.send(bytes(ping()) * 200)
+        await asyncio.sleep(0)
+    client.send(call := client.call(1, end=True))
+    runtime = await stage.runtime.peer()
+    assert await runtime.next_of(HEADERS) == call
+    to_client, to_runtime = transports(stage)
+    assert not to_runtime.is_reading()
+    runtime.send(settings(), SETTINGS_ACK, answer := runtime.trailers(1))
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert await client.next_of(HEADERS) == answer
+    assert to_client.get_write_buffer_size() < MEBIBYTE
+    assert to_runtime.is_reading()
+
+
 async def test_own_credit_for_a_client_that_does_not_read_waits_and_is_summed(stage: Stage) -> None:
     client, runtime = await stage.pair()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]

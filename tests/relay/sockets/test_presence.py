@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 from runtimeproxy.relay.presence import Presence
 from tests.relay.sockets.stage import Stage, until
-from tests.relay.wire import HEADERS, data, settings
+from tests.relay.wire import GOAWAY, HEADERS, data, settings
 
 
 class Readiness:
@@ -72,7 +73,27 @@ async def test_one_that_never_answers_gets_the_calls_when_the_time_is_over(tmp_p
         client.send(client.call(1, end=True))
         runtime = await stage.runtime.peer()
         assert (await runtime.next_of(HEADERS)).stream_id == 1
-        assert readiness.asked > 0
+        asked = readiness.asked
+        assert asked > 0
+        # Others have waited with it.
+        await stage.pair()
+        assert readiness.asked == asked
+
+
+async def test_one_with_a_full_backlog_is_not_away(tmp_path: Path) -> None:
+    async with Stage(tmp_path, has_runtime=False, upstream_wait_s=0.05) as stage:
+        readiness = Readiness()
+        given(stage, readiness)
+        with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as in_the_way:
+            busy.bind(str(stage.runtime.path))
+            busy.listen(0)
+            in_the_way.connect(str(stage.runtime.path))
+            client = await stage.client()
+            client.begin()
+            client.send(client.call(1, end=True))
+            assert [frame.type_ for frame in await client.rest()][-2:] == [HEADERS, GOAWAY]
+        assert readiness.asked == 0
+        assert not stage.upstream.presence.is_in_doubt
 
 
 async def test_a_client_that_leaves_meanwhile_is_forgotten(stage: Stage) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import resource
 import socket
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.interception import Outcome
+from runtimeproxy.relay.server import LATE_S
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import Peer, Stage, soon, until
 from tests.relay.wire import (
@@ -87,26 +86,22 @@ async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> N
     await until(lambda: stage.server.connection_count == 1)
 
 
-async def test_clients_wait_while_there_are_no_file_descriptors(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    client = socket.socket(socket.AF_UNIX)
-    client.setblocking(False)
-    taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 50, hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        client.connect(str(stage.path))
-        await until(lambda: "clients have to wait" in caplog.text)
-    finally:
-        for each in taken:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    await until(lambda: stage.server.connection_count == 1)
-    client.close()
+async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(stage: Stage) -> None:
+    stage.budget.limit_bytes = 1000
+    late, _ = await stage.pair()
+    late.send(late.call(3, HELD), data(3, message(bytes(900))[:10]))
+    await until(lambda: bool(stage.budget.used_bytes))
+    waiting, _ = await stage.pair()
+    waiting.send(waiting.call(3, HELD), data(3, message(bytes(900))[:10]))
+    await until(lambda: bool(stage.budget.waiting_bytes))
+    for _ in range(5):
+        await stage.server.looked_after()
+    assert stage.held[0].names == []
+    for _ in range(2):
+        stage.server._tidied_s -= LATE_S
+        await stage.server.looked_after()
+    assert (await late.next_of(HEADERS)).ends_stream
+    assert [call.names for call in stage.held] == [["cancelled"], []]
 
 
 class Draining:
