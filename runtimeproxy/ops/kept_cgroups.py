@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from threading import Lock
+from threading import Lock, RLock
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, Outcome, WriteResult, cgroup_path, check_value
@@ -34,6 +34,8 @@ runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 
 _THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
 _PAGE_BYTES: Final = 4096
+_STRIPES: Final = 16
+"""So many cgroups can be written at once; a write of memory limits may take long."""
 
 Value = int | str
 Values = Mapping[str, Value]
@@ -66,6 +68,7 @@ class KeptCgroups:
         self._changed: Callable[[str], None] | None = None
         self._clock = clock
         self._lock = Lock()
+        self._writing = tuple(RLock() for _ in range(_STRIPES))
         self._kept: dict[_Path, _Kept] = {}
 
     def tell(self, changed: Callable[[str], None]) -> None:
@@ -104,10 +107,15 @@ class KeptCgroups:
 
     def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup, and remembers those that are there now."""
-        results = self._writer.write(cgroup, values)
-        there = [result for result in results if result.outcome in _THERE]
-        if there:
-            self._remember(cgroup_path(cgroup), there)
+        try:
+            path = cgroup_path(cgroup)
+        except CgroupPathError:
+            return self._writer.write(cgroup, values)
+        with self._written_alone(path):
+            results = self._writer.write(cgroup, values)
+            there = [result for result in results if result.outcome in _THERE]
+            if there:
+                self._remember(path, there)
         return results
 
     def keeps(self, cgroup: str) -> bool:
@@ -177,6 +185,14 @@ class KeptCgroups:
 
     def _write_again(self, path: _Path, log_level: int) -> None:
         """Until the values that were written are still the wanted ones: a call may change them meanwhile."""
+        with self._written_alone(path):
+            self._write_until_same(path, log_level)
+
+    def _written_alone(self, path: _Path) -> RLock:
+        """Held while a cgroup is written and that is remembered: else both may be another thread's."""
+        return self._writing[hash(path) % _STRIPES]
+
+    def _write_until_same(self, path: _Path, log_level: int) -> None:
         kept = self._kept.get(path)
         while kept is not None:
             values = {name: value.wanted for name, value in kept.values.items() if value.kept}

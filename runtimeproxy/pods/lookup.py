@@ -39,7 +39,8 @@ class Lookups:
                 found = await self.confirm_pod(identity)
             except RuntimeUnavailableError:
                 found = None
-            if found is not None:
+            known = self._store.pods.get(identity)
+            if found is not None and (known is None or not known.detailed):
                 self._store.pods.fill(found, since)
         return self._store.pods.get(identity)
 
@@ -50,7 +51,8 @@ class Lookups:
                 found = await self.confirm_container(identity)
             except RuntimeUnavailableError:
                 found = None
-            if found is not None:
+            known = self._store.containers.get(identity)
+            if found is not None and (known is None or not known.detailed):
                 self._store.containers.fill(self._in_its_pod(found), since)
         return self._store.containers.get(identity)
 

@@ -145,15 +145,15 @@ class Recovery:
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:
-            found = await self._client.pod(identity)
-            if found is not None:
+            found, known = await self._client.pod(identity), self._store.pods.get(identity)
+            if found is not None and known is not None and not known.detailed:
                 self._store.pods.fill(found, since)
 
     async def _fill_container(self, identity: str) -> None:
         with self._store.listing() as since:
             found = await self._client.container(identity)
             known = self._store.containers.get(identity)
-            if found is not None and known is not None:
+            if found is not None and known is not None and not known.detailed:
                 self._store.containers.fill(replace(found, pod_id=known.pod_id), since)
 
     async def _confirm_all(self) -> None:

@@ -35,6 +35,7 @@ class Shelf(Generic[RecordT]):
         self._records: dict[str, RecordT] = {}
         self._events: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
         self._group_of: Callable[[RecordT], str] = lambda record: ""
         self._groups: dict[str, dict[str, None]] = {}
         self._changed: Callable[[str, bool], None] | None = None
@@ -107,6 +108,9 @@ class Shelf(Generic[RecordT]):
         if record == known:
             return False
         self._events.setdefault(saved.id, 0)
+        if self.keep_tombstones:
+            # A list that was answered before another process made it does not drop it.
+            self._taken[saved.id] = self._next_event()
         self._set(record)
         if record != saved:
             self._tell(saved.id, is_event=False)
@@ -114,7 +118,8 @@ class Shelf(Generic[RecordT]):
 
     def merge(self, listed: Mapping[str, RecordT], since: int) -> tuple[RecordT, ...]:
         """Takes a whole list of the runtime, asked for at `since`; returns the dropped records."""
-        plan = plan_merge(listed.keys(), self._events, self._tombstones, since)
+        taken = {identity: seen for identity, seen in self._taken.items() if identity in self._events}
+        plan = plan_merge(listed.keys(), {**self._events, **taken}, self._tombstones, since)
         for identity in plan.add:
             self.fill(listed[identity], since)
         dropped = [self._records[identity] for identity in plan.drop]
@@ -125,6 +130,7 @@ class Shelf(Generic[RecordT]):
     def forget_tombstones(self) -> None:
         """No list of the runtime is awaited any more."""
         self._tombstones.clear()
+        self._taken.clear()
 
     def _recent(self, identity: str) -> Mapping[str, int]:
         seen = self._events.get(identity)
