@@ -100,10 +100,18 @@ class LastingRecords:
 
     async def _load(self) -> None:
         with self._store.listing() as since:
-            saved = await self._checkpoint.load()
-            if saved is None:
-                return
-            self._recovery.confirm(self._store.take(saved, since))
+            saved = await self._checkpoint.load(self._read_late)
+            if saved is not None:
+                self._take(saved, since)
+
+    def _read_late(self, saved: Saved) -> None:
+        """What could not be read at the start; what has happened since counts more."""
+        with self._store.listing() as since:
+            self._take(saved, since)
+        self._recovery.compare_soon()
+
+    def _take(self, saved: Saved, since: int) -> None:
+        self._recovery.confirm(self._store.take(saved, since))
         self._cgroups.take(saved.cgroups)
         _tell(saved)
 

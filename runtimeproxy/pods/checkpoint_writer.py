@@ -76,6 +76,8 @@ class Checkpoint:
         self._everything = everything
         self._noted: dict[tuple[Kind, str], bool] = {}
         self._all_due = False
+        self._on_read: Callable[[Saved], None] | None = None
+        self._is_unread = False
         self._due = asyncio.Event()
         self._is_urgent = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -105,16 +107,24 @@ class Checkpoint:
             # The loop is closed: nothing is written any more.
             return
 
-    async def load(self) -> Saved | None:
-        """What the last process has saved; None if it cannot be read, then all is to be written again.
+    async def load(self, read_late: Callable[[Saved], None]) -> Saved | None:
+        """What the last process has saved.
 
-        A file that is damaged, somebody else's or newer is set aside.
+        A file that is damaged, somebody else's or newer is set aside. One that cannot be read just now is
+        read later, and nothing is written before that: what is in it is known to nobody else.
+
+        Args:
+            read_late: gets what is in it then.
+
+        Returns:
+            None if it cannot be read just now.
         """
         async with self._writing:
             try:
                 return await self._in_thread(self._disk.load)
             except _DISK_ERRORS as error:
-                self._all_due = True
+                self._on_read = read_late
+                self._is_unread = True
                 self._due.set()
                 self._failed(error)
                 return None
@@ -141,7 +151,7 @@ class Checkpoint:
     async def flush(self) -> bool:
         """Writes all that is noted; returns whether it is on disk now."""
         async with self._writing:
-            while self._noted or self._all_due:
+            while self._noted or self._all_due or self._is_unread:
                 if not await self._write_batch() and not await self._write_batch():
                     return False
         return True
@@ -168,6 +178,8 @@ class Checkpoint:
 
     async def _write_batch(self) -> bool:
         """Writes one batch, or everything if that is due; what could not be written stays noted."""
+        if self._is_unread and not await self._read_late():
+            return False
         if len(self._noted) > MOST_NOTED:
             self._all_due = True
         is_rewrite = self._all_due
@@ -185,6 +197,18 @@ class Checkpoint:
             self._put_back(batch, is_rewrite=True)
             return False
         self._succeeded()
+        return True
+
+    async def _read_late(self) -> bool:
+        """Whether the file that could not be read at the start is read now."""
+        try:
+            saved = await self._in_thread(self._disk.load)
+        except _DISK_ERRORS as error:
+            self._failed(error)
+            return False
+        self._is_unread = False
+        if self._on_read is not None:
+            self._on_read(saved)
         return True
 
     def _taken(self, *, is_rewrite: bool) -> tuple[dict[tuple[Kind, str], bool], list[Change]]:

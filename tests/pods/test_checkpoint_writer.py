@@ -106,6 +106,10 @@ def spoilt(folder: Path) -> None:
     (folder / FILE_NAME).write_bytes(b"nonsense" * 1000)
 
 
+def unexpected(late: Saved) -> None:
+    raise AssertionError(f"{late} was read late")
+
+
 async def test_changes_are_written_at_once(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
     async with running(checkpoint):
         for number in range(3 * MOST_IN_A_BATCH):
@@ -165,7 +169,7 @@ async def test_a_folder_that_cannot_be_made(
 ) -> None:
     (tmp_path / "plain").touch()
     checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
-    assert await checkpoint.load() is None
+    assert await checkpoint.load([].append) is None
     for number in range(3):
         store.containers.put(box(number))
         assert not await checkpoint.flush()
@@ -229,24 +233,29 @@ async def test_a_damaged_file_is_set_aside_at_the_start(
 ) -> None:
     spoilt(folder)
     store.containers.put(box(1))
-    assert await checkpoint.load() == Saved()
+    assert await checkpoint.load(unexpected) == Saved()
     await checkpoint.flush()
     assert saved(folder).containers == (box(1),)
     assert sum("unusable" in name for name in files(folder)) == 1
     assert "rebuilt" in caplog.text
 
 
-async def test_rows_of_a_file_that_could_not_be_read_do_not_stay(
+async def test_a_file_that_cannot_be_read_just_now_is_read_later_and_not_written_before(
     checkpoint: Checkpoint, store: PodStore, folder: Path
 ) -> None:
+    old = ContainerRecord(id="old")
     with closing(CheckpointFile(folder)) as file:
-        file.write([Change(Kind.CONTAINER, "old", ContainerRecord(id="old"))])
+        file.write([Change(Kind.CONTAINER, "old", old)])
     blocked(folder)
-    assert await checkpoint.load() is None
-    unblocked(folder)
+    read: list[Saved] = []
+    assert await checkpoint.load(read.append) is None
     store.containers.put(box(1))
+    assert not await checkpoint.flush()
+    unblocked(folder)
+    assert saved(folder).containers == (old,)
     assert await checkpoint.flush()
-    assert saved(folder).containers == (box(1),)
+    assert [each.containers for each in read] == [(old,)]
+    assert sorted(found.id for found in saved(folder).containers) == [box(1).id, "old"]
 
 
 async def test_a_load_does_not_write_what_it_read(
@@ -254,7 +263,7 @@ async def test_a_load_does_not_write_what_it_read(
 ) -> None:
     with closing(CheckpointFile(folder)) as file:
         file.write([Change(Kind.CONTAINER, "box-1", box(1))])
-    found = await checkpoint.load()
+    found = await checkpoint.load(unexpected)
     assert found is not None
     with store.listing() as since:
         assert store.take(found, since) == ("box-1",)
