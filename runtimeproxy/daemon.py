@@ -73,6 +73,7 @@ class Daemon:
         self._server: RelayServer | None = None
         self._engine: Engine | None = None
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
+        self._gate.on_unseen = self._compare_soon
         is_off = not settings.hooks.enabled
         self._bypass = Bypass(self._gate, self._own_errors, is_off, self._compare_soon)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")

@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.desk import CallSettings, Spawn
 from runtimeproxy.calls.interceptor import CallInterceptor
 from runtimeproxy.calls.operation import CallContext
+from runtimeproxy.calls.unseen_starts import take_due
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -91,13 +91,14 @@ class Engine:
             self._use_servers,
         )
         self._following: asyncio.Task[None] | None = None
+        self._context = CallContext(self._store, Lookups(self._store, self._client))
         self.interceptor = CallInterceptor(
-            CallContext(self._store, Lookups(self._store, self._client)),
+            self._context,
             self._cgroups,
             executor=executor,
             spawn=spawn,
             settings=call_settings(settings),
-            unsettled=self._recovery.compare_soon,
+            unsettled=self.compare_soon,
         )
 
     @property
@@ -175,7 +176,8 @@ class Engine:
         self._spawn(self._recovery.run())
 
     def compare_soon(self) -> None:
-        """Compares the records with the runtime now: calls have passed that nobody saw."""
+        """Compares the records with the runtime now, their values too: calls have passed that nobody saw."""
+        self._recovery.confirm(container.id for container in self._store.containers)
         self._recovery.compare_soon()
 
     def tidy(self) -> None:
@@ -206,6 +208,7 @@ class Engine:
 
     async def _compared(self) -> None:
         """After each comparison of the records: the runtime's name, and the cgroups."""
+        run = asyncio.get_running_loop().run_in_executor
         try:
             self.interceptor.runtime_is(await self._client.runtime_name())
         except RuntimeUnavailableError as error:
@@ -213,10 +216,11 @@ class Engine:
         if not self._is_bypassed():
             running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             containers = frozenset(container.id for container in self._store.containers)
-            keep = partial(self._cgroups.keep, running, containers)
-            await asyncio.get_running_loop().run_in_executor(self._executor, keep)
+            await run(self._executor, self._cgroups.keep, running, containers)
+            for cgroup, values in take_due(self._context):
+                await run(self._executor, self._cgroups.write, cgroup, values)
         # The runtime's lists are long, and are needed once in minutes.
-        await asyncio.get_running_loop().run_in_executor(self._executor, memory.give_back)
+        await run(self._executor, memory.give_back)
 
 
 def call_settings(settings: Settings) -> CallSettings:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.interception import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
+    from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Reply
 
 _SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 _METHODS: Final = (
@@ -39,6 +40,7 @@ class Gate:
 
     Attributes:
         bypass: while it is set, new calls pass unheld.
+        on_unseen: told of each call that was forwarded from here and did not fail.
     """
 
     def __init__(self, budget_s: float, *, refuses: bool = False) -> None:
@@ -47,6 +49,7 @@ class Gate:
         self._interceptor: Interceptor | None = None
         self._waiting: dict[_EarlyCall, None] = {}
         self.bypass = False
+        self.on_unseen: Callable[[], None] = _nothing
 
     def holds(self, path: str) -> bool:
         """Whether calls of this `:path` are held."""
@@ -56,11 +59,12 @@ class Gate:
         """The handler of a held call."""
         if self._interceptor is not None:
             return self._interceptor.open(head, reply)
-        call = _EarlyCall(head, reply, self._budget_s, self._left, refuses=self._refuses)
+        call = _EarlyCall(self, head, reply, self._budget_s, refuses=self._refuses)
         self._waiting[call] = None
         return call
 
-    def _left(self, call: _EarlyCall) -> None:
+    def left(self, call: _EarlyCall) -> None:
+        """A call waits no more."""
         self._waiting.pop(call, None)
 
     def hand_over(self, interceptor: Interceptor) -> None:
@@ -75,11 +79,11 @@ class _EarlyCall:
     """A held call that waits for the real interceptor, then stands before that one's handler."""
 
     __slots__ = (
+        "_gate",
         "_head",
         "_hold_s",
         "_is_over",
         "_message",
-        "_on_left",
         "_real",
         "_refuses",
         "_reply",
@@ -87,16 +91,8 @@ class _EarlyCall:
         "_timer",
     )
 
-    def __init__(
-        self,
-        head: CallHead,
-        reply: Reply,
-        budget_s: float,
-        on_left: Callable[[_EarlyCall], None],
-        *,
-        refuses: bool,
-    ) -> None:
-        self._on_left = on_left
+    def __init__(self, gate: Gate, head: CallHead, reply: Reply, budget_s: float, *, refuses: bool) -> None:
+        self._gate = gate
         self._since_s = 0.0
         self._head = head
         self._reply = reply
@@ -124,9 +120,11 @@ class _EarlyCall:
             self._real.cancelled()
 
     def responded(self, outcome: Outcome, data: bytes) -> None:
-        """Tells the real handler; a call that was forwarded from here is seen by the next comparison."""
+        """Tells the real handler; a call that was forwarded from here was seen by nobody."""
         if self._real is not None:
             self._real.responded(outcome, data)
+        elif outcome is not Outcome.FAILED:
+            self._gate.on_unseen()
 
     def hand_over(self, interceptor: Interceptor) -> None:
         """The real interceptor is there."""
@@ -150,8 +148,12 @@ class _EarlyCall:
 
     def _end(self) -> None:
         self._is_over = True
-        self._on_left(self)
+        self._gate.left(self)
         self._message = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _nothing() -> None:
+    return

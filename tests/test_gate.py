@@ -195,3 +195,19 @@ async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
     await asyncio.sleep(0)
     gc.collect()
     assert left() is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "times"), [(Outcome.SUCCEEDED, 1), (Outcome.UNKNOWN, 1), (Outcome.FAILED, 0)]
+)
+async def test_a_call_that_was_forwarded_from_here_is_told(outcome: Outcome, times: int) -> None:
+    gate, answers = Gate(0.01), Answers()
+    told: list[None] = []
+    gate.on_unseen = lambda: told.append(None)
+    call = gate.open(HEAD, answers)
+    call.message(b"create")
+    async with asyncio.timeout(10):
+        await answers.is_given.wait()
+    gate.hand_over(Real())
+    call.responded(outcome, b"")
+    assert len(told) == times

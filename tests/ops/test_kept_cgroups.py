@@ -1,6 +1,7 @@
 """Pod-level cgroup values that are written again, on plain files in place of the kernel's."""
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -251,4 +252,37 @@ def test_a_value_that_changes_while_it_is_written_again_counts(files: CgroupFile
     keeping[0].write(ONE, {"cpu.shares": 512})
     reset(files, ONE)
     keeping[0].keep([ONE])
+    assert weight(files, ONE) == "39"
+
+
+def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(files: CgroupFiles) -> None:
+    written, go_on = threading.Event(), threading.Event()
+
+    class Slow(CgroupWriter):
+        """Stops between the second write and what is remembered of it."""
+
+        writes = 0
+
+        def write(self, cgroup: str, values: Values, *, max_age_s: float = 0.0) -> tuple[WriteResult, ...]:
+            results = super().write(cgroup, values, max_age_s=max_age_s)
+            self.writes += 1
+            if self.writes == 2:
+                written.set()
+                go_on.wait(10)
+            return results
+
+    kept = KeptCgroups(Slow(files.root))
+    kept.write(ONE, {"cpu.shares": 512})
+    calling = threading.Thread(target=kept.write, args=(ONE, {"cpu.shares": 1024}))
+    calling.start()
+    assert written.wait(10)
+    renewing = threading.Thread(target=kept.renew, args=(ONE,))
+    renewing.start()
+    renewing.join(0.2)
+    go_on.set()
+    calling.join(10)
+    renewing.join(10)
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values["cpu.shares"] == KeptValue(1024, 2597)
     assert weight(files, ONE) == "39"

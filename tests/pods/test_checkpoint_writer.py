@@ -169,7 +169,8 @@ async def test_a_folder_that_cannot_be_made(
 ) -> None:
     (tmp_path / "plain").touch()
     checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
-    assert await checkpoint.load([].append) is None
+    late: list[Saved] = []
+    assert await checkpoint.load(late.append) is None
     for number in range(3):
         store.containers.put(box(number))
         assert not await checkpoint.flush()

@@ -258,6 +258,26 @@ async def test_an_event_during_a_look_up_wins(fake_runtime: FakeRuntime, client:
     assert found.name == "from-the-call"
 
 
+async def test_a_checkpoint_that_is_read_during_a_look_up_counts(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    (container_id,) = fake_runtime.state.containers
+    fake_runtime.on("ContainerStatus", hang=True, after=True, times=1)
+    store = PodStore()
+    looking = asyncio.get_running_loop().create_task(
+        Lookups(store, client, timeout_s=10).container(container_id)
+    )
+    await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
+    saved = ContainerRecord(id=container_id, owners={"resources.cpu_shares": "mine"})
+    with store.listing() as since:
+        store.take(Saved(containers=(saved,)), since)
+    fake_runtime.release("ContainerStatus")
+    found = await looking
+    assert found is not None
+    assert found.owners == saved.owners
+
+
 async def test_a_container_of_unknown_pod_gets_it_by_the_kubelets_label(
     fake_runtime: FakeRuntime, client: GrpcRuntimeClient
 ) -> None:

@@ -223,3 +223,14 @@ def test_what_is_told_of_changes() -> None:
         (Kind.CONTAINER, "a", True),
         (Kind.CONTAINER, "b", True),
     ]
+
+
+def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() -> None:
+    store = PodStore()
+    with store.listing() as since:
+        saved = Saved(containers=(ContainerRecord(id="new", owners={"a": "b"}),))
+        assert store.take(saved, since) == ("new",)
+        assert store.containers.merge({}, since) == ()
+    assert store.containers.get("new") is not None
+    with store.listing() as since:
+        assert [record.id for record in store.containers.merge({}, since)] == ["new"]
