@@ -119,7 +119,7 @@ class Daemon:
             executor=self._executor,
             flush=self._flush_records,
             finish=self._finish,
-            resumed=self._compare_soon,
+            resumed=self._resume,
             start_s=self._settings.proxy.upgrade_start_s,
             drain_s=self._settings.proxy.upgrade_drain_s,
         )
@@ -268,6 +268,11 @@ class Daemon:
         """Writes what the successor is to know."""
         if self._engine is not None:
             await self._engine.flush_state()
+
+    def _resume(self) -> None:
+        """The successor is gone."""
+        if self._engine is not None:
+            self._spawn(self._engine.take_back_state())
 
     def _own_errors(self) -> int:
         """How many errors there have been in the proxy's own code."""

@@ -164,6 +164,11 @@ class Engine:
         """Takes what another process has saved since, for ids to which nothing has happened in this one."""
         await self._lasting.merge()
 
+    async def take_back_state(self) -> None:
+        """Takes what a successor has saved that is gone: this process decides again."""
+        await self._lasting.take_back()
+        self.compare_soon()
+
     async def flush_state(self) -> bool:
         """Saves all changes of the records; returns whether they are on disk now."""
         return await self._lasting.flush()

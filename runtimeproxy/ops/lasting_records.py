@@ -48,6 +48,7 @@ class LastingRecords:
         self.is_passive: Callable[[], bool] = lambda: False
         self._thread = BackgroundThreads(1, "checkpoint")
         self._loading: asyncio.Task[None] | None = None
+        self._flushed_event = 0
         sources = {
             Kind.POD: store.pods.get,
             Kind.CONTAINER: store.containers.get,
@@ -77,7 +78,13 @@ class LastingRecords:
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
+        self._flushed_event = self._store.event
         return await self._checkpoint.flush()
+
+    async def take_back(self) -> None:
+        """Another process had all records since the last flush, and is gone: what it has saved counts."""
+        self._store.yield_to_others(self._flushed_event)
+        await self.merge()
 
     async def run(self) -> None:
         """Saves what changes, until it is cancelled."""

@@ -56,9 +56,7 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
 
 def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
     """One record of a saved one and of one in the store, where nothing has happened to the container."""
-    if known.recovered:
-        return reconciled(saved, known)
-    return saved if saved.state >= known.state else replace(saved, state=known.state)
+    return reconciled(saved, known) if known.recovered else newer_container(saved, known)
 
 
 def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
@@ -66,8 +64,16 @@ def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
 
     The runtime reports the resources of the sandbox's start, so they tell nothing of what came later.
     """
-    if saved.recovered and known.detailed:
-        return known
+    return known if saved.recovered and known.detailed else newer_pod(saved, known)
+
+
+def newer_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
+    """The saved record of two, but a container does not go back to a state in which it has been."""
+    return saved if saved.state >= known.state else replace(saved, state=known.state)
+
+
+def newer_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
+    """The same for a sandbox."""
     return replace(saved, state=Lifecycle.STOPPED) if known.state is Lifecycle.STOPPED else saved
 
 

@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from runtimeproxy.pods.checkpoint_rows import Kind, Saved
 from runtimeproxy.pods.merge import plan_merge, untouched
-from runtimeproxy.pods.reconcile import joined_container, joined_pod
+from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 FULL_ID_CHARS: Final = 64
@@ -90,18 +90,26 @@ class Shelf(Generic[RecordT]):
         self._tell(record.id, is_event=False)
         return True
 
-    def take(self, saved: RecordT, since: int, joined: Callable[[RecordT, RecordT], RecordT]) -> bool:
+    def take(
+        self,
+        saved: RecordT,
+        since: int,
+        joined: Callable[[RecordT, RecordT], RecordT],
+        *,
+        outdated: int = 0,
+    ) -> bool:
         """Takes a record of the checkpoint, unless something happened to its id in this process.
 
         Args:
             saved: The record.
             since: The sequence number at the time when the checkpoint was asked for.
-            joined: Makes one record of the saved one and of what the runtime has said of the id.
+            joined: Makes one record of the saved one and of that in the store.
+            outdated: The sequence number up to which events of this process do not count.
 
         Returns:
             Whether that changed anything.
         """
-        if self._events.get(saved.id) or not untouched(saved.id, since, self._tombstones):
+        if self._events.get(saved.id, 0) > outdated or not untouched(saved.id, since, self._tombstones):
             return False
         known = self._records.get(saved.id)
         record = saved if known is None else joined(saved, known)
@@ -118,14 +126,20 @@ class Shelf(Generic[RecordT]):
 
     def merge(self, listed: Mapping[str, RecordT], since: int) -> tuple[RecordT, ...]:
         """Takes a whole list of the runtime, asked for at `since`; returns the dropped records."""
-        taken = {identity: seen for identity, seen in self._taken.items() if identity in self._events}
-        plan = plan_merge(listed.keys(), {**self._events, **taken}, self._tombstones, since)
+        known: Mapping[str, int] = self._events
+        if self._taken:
+            known = {identity: max(seen, self._taken.get(identity, 0)) for identity, seen in known.items()}
+        plan = plan_merge(listed.keys(), known, self._tombstones, since)
         for identity in plan.add:
             self.fill(listed[identity], since)
         dropped = [self._records[identity] for identity in plan.drop]
         for record in dropped:
             self._bury(record.id)
         return tuple(dropped)
+
+    def yield_to_others(self, until: int) -> None:
+        """What happened up to event `until` counts no more against what another process has saved since."""
+        self._events = {identity: 0 if seen <= until else seen for identity, seen in self._events.items()}
 
     def forget_tombstones(self) -> None:
         """No list of the runtime is awaited any more."""
@@ -206,6 +220,29 @@ class PodStore:
             container.id
             for container in saved.containers
             if self.containers.take(container, since, joined_container)
+        )
+
+    def yield_to_others(self, until: int) -> None:
+        """Another process has decided from event `until` on, so what it has saved counts; see `take`."""
+        self.pods.yield_to_others(until)
+        self.containers.yield_to_others(until)
+
+    def take_newer(self, saved: Saved, since: int) -> tuple[str, ...]:
+        """Takes what another process has saved later than this one, which counts more than what is known.
+
+        Args:
+            saved: What the checkpoint holds.
+            since: The sequence number at the time when it was asked for, after all that was known was saved.
+
+        Returns:
+            The ids of the containers that were taken.
+        """
+        for pod in saved.pods:
+            self.pods.take(pod, since, newer_pod, outdated=since)
+        return tuple(
+            container.id
+            for container in saved.containers
+            if self.containers.take(container, since, newer_container, outdated=since)
         )
 
     @property

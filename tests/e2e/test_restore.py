@@ -97,11 +97,11 @@ def kubelet_files(case: Case) -> dict[str, str]:
 
 
 def restore(proxy: ProxyProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    program, option, module, *flags = proxy._command()
+    program, option, module, *flags = proxy.command()
     return subprocess.run(
         [program, option, module, "restore", *words, *flags],
         cwd=REPOSITORY,
-        env=proxy._environment(),
+        env=proxy.environment(),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

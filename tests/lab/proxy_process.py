@@ -101,12 +101,12 @@ class ProxyProcess:
         """Starts the proxy and does not wait."""
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.options.wrapper, *self._command()],
+                [*self.options.wrapper, *self.command()],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self.environment(),
                 start_new_session=True,
                 pass_fds=self.options.inherited,
             )
@@ -145,6 +145,35 @@ class ProxyProcess:
             self.kill()
         self._notify.close()
 
+    def command(self) -> list[str]:
+        """Its command line, without the wrapper."""
+        options = self.options
+        flags = {
+            "--koord-runtimeproxy-endpoint": str(self.socket),
+            "--remote-runtime-service-endpoint": options.runtime_endpoint,
+            "--config": str(self._config),
+            "--state-dir": str(self.state_folder),
+            "--hook-config-dir": str(self.hook_folder),
+            "--log-format": "json",
+        }
+        if options.log_level is not None:
+            flags["--log-level"] = options.log_level
+        if options.image_endpoint is not None:
+            flags["--remote-image-service-endpoint"] = options.image_endpoint
+        words = [word for flag in flags.items() for word in flag]
+        return [sys.executable, "-m", "runtimeproxy", *words, *options.arguments]
+
+    def environment(self) -> dict[str, str]:
+        """The environment that it is started with."""
+        # A variable with the proxy's prefix is a setting to it; tests give their own.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        return {
+            **inherited,
+            "NOTIFY_SOCKET": str(self._notify.path),
+            "PYTHONUNBUFFERED": "1",
+            **self.options.environment,
+        }
+
     def __enter__(self) -> Self:
         try:
             self.start()
@@ -178,30 +207,3 @@ class ProxyProcess:
     @property
     def _config(self) -> Path:
         return self.folder / "config.toml"
-
-    def _command(self) -> list[str]:
-        options = self.options
-        flags = {
-            "--koord-runtimeproxy-endpoint": str(self.socket),
-            "--remote-runtime-service-endpoint": options.runtime_endpoint,
-            "--config": str(self._config),
-            "--state-dir": str(self.state_folder),
-            "--hook-config-dir": str(self.hook_folder),
-            "--log-format": "json",
-        }
-        if options.log_level is not None:
-            flags["--log-level"] = options.log_level
-        if options.image_endpoint is not None:
-            flags["--remote-image-service-endpoint"] = options.image_endpoint
-        words = [word for flag in flags.items() for word in flag]
-        return [sys.executable, "-m", "runtimeproxy", *words, *options.arguments]
-
-    def _environment(self) -> dict[str, str]:
-        # A variable with the proxy's prefix is a setting to it; tests give their own.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
-        return {
-            **inherited,
-            "NOTIFY_SOCKET": str(self._notify.path),
-            "PYTHONUNBUFFERED": "1",
-            **self.options.environment,
-        }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks.views import Resources
@@ -168,6 +168,8 @@ json_values = st.recursive(
 names = st.sampled_from([*PodRecord.__slots__, *ContainerRecord.__slots__, "same"])
 
 
+# How long examples take says how busy the machine is.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_any_document_is_a_record_or_a_bad_row(document: dict[str, object]) -> None:
     for decode in (decode_pod, decode_container, decode_cgroup):

@@ -234,3 +234,21 @@ def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() ->
     assert store.containers.get("new") is not None
     with store.listing() as since:
         assert [record.id for record in store.containers.merge({}, since)] == ["new"]
+
+
+def test_what_another_process_saved_after_it_took_over_counts() -> None:
+    store = PodStore()
+    store.containers.put(ContainerRecord(id="before", name="mine"))
+    moved = store.event
+    store.containers.put(ContainerRecord(id="after", name="mine"))
+    theirs = tuple(ContainerRecord(id=identity, name="theirs") for identity in ("before", "after", "new"))
+    with store.listing() as since:
+        assert store.take(Saved(containers=theirs), since) == ("new",)
+    store.yield_to_others(moved)
+    with store.listing() as since:
+        assert store.take(Saved(containers=theirs), since) == ("before",)
+    assert {record.id: record.name for record in store.containers} == {
+        "before": "theirs",
+        "after": "mine",
+        "new": "theirs",
+    }

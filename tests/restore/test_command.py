@@ -38,11 +38,11 @@ class Left:
 
     def restore(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs the command with the daemon's options."""
-        program, option, module, *flags = self.daemon._command()
+        program, option, module, *flags = self.daemon.command()
         return subprocess.run(
             [program, option, module, "restore", *words, *flags],
             cwd=REPOSITORY,
-            env=self.daemon._environment(),
+            env=self.daemon.environment(),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
