@@ -115,10 +115,11 @@ def test_an_upgrade_while_it_is_away(daemon: ProxyProcess, runtime: FakeRuntime)
 def test_the_status_tells_that_it_is_away(
     daemon: ProxyProcess, runtime: FakeRuntime, client: CriClient
 ) -> None:
-    client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True)
     daemon.forget_states()
     runtime.stop()
+    waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
     daemon.wait_for_state("STATUS=the runtime is away; ")
     daemon.forget_states()
     runtime.start()
     daemon.wait_for_state("STATUS=5 policies")
+    assert waiting.result(30).runtime_name == "fake-runtime"
