@@ -74,8 +74,7 @@ class Daemon:
         self._engine: Engine | None = None
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
         self._gate.on_unseen = self._compare_soon
-        is_off = not settings.hooks.enabled
-        self._bypass = Bypass(self._gate, self._own_errors, is_off, self._compare_soon)
+        self._bypass = Bypass(self._gate, self._own_errors, not settings.hooks.enabled, self._compare_soon)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
         self._tasks = BackgroundTasks(self._finish)
         self._spawn = self._tasks.spawn
@@ -119,7 +118,7 @@ class Daemon:
             executor=self._executor,
             flush=self._flush_records,
             finish=self._finish,
-            resumed=self._resume,
+            resume=self._take_back,
             start_s=self._settings.proxy.upgrade_start_s,
             drain_s=self._settings.proxy.upgrade_drain_s,
         )
@@ -234,11 +233,10 @@ class Daemon:
 
     def _begin(self, engine: Engine, listener: Listener) -> None:
         """Starts what runs in the background, and tells the service manager."""
-        self._spawn(self._keep_status())
+        self._spawn(self._keep_status(engine))
         if self._own is not None:
             self._spawn(self._own.start(self._executor, engine.runtime_answers, self._stopping))
-        interval_s = watchdog_interval_s(self._environ)
-        if interval_s is not None:
+        if (interval_s := watchdog_interval_s(self._environ)) is not None:
             is_alive = partial(answers_ping, listener.address)
             self._spawn(feed_watchdog(interval_s, is_alive, self._notifier.watchdog))
         self._spawn(self._tell_recovered(engine))
@@ -252,9 +250,8 @@ class Daemon:
         logger.info("records recovered: %s", engine.summary)
 
     async def _make_engine(self) -> Engine:
-        await asyncio.get_running_loop().run_in_executor(
-            self._executor, importlib.import_module, "runtimeproxy.engine"
-        )
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._executor, importlib.import_module, "runtimeproxy.engine")
         from runtimeproxy.engine import Engine
 
         self._engine = Engine(self._settings, self._executor, self._spawn, self._is_passive)
@@ -269,10 +266,10 @@ class Daemon:
         if self._engine is not None:
             await self._engine.flush_state()
 
-    def _resume(self) -> None:
-        """The successor is gone."""
+    async def _take_back(self) -> None:
+        """Takes what a successor has done that is gone."""
         if self._engine is not None:
-            self._spawn(self._engine.take_back_state())
+            await self._engine.take_back_state()
 
     def _own_errors(self) -> int:
         """How many errors there have been in the proxy's own code."""
@@ -284,13 +281,12 @@ class Daemon:
         if self._engine is not None:
             self._engine.compare_soon()
 
-    async def _keep_status(self) -> None:
+    async def _keep_status(self, engine: Engine) -> None:
         """Looks at the breaker, and tells the service manager what changed."""
         told = ""
         while True:
             self._bypass.look()
-            if self._engine is not None:
-                self._engine.tidy()
+            engine.tidy()
             is_away = self._server is not None and await self._server.looked_after()
             status = self._status("the runtime is away" if is_away else "")
             if status != told:

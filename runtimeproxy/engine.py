@@ -165,7 +165,7 @@ class Engine:
         await self._lasting.merge()
 
     async def take_back_state(self) -> None:
-        """Takes what a successor has saved that is gone: this process decides again."""
+        """Takes what a successor has saved that is gone; to be awaited before this process decides again."""
         await self._lasting.take_back()
         self.compare_soon()
 

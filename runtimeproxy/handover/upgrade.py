@@ -42,7 +42,7 @@ class Serving:
         executor: threads for starting and waiting.
         flush: writes the records.
         finish: ends this process.
-        resumed: called when this process serves again after all.
+        resume: awaited before this process serves again after all; clients wait in the backlog.
         start_s: how long a successor may take to come up.
         drain_s: how long calls may go on here after a successor has taken over.
         serve_s: how long a successor may take from the last word to it until it serves.
@@ -54,7 +54,7 @@ class Serving:
     executor: Executor
     flush: Callable[[], Awaitable[None]]
     finish: Callable[[], None]
-    resumed: Callable[[], None]
+    resume: Callable[[], Awaitable[None]]
     start_s: float
     drain_s: float
     serve_s: float = SERVING_S
@@ -188,11 +188,12 @@ class Upgrade:
         if self._successor is not None:
             await self._successor.kill()
             self._successor = None
-        self.has_moved = False
         logger.error("upgrade failed: %s; this process goes on", reason)
         self._serving.listener.own(note(f"upgrade failed: {reason}"))
+        await self._serving.resume()
+        # What the successor did is known only now.
+        self.has_moved = False
         self._serving.server.accept()
-        self._serving.resumed()
 
 
 def note(text: str) -> str:

@@ -90,8 +90,19 @@ class KeptCgroups:
         found = self._kept.get(cgroup_path(identity))
         return None if found is None else CgroupRecord(identity, found.values)
 
-    def take(self, records: Iterable[CgroupRecord]) -> None:
-        """Takes what a checkpoint holds; what has been written since then counts more."""
+    @property
+    def now_s(self) -> float:
+        """The time by the clock of `take`."""
+        return self._clock()
+
+    def take(self, records: Iterable[CgroupRecord], *, outdated_s: float | None = None) -> None:
+        """Takes what a checkpoint holds; what has been written in this process counts more.
+
+        Args:
+            records: what the checkpoint holds.
+            outdated_s: the time from which on another process decided: what was written in this one before
+                does not count. None if none did.
+        """
         now_s = self._clock()
         for record in records:
             try:
@@ -100,7 +111,10 @@ class KeptCgroups:
                 continue
             with self._lock:
                 before = self._kept.get(path)
-                values = record.values if before is None else _joined(record.values, before.values)
+                if before is None or (outdated_s is not None and before.since_s <= outdated_s):
+                    values = record.values
+                else:
+                    values = _joined(record.values, before.values)
                 self._kept[path] = _Kept(values, now_s)
             if values != record.values:
                 self._tell([path])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.pods.checkpoint_rows import Kind, Saved
@@ -20,12 +21,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_WAIT_S: Final = 2.0
-"""How long held calls wait for the checkpoint; on a disk that hangs the records come from the runtime."""
+"""How long held calls and clients wait for the checkpoint; on a disk that hangs the runtime tells all."""
 FOLLOW_INTERVAL_S: Final = 1.0
 FOLLOW_LOOKS: Final = 30
 """A predecessor ends within its drain, which is seconds; only long calls without records last longer."""
 CLOSE_WAIT_S: Final = 2.0
 """How long the end of the process waits for the last write."""
+
+
+class _Moment(NamedTuple):
+    """From when on another process decided; by default none did."""
+
+    event: int = 0
+    """Sequence number of the last event that it knew of."""
+    at_s: float | None = None
+    """By the clock of the cgroups."""
+
+
+_NOBODY: Final = _Moment()
 
 
 class LastingRecords:
@@ -47,8 +60,8 @@ class LastingRecords:
         self._recovery = recovery
         self.is_passive: Callable[[], bool] = lambda: False
         self._thread = BackgroundThreads(1, "checkpoint")
-        self._loading: asyncio.Task[None] | None = None
-        self._flushed_event = 0
+        self._loading: set[asyncio.Task[None]] = set()
+        self._flushed = _NOBODY
         sources = {
             Kind.POD: store.pods.get,
             Kind.CONTAINER: store.containers.get,
@@ -65,26 +78,23 @@ class LastingRecords:
 
     async def load(self) -> None:
         """Takes what the last process has saved; after a bound of time that goes on in the background."""
-        self._loading = asyncio.get_running_loop().create_task(self._load())
-        await asyncio.wait({self._loading}, timeout=LOAD_WAIT_S)
-        if not self._loading.done():
-            logger.warning("the checkpoint is still being read; records come from the runtime meanwhile")
+        await self._for_a_while(self._load())
 
     async def merge(self) -> None:
         """Takes what another process has saved since, for ids to which nothing has happened in this one."""
-        if await self._checkpoint.flush():
-            await self._load()
-            self._recovery.compare_soon()
+        await self._merge(_NOBODY)
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
-        self._flushed_event = self._store.event
+        self._flushed = _Moment(self._store.event, self._cgroups.now_s)
         return await self._checkpoint.flush()
 
     async def take_back(self) -> None:
-        """Another process had all records since the last flush, and is gone: what it has saved counts."""
-        self._store.yield_to_others(self._flushed_event)
-        await self.merge()
+        """Takes what a process has saved that decided since the last `flush`, and is gone.
+
+        It counts more than what this process knew then. After a bound of time that goes on in the background.
+        """
+        await self._for_a_while(self._merge(self._flushed))
 
     async def run(self) -> None:
         """Saves what changes, until it is cancelled."""
@@ -99,27 +109,47 @@ class LastingRecords:
 
     async def close(self) -> None:
         """Saves the rest, within a bound of time."""
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        for task in self._loading:
+            task.cancel()
+        await asyncio.gather(*self._loading, return_exceptions=True)
         await self._checkpoint.close(CLOSE_WAIT_S)
         self._thread.shutdown(cancel_futures=True)
 
-    async def _load(self) -> None:
-        with self._store.listing() as since:
-            saved = await self._checkpoint.load(self._read_late)
-            if saved is not None:
-                self._take(saved, since)
+    async def _for_a_while(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._loading.add(task)
+        task.add_done_callback(self._loaded)
+        await asyncio.wait({task}, timeout=LOAD_WAIT_S)
+        if not task.done():
+            logger.warning("the checkpoint is still being read; records come from the runtime meanwhile")
 
-    def _read_late(self, saved: Saved) -> None:
-        """What could not be read at the start; what has happened since counts more."""
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        self._loading.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # A bug costs what is saved, not the daemon.
+            logger.error("the checkpoint could not be taken", exc_info=error)
+
+    async def _merge(self, outdated: _Moment) -> None:
+        if await self._checkpoint.flush():
+            await self._load(outdated)
+            self._recovery.compare_soon()
+
+    async def _load(self, outdated: _Moment = _NOBODY) -> None:
         with self._store.listing() as since:
-            self._take(saved, since)
+            saved = await self._checkpoint.load(partial(self._read_late, outdated))
+            if saved is not None:
+                self._take(saved, since, outdated)
+
+    def _read_late(self, outdated: _Moment, saved: Saved) -> None:
+        """What could not be read at first; what has happened since counts more."""
+        with self._store.listing() as since:
+            self._take(saved, since, outdated)
         self._recovery.compare_soon()
 
-    def _take(self, saved: Saved, since: int) -> None:
-        self._recovery.confirm(self._store.take(saved, since))
-        self._cgroups.take(saved.cgroups)
+    def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
+        self._recovery.confirm(self._store.take(saved, since, outdated=outdated.event))
+        self._cgroups.take(saved.cgroups, outdated_s=outdated.at_s)
         _tell(saved)
 
     def _note(self, kind: Kind, identity: str, is_event: bool) -> None:

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.pods.checkpoint_disk import CheckpointDisk
 from runtimeproxy.pods.checkpoint_rows import Change, Kind, Rank, Saved, rank_of
 from runtimeproxy.pods.records import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from runtimeproxy.pods.checkpoint import CheckpointFile
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Checkpoint:
             sources: What gives the record of an id, by kind; None if there is none any more.
             everything: Gives the ids of all records.
         """
-        self._disk = _Disk(folder)
+        self._disk = CheckpointDisk(folder)
         self._executor = executor
         self._sources = sources
         self._everything = everything
@@ -178,10 +178,11 @@ class Checkpoint:
 
     async def _write_batch(self) -> bool:
         """Writes one batch, or everything if that is due; what could not be written stays noted."""
-        if self._is_unread and not await self._read_late():
-            return False
         if len(self._noted) > MOST_NOTED:
             self._all_due = True
+            self._noted.clear()
+        if self._is_unread and not await self._read_late():
+            return False
         is_rewrite = self._all_due
         batch, changes = self._taken(is_rewrite=is_rewrite)
         write = self._disk.rewrite if is_rewrite else self._disk.write
@@ -208,8 +209,19 @@ class Checkpoint:
             return False
         self._is_unread = False
         if self._on_read is not None:
-            self._on_read(saved)
+            self._on_read(self._without_removed(saved))
         return True
+
+    def _without_removed(self, saved: Saved) -> Saved:
+        """Without what has gone meanwhile, and is in the file only because that could not be written."""
+        changes = (self._change(*key, seen=True) for key in self._noted)
+        gone = {(change.kind, change.id) for change in changes if change.record is None}
+        return replace(
+            saved,
+            pods=tuple(pod for pod in saved.pods if (Kind.POD, pod.id) not in gone),
+            containers=tuple(found for found in saved.containers if (Kind.CONTAINER, found.id) not in gone),
+            cgroups=tuple(cgroup for cgroup in saved.cgroups if (Kind.CGROUP, cgroup.id) not in gone),
+        )
 
     def _taken(self, *, is_rewrite: bool) -> tuple[dict[tuple[Kind, str], bool], list[Change]]:
         if is_rewrite:
@@ -252,67 +264,3 @@ class Checkpoint:
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await self._loop.run_in_executor(self._executor, work)
-
-
-class _Disk:
-    """The file as the worker thread sees it: SQLite is loaded with its first use."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._opened: CheckpointFile | None = None
-
-    def load(self) -> Saved:
-        """Everything in the file; nothing if it had to make way for a new one."""
-        from runtimeproxy.pods.checkpoint import UnusableFileError
-
-        try:
-            return self._file().load()
-        except UnusableFileError as error:
-            self._renew(error)
-            return self._file().load()
-
-    def write(self, changes: Iterable[Change]) -> bool:
-        """Writes changes; returns True if everything has to be written instead, for the file is a new one."""
-        from runtimeproxy.pods.checkpoint import UnusableFileError
-
-        file = self._file()
-        if file.was_lost():
-            logger.warning("%s was removed or replaced: all records are saved again", file.path)
-            return True
-        try:
-            file.write(changes)
-        except UnusableFileError as error:
-            self._renew(error)
-            return True
-        return False
-
-    def rewrite(self, changes: Iterable[Change]) -> bool:
-        """Writes changes in place of all that is in the file; returns False."""
-        from runtimeproxy.pods.checkpoint import UnusableFileError
-
-        try:
-            self._file().rewrite(changes)
-        except UnusableFileError as error:
-            self._renew(error)
-            self._file().rewrite(changes)
-        return False
-
-    def changed_by_others(self) -> bool:
-        """Whether another process has written since the last call."""
-        return self._file().changed_by_others()
-
-    def close(self) -> None:
-        """Closes the file, if it is open."""
-        if self._opened is not None:
-            self._opened.close()
-
-    def _file(self) -> CheckpointFile:
-        if self._opened is None:
-            from runtimeproxy.pods.checkpoint import CheckpointFile
-
-            self._opened = CheckpointFile(self._folder)
-        return self._opened
-
-    def _renew(self, error: Exception) -> None:
-        aside = self._file().set_aside()
-        logger.warning("the records are rebuilt from the runtime: %s; it is kept as %s", error, aside)

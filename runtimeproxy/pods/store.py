@@ -137,10 +137,6 @@ class Shelf(Generic[RecordT]):
             self._bury(record.id)
         return tuple(dropped)
 
-    def yield_to_others(self, until: int) -> None:
-        """What happened up to event `until` counts no more against what another process has saved since."""
-        self._events = {identity: 0 if seen <= until else seen for identity, seen in self._events.items()}
-
     def forget_tombstones(self) -> None:
         """No list of the runtime is awaited any more."""
         self._tombstones.clear()
@@ -204,45 +200,25 @@ class PodStore:
         self.pods.tell(partial(changed, Kind.POD))
         self.containers.tell(partial(changed, Kind.CONTAINER))
 
-    def take(self, saved: Saved, since: int) -> tuple[str, ...]:
+    def take(self, saved: Saved, since: int, *, outdated: int = 0) -> tuple[str, ...]:
         """Takes what the checkpoint holds, unless something happened to it in this process.
 
         Args:
             saved: What the checkpoint holds.
             since: The sequence number at the time when it was asked for; see `listing`.
+            outdated: The sequence number from which on another process decided: what this one knew then does
+                not count. 0 if none did.
 
         Returns:
             The ids of the containers that were taken.
         """
+        pod_of, container_of = (newer_pod, newer_container) if outdated else (joined_pod, joined_container)
         for pod in saved.pods:
-            self.pods.take(pod, since, joined_pod)
+            self.pods.take(pod, since, pod_of, outdated=outdated)
         return tuple(
             container.id
             for container in saved.containers
-            if self.containers.take(container, since, joined_container)
-        )
-
-    def yield_to_others(self, until: int) -> None:
-        """Another process has decided from event `until` on, so what it has saved counts; see `take`."""
-        self.pods.yield_to_others(until)
-        self.containers.yield_to_others(until)
-
-    def take_newer(self, saved: Saved, since: int) -> tuple[str, ...]:
-        """Takes what another process has saved later than this one, which counts more than what is known.
-
-        Args:
-            saved: What the checkpoint holds.
-            since: The sequence number at the time when it was asked for, after all that was known was saved.
-
-        Returns:
-            The ids of the containers that were taken.
-        """
-        for pod in saved.pods:
-            self.pods.take(pod, since, newer_pod, outdated=since)
-        return tuple(
-            container.id
-            for container in saved.containers
-            if self.containers.take(container, since, newer_container, outdated=since)
+            if self.containers.take(container, since, container_of, outdated=outdated)
         )
 
     @property

@@ -134,6 +134,21 @@ def test_values_that_wait_for_a_start_are_written_after_a_restart(
     assert not saved_container(daemon, made).pending_cgroup
 
 
+def test_values_that_waited_for_a_start_that_nobody_saw_are_written(
+    daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, told: Path, cgroup_files: CgroupFiles
+) -> None:
+    made = pod(client, annotations={TELL_IN: str(told)}).run().create()
+    wait_until(lambda: saved(daemon).containers, "the saved container")
+    daemon.kill()
+    with CriClient(runtime.socket_path) as direct:
+        made.client = direct
+        made.start()
+    daemon.start()
+    place = f"{saved(daemon).pods[0].cgroup_parent}/{made.container}"
+    wait_until(lambda: any(found.id == place for found in saved(daemon).cgroups), "the written value")
+    wait_until(lambda: not saved_container(daemon, made).pending_cgroup, "the record")
+
+
 def test_no_value_of_the_environment_is_stored(daemon: ProxyProcess, client: CriClient, told: Path) -> None:
     made = pod(client, annotations={TELL_IN: str(told)})
     made.envs = {"PASSWORD": VALUE}

@@ -9,7 +9,9 @@ import pytest
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.test_reload import UNTOUCHED, reload
+from tests.daemon.test_restarts import MIB, saved_container
 from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
 
@@ -69,6 +71,21 @@ def test_what_nobody_saw_is_in_the_records_afterwards(daemon: ProxyProcess, clie
     daemon.wait_for_state("STATUS=5 policies; 1 pods, 1 containers")
     made.remove()
     daemon.wait_for_state("STATUS=5 policies; 0 pods, 0 containers")
+
+
+def test_an_update_that_nobody_saw_is_in_the_records_afterwards(
+    daemon: ProxyProcess, client: CriClient
+) -> None:
+    made = batch_pod(client).run().create().start()
+    made.update(64 * MIB)
+    daemon.signal(signal.SIGUSR1)
+    daemon.wait_for_state("STATUS=all calls pass unheld")
+    made.update(256 * MIB)
+    daemon.signal(signal.SIGUSR2)
+    wait_until(
+        lambda: saved_container(daemon, made).requested.memory_limit_bytes == 256 * MIB, "the update", 30.0
+    )
+    assert saved_container(daemon, made).owners["resources.cpu_shares"] == "batch-resource"
 
 
 def test_it_can_be_off_from_the_start(daemons: Daemons) -> None:

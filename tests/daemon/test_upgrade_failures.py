@@ -14,6 +14,7 @@ from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, shares_of
 from tests.daemon.load import Load
 from tests.daemon.site import IMPORT_FIFO, site_folder
+from tests.daemon.test_restarts import MIB, saved_container
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
@@ -150,3 +151,21 @@ def test_a_successor_killed_after_it_took_over(family: Family, client: CriClient
     pod(client, "later").run()
     assert any(event.pod_sandbox_status.metadata.name == "later" for event in events)
     assert family.upgrade() not in (first, second)
+
+
+@BOTH_LOOPS
+def test_what_a_successor_did_before_it_was_killed_is_known(family: Family, client: CriClient) -> None:
+    first = family.serving
+    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
+    pod(client).run()
+    next(events)
+    second = family.upgrade()
+    made = batch_pod(client, "later").run().create().start()
+    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == "batch-resource"
+    family.signal(signal.SIGKILL, second)
+    family.wait_for(lambda: family.serving == first, "the first process")
+    made.update(64 * MIB)
+    family.wait_for(
+        lambda: saved_container(family.daemon, made).requested.memory_limit_bytes == 64 * MIB, "the update"
+    )
+    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == "batch-resource"

@@ -59,6 +59,8 @@ class Old:
         self.flushing = asyncio.Event()
         self.flushing.set()
         self.resumed = 0
+        self.resuming = asyncio.Event()
+        self.resuming.set()
         self.changing = asyncio.Lock()
         self._folder = folder
 
@@ -75,7 +77,7 @@ class Old:
             self.threads,
             flush=self.flush,
             finish=self.finished.set,
-            resumed=self._resumed,
+            resume=self._resume,
             start_s=start_s,
             drain_s=30.0,
             serve_s=serve_s,
@@ -91,8 +93,9 @@ class Old:
         await upgrade.tell_drained()
         await asyncio.to_thread(upgrade._successor._process.wait, 10)
 
-    def _resumed(self) -> None:
+    async def _resume(self) -> None:
         self.resumed += 1
+        await self.resuming.wait()
 
     @property
     def note(self) -> str:
@@ -151,6 +154,24 @@ async def test_all_is_as_before(old: Old, script: str, reason: str) -> None:
     assert not upgrade.has_moved
     assert await answers_ping(old.path, 10)
     client[1].close()
+
+
+async def test_clients_wait_until_it_is_known_what_the_successor_did(old: Old) -> None:
+    old.resuming.clear()
+    upgrade = old.upgrade(f"{SERVES}; os.kill(os.getpid(), 9)")
+    _, kept = await asyncio.open_unix_connection(old.path)
+    running = asyncio.ensure_future(old.run(upgrade))
+    await until(lambda: old.resumed == 1)
+    moved = [upgrade.has_moved]
+    _, waiting = await asyncio.open_unix_connection(old.path)
+    before = old.server.connection_count
+    old.resuming.set()
+    await running
+    moved.append(upgrade.has_moved)
+    assert moved == [True, False]
+    await until(lambda: old.server.connection_count > before)
+    for writer in (kept, waiting):
+        writer.close()
 
 
 @pytest.mark.parametrize(

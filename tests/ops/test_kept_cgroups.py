@@ -255,6 +255,17 @@ def test_a_value_that_changes_while_it_is_written_again_counts(files: CgroupFile
     assert weight(files, ONE) == "39"
 
 
+def test_another_process_counts_from_when_on_it_decided(files: CgroupFiles) -> None:
+    now = [1.0]
+    kept = KeptCgroups(CgroupWriter(files.root), lambda: now[0])
+    for cgroup, now[0] in ((ONE, 1.0), (TWO, 3.0)):
+        kept.write(cgroup, {"cpu.shares": 512})
+    theirs = {"cpu.shares": KeptValue(1024, 2597)}
+    kept.take([CgroupRecord(ONE, theirs), CgroupRecord(TWO, theirs)], outdated_s=2.0)
+    assert kept.record(ONE) == CgroupRecord(ONE, theirs)
+    assert kept.record(TWO) == CgroupRecord(TWO, {"cpu.shares": KeptValue(512, 2597)})
+
+
 def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(files: CgroupFiles) -> None:
     written, go_on = threading.Event(), threading.Event()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ops.kept_cgroups import KeptCgroups
 from runtimeproxy.ops.lasting_records import LastingRecords
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
@@ -115,6 +116,42 @@ async def test_a_predecessor_no_longer_writes_what_the_runtime_says(
         await settled(old)
     async with side(tmp_path, files) as third:
         assert list(third.store.containers) == [newer]
+
+
+async def test_a_process_that_decides_again_takes_what_its_successor_saved(
+    tmp_path: Path, files: CgroupFiles
+) -> None:
+    async with side(tmp_path, files) as old:
+        old.store.containers.put(OWNED)
+        shares = Resources(cpu_shares=100)
+        recovered = replace(
+            OWNED, id="recovered", requested=shares, applied=shares, owners={}, recovered=True
+        )
+        with old.store.listing() as since:
+            old.store.containers.fill(recovered, since)
+        await asyncio.to_thread(old.cgroups.write, ONE, {"cpu.shares": 512})
+        await settled(old)
+        theirs = replace(
+            OWNED, requested=Resources(cpu_shares=200), owners={"resources.cpu_shares": "theirs"}
+        )
+        saved = [replace(theirs, id=identity) for identity in ("box", "recovered", "new")]
+        async with side(tmp_path, files) as new:
+            for record in saved:
+                new.store.containers.put(record)
+            await asyncio.to_thread(new.cgroups.write, ONE, {"cpu.shares": 1024})
+            await settled(new)
+        during = replace(OWNED, id="during")
+        old.store.containers.put(during)
+        await old.lasting.take_back()
+        assert {each.id: each for each in old.store.containers} == {
+            each.id: each for each in (*saved, during)
+        }
+        assert old.cgroups.record(ONE) == CgroupRecord(ONE, {"cpu.shares": KeptValue(1024, 2597)})
+        old.store.containers.put(replace(saved[0], state=Lifecycle.RUNNING))
+        await settled(old)
+    async with side(tmp_path, files) as third:
+        found = {container.id: container.owners for container in third.store.containers}
+        assert found == {record.id: record.owners for record in (*saved, during)}
 
 
 async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path, files: CgroupFiles) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointFile
 from runtimeproxy.pods.checkpoint_rows import Change, Kind, Saved
-from runtimeproxy.pods.checkpoint_writer import MOST_IN_A_BATCH, Checkpoint
+from runtimeproxy.pods.checkpoint_writer import MOST_IN_A_BATCH, MOST_NOTED, Checkpoint
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
@@ -244,19 +244,33 @@ async def test_a_damaged_file_is_set_aside_at_the_start(
 async def test_a_file_that_cannot_be_read_just_now_is_read_later_and_not_written_before(
     checkpoint: Checkpoint, store: PodStore, folder: Path
 ) -> None:
-    old = ContainerRecord(id="old")
+    old, gone = ContainerRecord(id="old"), ContainerRecord(id="gone")
     with closing(CheckpointFile(folder)) as file:
-        file.write([Change(Kind.CONTAINER, "old", old)])
+        file.write([Change(Kind.CONTAINER, record.id, record) for record in (old, gone)])
     blocked(folder)
     read: list[Saved] = []
     assert await checkpoint.load(read.append) is None
     store.containers.put(box(1))
+    store.containers.remove("gone")
     assert not await checkpoint.flush()
     unblocked(folder)
-    assert saved(folder).containers == (old,)
+    assert saved(folder).containers == (old, gone)
     assert await checkpoint.flush()
     assert [each.containers for each in read] == [(old,)]
     assert sorted(found.id for found in saved(folder).containers) == [box(1).id, "old"]
+
+
+async def test_a_file_that_can_never_be_read_costs_bounded_memory(
+    tmp_path: Path, store: PodStore, executor: ThreadPoolExecutor
+) -> None:
+    (tmp_path / "plain").touch()
+    checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
+    assert await checkpoint.load(unexpected) is None
+    for number in range(MOST_NOTED + 10):
+        store.containers.put(box(number))
+        store.containers.remove(box(number).id)
+    assert not await checkpoint.flush()
+    assert len(checkpoint._noted) < MOST_NOTED
 
 
 async def test_a_load_does_not_write_what_it_read(

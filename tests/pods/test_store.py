@@ -9,7 +9,7 @@ import pytest
 
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint_rows import Kind, Saved
-from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
 from runtimeproxy.pods.store import PodStore
 
 
@@ -236,6 +236,16 @@ def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() ->
         assert [record.id for record in store.containers.merge({}, since)] == ["new"]
 
 
+def test_a_call_on_what_was_taken_counts_against_a_list_too() -> None:
+    store = PodStore()
+    with store.listing():
+        store.take(Saved(containers=(container("a"),)), store.event)
+        since = store.event
+        store.containers.put(container("a"))
+        assert store.containers.merge({}, since) == ()
+    assert store.containers.get("a") is not None
+
+
 def test_what_another_process_saved_after_it_took_over_counts() -> None:
     store = PodStore()
     store.containers.put(ContainerRecord(id="before", name="mine"))
@@ -244,11 +254,24 @@ def test_what_another_process_saved_after_it_took_over_counts() -> None:
     theirs = tuple(ContainerRecord(id=identity, name="theirs") for identity in ("before", "after", "new"))
     with store.listing() as since:
         assert store.take(Saved(containers=theirs), since) == ("new",)
-    store.yield_to_others(moved)
     with store.listing() as since:
-        assert store.take(Saved(containers=theirs), since) == ("before",)
+        assert store.take(Saved(containers=theirs), since, outdated=moved) == ("before",)
     assert {record.id: record.name for record in store.containers} == {
         "before": "theirs",
         "after": "mine",
         "new": "theirs",
     }
+
+
+def test_what_another_process_saved_counts_more_than_what_the_runtime_said_before() -> None:
+    store = PodStore()
+    shares = Resources(cpu_shares=100)
+    known = replace(container("a"), requested=shares, applied=shares, state=Lifecycle.STOPPED, recovered=True)
+    with store.listing() as since:
+        store.containers.fill(known, since)
+        store.pods.put(pod())
+    more = Resources(cpu_shares=200)
+    theirs = replace(OWNED, requested=more, applied=more, state=Lifecycle.RUNNING)
+    with store.listing() as since:
+        assert store.take(saved(theirs), since, outdated=store.event) == ("a",)
+    assert store.containers.get("a") == replace(theirs, state=Lifecycle.STOPPED)
