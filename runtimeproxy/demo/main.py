@@ -53,17 +53,24 @@ def _on_fake_runtime(folder: Path) -> list[Row] | None:
     state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, cgroups))
     with FakeRuntime(folder / "fake.sock", state=state) as fake:
         runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", CgroupDriver.CGROUPFS)
-        return _driven(folder, runtime, cgroups.root)
+        return _driven(folder, runtime, cgroups)
 
 
-def _driven(folder: Path, runtime: DemoRuntime, cgroup_root: Path = DEFAULT_ROOT) -> list[Row] | None:
-    """Starts the daemon, drives the pods; returns the table's rows, None if the runtime refused a pod."""
+def _driven(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> list[Row] | None:
+    """Starts the daemon, drives the pods; returns the table's rows, None if the runtime refused a pod.
+
+    Args:
+        folder: for everything that is made.
+        runtime: what runs the pods.
+        cgroups: plain files, where the pods get their cgroups first, as by a kubelet; None for the kernel's.
+    """
     log = folder / "proxy.log"
+    cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
     with _proxy(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
         calls = api_pb2_grpc.RuntimeServiceStub(opened)
         try:
             for pod in DEMO_PODS:
-                _run_pod(calls, pod, runtime)
+                _run_pod(calls, pod, runtime, cgroups)
         except grpc.RpcError as error:
             print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
             return None
@@ -107,7 +114,9 @@ def _wait_for(socket_path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def _run_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: DemoRuntime) -> None:
+def _run_pod(
+    calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: DemoRuntime, cgroups: CgroupFiles | None
+) -> None:
     uid = str(uuid.uuid4())
     config = pod_sandbox_config(
         pod.name,
@@ -118,6 +127,8 @@ def _run_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: Demo
         cgroup_parent=demo_cgroup_parent(uid, pod.kubelet_qos, runtime.driver),
         host_network=True,
     )
+    if cgroups is not None:
+        cgroups.make(config.linux.cgroup_parent)
     sandbox = api_pb2.RunPodSandboxRequest(config=config)
     pod_id = calls.RunPodSandbox(sandbox, timeout=CALL_TIMEOUT_S).pod_sandbox_id
     try:

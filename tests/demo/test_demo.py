@@ -59,6 +59,7 @@ def test_a_runtime_that_refuses_its_pods_is_replaced_by_the_fake(fake_runtime: F
     fake_runtime.state.images.add("busybox:latest")
     fake_runtime.on("RunPodSandbox", error=CallError("UNKNOWN", "no network plugin"))
     done = run_demo(str(fake_runtime.socket_path))
+    assert "not written" not in done.stdout
     assert done.returncode == 0
     assert "the runtime refused a pod: UNKNOWN: no network plugin" in done.stdout
     assert "runtime: the built-in fake (that runtime cannot run the pods of the demo)" in done.stdout
