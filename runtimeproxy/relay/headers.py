@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, NamedTuple
 
-from hpack import Decoder, HPACKError
-from hpack.table import HeaderTable
+from hpack import HPACKError
 
 from runtimeproxy.relay.frames import ErrorCode, PeerError
+from runtimeproxy.relay.header_fields import FieldReader
 
 MAX_BLOCK_BYTES: Final = 128 * 1024
 """Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
-MAX_LIST_BYTES: Final = 1024 * 1024
-"""Of a decoded header list (as RFC 9113, 6.5.2 counts it): a short block can name long table entries."""
 
 _REMEMBERED_BLOCKS: Final = 64
 _REMEMBERED_BLOCK_BYTES: Final = 2048
@@ -24,8 +21,7 @@ _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
 _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """What the relay reads of a request's headers; raw values, empty when absent."""
 
     path: str
@@ -76,41 +72,17 @@ class OpenBlock:
         self.fragments.append(fragment)
 
 
-_set_maxsize = cast("property", HeaderTable.__dict__["maxsize"]).__set__
-
-
-class _VersionedTable(HeaderTable):
-    """A dynamic table that counts its insertions and size updates."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        super().__init__()
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.version += 1
-        super().add(name, value)
-
-    def _resize(self, max_bytes: int) -> None:
-        # Also one that ends where it began: on the way it may have emptied the table.
-        self.version += 1
-        _set_maxsize(self, max_bytes)
-
-    maxsize = property(lambda self: self._maxsize, _resize)
-
-
 class HeaderTracker:
-    """Decodes every request header block of one connection, in order.
+    """Reads every request header block of one connection, in order.
 
     A block is remembered if it changed nothing in the table; the memory lasts until the table changes.
     The kubelet's blocks repeat (`grpc-timeout: 120000m`), so most calls cost one dictionary look-up.
     """
 
-    __slots__ = ("_decoder", "_remembered", "_table")
+    __slots__ = ("_reader", "_remembered")
 
     def __init__(self) -> None:
-        self._decoder = Decoder(max_header_list_size=MAX_LIST_BYTES)
-        self._table = _VersionedTable()
-        self._decoder.header_table = self._table
+        self._reader = FieldReader()
         self._remembered: dict[bytes, RequestHead] = {}
 
     def decode(self, block: bytes, max_table_bytes: int) -> RequestHead:
@@ -127,28 +99,17 @@ class HeaderTracker:
         head = self._remembered.get(block)
         if head is not None:
             return head
-        version = self._table.version
-        self._decoder.max_allowed_table_size = max(max_table_bytes, self._table.maxsize)
+        reader = self._reader
+        version = reader.version
         try:
-            head = _request_head(self._decoder.decode(block, raw=True))
+            path, timeout, encoding, _ = reader.read(block, max(max_table_bytes, reader.table_bytes))
         except HPACKError as error:
             raise PeerError(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
-        if self._table.version != version:
+        head = RequestHead(path.decode("latin-1"), timeout, encoding.decode("latin-1"))
+        if reader.version != version:
             self._remembered.clear()
         elif len(block) <= _REMEMBERED_BLOCK_BYTES:
             if len(self._remembered) >= _REMEMBERED_BLOCKS:
                 self._remembered.clear()
             self._remembered[block] = head
         return head
-
-
-def _request_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
-    path = timeout = encoding = b""
-    for name, value in fields:
-        if name == b":path":
-            path = value
-        elif name == b"grpc-timeout":
-            timeout = value
-        elif name == b"grpc-encoding":
-            encoding = value
-    return RequestHead(path.decode("latin-1"), timeout, encoding.decode("latin-1"))

@@ -6,7 +6,8 @@ import pytest
 
 from runtimeproxy.interception import CallHandler, CallHead, Reply
 from runtimeproxy.relay.frames import ErrorCode, PeerError
-from runtimeproxy.relay.headers import MAX_BLOCK_BYTES, MAX_LIST_BYTES
+from runtimeproxy.relay.header_fields import MAX_LIST_BYTES
+from runtimeproxy.relay.headers import MAX_BLOCK_BYTES
 from tests.relay.playbook import HELD, Play, opened
 from tests.relay.wire import (
     COMPRESSION_ERROR,
