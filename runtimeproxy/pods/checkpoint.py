@@ -215,18 +215,20 @@ class CheckpointFile:
     def _set_up(self, connection: sqlite3.Connection) -> None:
         # A checkpoint of a thousand containers has about 1 MiB; the node's memory is not for caching it.
         connection.execute("PRAGMA cache_size = -256")
-        application, version = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-        if application == 0 and version == 0 and not _has_tables(connection):
-            if not self._read_only:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        elif application != APPLICATION_ID:
-            raise UnusableFileError(f"{self._path}: not a checkpoint of this program")
-        elif version != SCHEMA_VERSION:
-            raise UnusableFileError(f"{self._path}: version {version}, this program knows {SCHEMA_VERSION}")
+        identity = _identity(connection)
+        if identity is None and not self._read_only:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            identity = _identity(connection)
+        if identity is not None:
+            self._check(*identity)
         connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _check(self, application: int, version: int) -> None:
+        if application != APPLICATION_ID:
+            raise UnusableFileError(f"{self._path}: not a checkpoint of this program")
+        if version != SCHEMA_VERSION:
+            raise UnusableFileError(f"{self._path}: version {version}, this program knows {SCHEMA_VERSION}")
 
 
 _DECODERS: Final[dict[Kind, Callable[[str, str], PodRecord | ContainerRecord | CgroupRecord]]] = {
@@ -238,6 +240,19 @@ _DECODERS: Final[dict[Kind, Callable[[str, str], PodRecord | ContainerRecord | C
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int] | None:
+    """Application id and version of the file; None if nobody has begun it."""
+    # In one transaction, for another process may be making the file just now.
+    connection.execute("BEGIN")
+    try:
+        has_tables = _has_tables(connection)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    finally:
+        connection.execute("COMMIT")
+    return (application, version) if has_tables or application or version else None
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

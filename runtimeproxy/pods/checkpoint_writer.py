@@ -241,6 +241,8 @@ class Checkpoint:
         for key, seen in batch.items():
             self._noted[key] = seen or self._noted.get(key, False)
         self._due.set()
+        if any(self._noted.values()):
+            self._is_urgent.set()
 
     def _change(self, kind: Kind, identity: str, *, seen: bool) -> Change:
         record = self._sources[kind](identity)

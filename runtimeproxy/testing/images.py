@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 DEFAULT_SIZE_BYTES = 2_000_000
 """Size of an image for which none is given."""
@@ -40,6 +41,7 @@ def normalized(reference: str) -> str:
     return reference if has_tag else f"{reference}:latest"
 
 
+@lru_cache(maxsize=256)
 def image_of(reference: str, size_bytes: int = DEFAULT_SIZE_BYTES) -> Image:
     """An image for a reference; the same reference always gives the same ids."""
     tag = normalized(reference)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from runtimeproxy.pods.checkpoint import (
 )
 from runtimeproxy.pods.checkpoint_rows import Change, Kind, Rank, Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from tests.lab.deadline import quickest_s, wait_until
 
 POD = PodRecord(id="pod", name="web", labels={"a": "b"})
 BOX = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
@@ -232,7 +236,41 @@ def test_a_thousand_containers_load_quickly(file: CheckpointFile, folder: Path) 
     file.write(
         change(ContainerRecord(id=f"{number:064}", labels=text, annotations=text)) for number in range(1000)
     )
-    begun_s = time.thread_time()
-    assert len(loaded(folder).containers) == 1000
+
+    def load_s() -> float:
+        begun_s = time.thread_time()
+        assert len(loaded(folder).containers) == 1000
+        return time.thread_time() - begun_s
+
     # CPU time of this thread, with room for a slow machine; 20 ms are usual.
-    assert time.thread_time() - begun_s < 0.3
+    assert quickest_s(load_s, 0.3, tries=10) < 0.3
+
+
+def open_all(places: Sequence[Path], ready: Barrier) -> None:
+    """Opens the files of some folders, each at the same time as other processes."""
+    for place in places:
+        ready.wait()
+        assert wait_until(partial(loaded_if_free, place), "the file") == Saved()
+
+
+def loaded_if_free(place: Path) -> Saved | None:
+    """What is in a file; None if another process has locked it."""
+    try:
+        return loaded(place)
+    except UnusableFileError:
+        raise
+    except CheckpointError:
+        return None
+
+
+def test_a_new_file_may_be_opened_by_several_at_once(folder: Path) -> None:
+    """As around an upgrade: nobody takes a file that another one is just making for somebody else's."""
+    context = multiprocessing.get_context("spawn")
+    places = [folder / str(number) for number in range(50)]
+    ready = context.Barrier(3, timeout=60)
+    processes = [context.Process(target=open_all, args=(places, ready)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
