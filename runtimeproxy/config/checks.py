@@ -13,6 +13,8 @@ from runtimeproxy.hooks.settings import PolicySettings
 
 Problem = tuple[tuple[str, ...], str]
 
+_MAX_ID: Final = 2**32 - 2
+"""Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")
 
 
@@ -108,7 +110,7 @@ def _user_id(name: str) -> int:
     import pwd
 
     if not name or name.isdecimal():
-        return int(name or -1)
+        return _id(name)
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -119,8 +121,15 @@ def _group_id(name: str) -> int:
     import grp
 
     if not name or name.isdecimal():
-        return int(name or -1)
+        return _id(name)
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         raise ValueError(f"there is no group {name!r}") from None
+
+
+def _id(digits: str) -> int:
+    number = int(digits or -1)
+    if number > _MAX_ID:
+        raise ValueError(f"{digits} is no user or group: they end at {_MAX_ID}")
+    return number

@@ -33,16 +33,16 @@ def environment_table(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     Numbers, booleans and lists are written as in TOML; a list may stand without its brackets.
 
     Raises:
-        CombinedConfigError: variables with the prefix that name no key.
+        CombinedConfigError: variables with the prefix that name no key, or are no text.
     """
     names = [name for name in sorted(environ) if _is_setting(name)]
     if not names:
         return {}
     hints = _hints()
-    unknown = [name for name in names if name not in hints]
-    if unknown:
+    problems = {name: reason for name in names if (reason := _problem(name, environ[name], hints))}
+    if problems:
         raise CombinedConfigError(
-            [ConfigError("environment", name, "no setting has this name") for name in unknown]
+            [ConfigError("environment", name, reason) for name, reason in problems.items()]
         )
     table: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -54,6 +54,16 @@ def environment_table(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 def _is_setting(name: str) -> bool:
     rest = name.removeprefix(PREFIX)
     return rest != name and name not in _NO_SETTINGS and not _SERVICE_VARIABLE.match(rest)
+
+
+def _problem(name: str, text: str, hints: Mapping[str, object]) -> str:
+    if name not in hints:
+        return "no setting has this name"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is no UTF-8 text"
+    return ""
 
 
 def _hints() -> dict[str, tuple[str, str, Any]]:
@@ -76,5 +86,5 @@ def _value(text: str, hint: Any) -> Any:  # noqa: ANN401 - types and values of a
         text = f"[{text}]"
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -32,5 +32,6 @@ def _parsed(path: str, text: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: numbers of thousands of digits and thousands of brackets have their own.
         raise ConfigError(path, "", f"is no TOML: {error}") from error

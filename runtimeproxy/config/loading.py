@@ -82,19 +82,16 @@ def _checked_layer(
 
 def _settings(layers: Iterable[_Layer]) -> Settings:
     *checkable, flags = layers
-    if not any(layer.table for layer in checkable):
-        return _from_flags(flags.table)
     merged: Table = {}
-    for layer in (*checkable, flags):
+    for layer in checkable:
         merged = _overlaid(merged, layer.table)
-    return validate(merged)[0]
+    return _with_flags(validate(merged)[0] if merged else Settings(), flags.table)
 
 
-def _from_flags(table: Table) -> Settings:
-    """Settings of flags alone: all are texts, checked by the parser or after this, so pydantic stays out."""
-    defaults = Settings()
-    groups = {name: dataclasses.replace(getattr(defaults, name), **keys) for name, keys in table.items()}
-    return dataclasses.replace(defaults, **groups)
+def _with_flags(settings: Settings, table: Table) -> Settings:
+    """All flags are texts, checked by the parser or after this, so pydantic stays out."""
+    groups = {name: dataclasses.replace(getattr(settings, name), **keys) for name, keys in table.items()}
+    return dataclasses.replace(settings, **groups)
 
 
 def _overlaid(below: Table, above: Table) -> Table:

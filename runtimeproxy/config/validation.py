@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 Table: TypeAlias = Mapping[str, Any]
 Problem: TypeAlias = tuple[tuple[str, ...], str]
-"""Where (the key's parts) and what is wrong."""
+"""Where (the key's parts; none for the whole table) and what is wrong."""
 
-_REASONS = {"extra_forbidden": "unknown key", "dict_type": "must be a table"}
+_REASONS = {
+    "extra_forbidden": "unknown key",
+    "dict_type": "must be a table",
+    "json_invalid": "is nested too deeply",
+}
 
 
 @cache
@@ -39,6 +43,8 @@ def validate(table: Table) -> tuple[Settings, list[Problem]]:
         settings: Settings = _validator().validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         return Settings(), sorted(_problems(error))
+    except (ValueError, RecursionError) as error:
+        return Settings(), [((), f"cannot be checked: {error}")]
     return settings, []
 
 
@@ -46,8 +52,11 @@ def without(table: Table, keys: Iterable[tuple[str, ...]]) -> Table:
     """A copy of the table that lacks these keys; a key inside a list takes the whole list away."""
     import json
 
+    gone = tuple(keys)
+    if () in gone:
+        return {}
     copy: dict[str, Any] = json.loads(json.dumps(table, default=str))
-    for key in keys:
+    for key in gone:
         inner: Any = copy
         for part in key[:-1]:
             if not isinstance(inner.get(part), dict):

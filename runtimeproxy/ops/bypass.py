@@ -28,13 +28,16 @@ class Bypass:
         self, gate: Gate, failures: Callable[[], int], is_forced: bool, on_held_again: Callable[[], None]
     ) -> None:
         self._gate = gate
+        self._failures = failures
         self._breaker = PassBreaker(failures)
         self._breaker.forced = is_forced
         self._on_held_again = on_held_again
         gate.bypass = self._breaker.passes()
 
     def force(self, passes: bool) -> None:
-        """The switch: lets all new calls pass unheld, or holds them again."""
+        """The switch: lets all new calls pass unheld, or holds them again, even if the breaker is open."""
+        if not passes:
+            self._breaker = PassBreaker(self._failures)
         self._breaker.forced = passes
         logger.warning("held calls are switched %s", "off" if passes else "on", extra={"bypass": passes})
         self.look()

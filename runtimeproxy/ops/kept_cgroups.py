@@ -6,6 +6,7 @@ It also remembers what the files held before, for the day on which the proxy is 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -33,7 +34,7 @@ UNCLAIMED_S: Final = 600.0
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 
 _THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
-_PAGE_BYTES: Final = 4096
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STRIPES: Final = 16
 """So many cgroups can be written at once; a write of memory limits may take long."""
 

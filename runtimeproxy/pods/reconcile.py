@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,8 +24,8 @@ COMPARED: Final = (
 """What an update of a running container can change, but for `oom_score_adj`: the runtime may have bounded it
 at the creation and report that. Source: containerd, option restrict_oom_score_adj."""
 
-_PAGE_BYTES: Final = 4096
-"""Smallest page of any platform; limits within one page are one to the kernel."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+"""Limits within one page are one to the kernel."""
 
 
 def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecord:

@@ -1,5 +1,6 @@
 """What is wrong with settings is named: all of it, with its source, its key and the reason."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from tests.config.reading import PREFIX, loaded, problems
         ("PROXY_DRIAN_S", "1", "no setting has this name"),
         ("ENDPOINT", "/x", "no setting has this name"),
         ("LOG_LEVEL", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
+        ("PROXY_DRAIN_S", "1" * 5_000, "must be a valid number"),
+        pytest.param("PROXY_ALLOWED_UIDS", "[" * 5_000, "must be a valid array", id="nested"),
+        ("STATE_DIR", "/a\udcff", "is no UTF-8 text"),
     ],
 )
 def test_wrong_environment_variables_are_named(name: str, text: str, reason: str) -> None:
@@ -26,6 +30,9 @@ def test_wrong_environment_variables_are_named(name: str, text: str, reason: str
         loaded(environ={PREFIX + name: text})
     (error,) = raised.value.errors
     assert (error.source, error.key, error.reason) == ("environment", PREFIX + name, reason)
+
+
+NO_ID = "4294967295 is no user or group: they end at 4294967294"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,8 @@ def test_wrong_environment_variables_are_named(name: str, text: str, reason: str
         ("[proxy]\nsocket_mode = '0999'", "proxy.socket_mode", "'0999' is no octal mode such as 0660"),
         ("[proxy]\nsocket_owner = 'no-one-'", "proxy.socket_owner", "there is no user 'no-one-'"),
         ("[proxy]\nsocket_group = 'no-one-'", "proxy.socket_group", "there is no group 'no-one-'"),
+        ("[proxy]\nsocket_owner = '4294967295'", "proxy.socket_owner", NO_ID),
+        ("[proxy]\nsocket_group = '4294967295'", "proxy.socket_group", NO_ID),
         ("[hooks]\nworker_threads = 0", "hooks.worker_threads", "must be greater than or equal to 1"),
         ("[hooks]\nconflicts = 'mine'", "hooks.conflicts", "must be 'later' or 'earlier'"),
         ("[policies.a]\nmode = 'dry'", "policies.a.mode", "must be 'enforce' or 'dry-run'"),
@@ -108,6 +117,22 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, reason:
     with pytest.raises(CombinedConfigError, match=reason) as raised:
         loaded(config=str(file))
     assert raised.value.source == str(file)
+
+
+ODD = {
+    "digits": (f"[proxy]\ndrain_s = {'1' * 5_000}", "is no TOML: Exceeds the limit"),
+    "hexadecimal digits": (f"[proxy]\ndrain_s = 0x{'f' * 5_000}", "cannot be checked: Exceeds the limit"),
+    "brackets": (f"a = {'[' * 5_000}", "is no TOML: "),
+    "brackets as options": (f"[policies.a.options]\nb = {'[' * 220}{']' * 220}", "is nested too deeply"),
+    "tables": (f"[policies.a.options{'.b' * 5_000}]", "cannot be checked|is nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), ODD.values(), ids=ODD)
+def test_a_file_with_too_much_of_something_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    ((key, told),) = problems(text, tmp_path)
+    assert key == ""
+    assert re.match(reason, told)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -172,3 +172,8 @@ def test_loading_again_reads_the_file_again(tmp_path: Path) -> None:
     assert load(arguments, {}).log.level == "debug"
     file.write_text("[log]\nlevel = 'error'")
     assert load(arguments, {}).log.level == "error"
+
+
+def test_flags_that_are_no_utf_8_do_not_put_the_file_aside(tmp_path: Path) -> None:
+    settings = loaded("[proxy]\ndrain_s = 1.5", tmp_path, state_dir="/a\udcff")
+    assert (settings.state.dir, settings.proxy.drain_s) == ("/a\udcff", 1.5)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 MAX_BACKOFF_MS: Final = 500
 """How long a server that has come back may go unnoticed by the connection."""
 
-MAX_TEXT_LENGTH: Final = 1_024
-"""How much of a server's error text goes on: a status message has to fit into one header block."""
-
 _CHANNEL_OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -35,8 +32,8 @@ _CHANNEL_OPTIONS: Final = (
 _TRANSPORT_CODES: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )
-_STREAM_REMOVED: Final = "Stream removed"
-"""With UNKNOWN: how gRPC's core reports some streams that go with their connection."""
+_NO_ANSWER: Final = ("Stream removed", "No status received")
+"""How gRPC's core reports streams that were reset or went with their connection; the code may be any."""
 
 
 class HookServerError(RuntimeProxyError):
@@ -44,12 +41,12 @@ class HookServerError(RuntimeProxyError):
 
     Attributes:
         code: the status code.
-        text: why, bounded in length.
+        text: why, in the server's words; gRPC bounds it to some KiB.
     """
 
     def __init__(self, code: StatusCode, text: str) -> None:
         self.code = code
-        self.text = text[:MAX_TEXT_LENGTH]
+        self.text = text
         super().__init__(f"{code.name}: {self.text}")
 
 
@@ -73,8 +70,7 @@ def failure_of(code: StatusCode, text: str, timeout_s: float) -> HookServerError
     """Return the error of an RPC that ended with this status: the server's own, or the connection's."""
     if code is StatusCode.DEADLINE_EXCEEDED:
         return LateError(code, f"no answer within {timeout_s:g} s")
-    has_vanished = code is StatusCode.UNKNOWN and text.startswith(_STREAM_REMOVED)
-    if code in _TRANSPORT_CODES or has_vanished:
+    if code in _TRANSPORT_CODES or text.startswith(_NO_ANSWER):
         return UnreachableError(code, text)
     return AnsweredError(code, text)
 

@@ -151,6 +151,8 @@ def _endpoint(values: Mapping[str, Any]) -> str:
     path = _SCHEME.sub("", text, count=1)
     if not path.startswith("/"):
         raise _BadFileError(f"{ENDPOINT}: {_shown(text)} is no absolute path of a socket")
+    # What stands behind two slashes is a host to gRPC.
+    path = "/" + path.lstrip("/")
     if path.endswith("/") or _UNUSABLE.search(path):
         raise _BadFileError(f"{ENDPOINT}: {_shown(text)} does not name a file")
     size = len(os.fsencode(path))

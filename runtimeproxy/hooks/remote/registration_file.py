@@ -58,6 +58,15 @@ def stamp_of(path: Path) -> Stamp | None:
         return None
 
 
+def is_watchable(path: Path) -> bool:
+    """Returns whether each change of a file is one in its folder: it is no link, and has no other name."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
 def read(path: Path) -> Content:
     """Returns the file's content; never waits for the other end of a FIFO.
 

@@ -6,6 +6,7 @@ half-written file is not reported, and a file that is away for a moment stays re
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class Look(NamedTuple):
     again_s: float | None
     """In how many seconds something may count that does not yet; None for nothing."""
     needs_polling: bool
-    """Whether a file may change without an event in the folder: a link's target, or what cannot be read."""
+    """Whether a file may change without an event in the folder: what is reached by a link, has another name
+    elsewhere, or cannot be read."""
 
 
 @dataclass(slots=True)
@@ -118,8 +120,12 @@ class Registrations:
             registrations=tuple(registration for registration in good if registration is not None),
             problems=tuple(problems),
             again_s=min(waits_s, default=None),
-            needs_polling=not all(file.is_watchable for file in self._files.values()),
+            needs_polling=self._is_linked() or not all(file.is_watchable for file in self._files.values()),
         )
+
+    def _is_linked(self) -> bool:
+        """Whether a link leads to the folder: it may come to lead to another without an event in either."""
+        return Path(os.path.realpath(self._folder)) != self._folder
 
     def _visit(self, now_s: float) -> Iterator[str]:
         """Looks at every file; yields what is wrong with the folder, if that is new."""
@@ -158,7 +164,7 @@ class Registrations:
             file.stamp, file.is_watchable = None, False
             file.saw(str(error), Parsed(None, (str(error),)), now_s)
         else:
-            file.stamp, file.is_watchable = stamp, not path.is_symlink()
+            file.stamp, file.is_watchable = stamp, registration_file.is_watchable(path)
             file.saw(hash(data), parse(_shown(path.name), data, self._timeout_s), now_s)
         file.missing_since_s = None
 

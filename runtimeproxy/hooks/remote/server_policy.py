@@ -48,6 +48,8 @@ SHORTEST_CALL_S: Final = 0.001
 SHORT_PROBE_S: Final = 2.0
 """Deadline of probes: with the interval between them, a server is back in use within 3 s."""
 
+_MAX_TEXT_LENGTH: Final = 1_024
+"""How much of a server's error text goes on: a status message has to fit into one header block."""
 _MIN_SECRET_LENGTH: Final = 8
 """Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
 
@@ -154,7 +156,7 @@ class HookServer:
         try:
             answer = self._call(probe, allowed_s)
         except HookServerError as error:
-            failure = _without_secrets(error, view)
+            failure = _to_be_told(error, view)
             was_cut_short = isinstance(failure, LateError) and allowed_s < min(timeout_s, ENOUGH_S)
             if not (isinstance(failure, AnsweredError) or was_cut_short):
                 self._note_failure(probe if _is_refusable(hook) else _LIFE_SIGN, failure)
@@ -258,12 +260,15 @@ def _is_refusable(hook: Hook) -> bool:
     return hook.startswith("pre_")
 
 
-def _without_secrets(error: HookServerError, view: PodView | ContainerView) -> HookServerError:
-    """Return the error without environment values, which its text may quote: it goes to logs and events."""
-    env = view.env if isinstance(view, ContainerView) else {}
+def _to_be_told(error: HookServerError, view: PodView | ContainerView) -> HookServerError:
+    """Return the error for logs and events: without environment values, which it may quote, and cut.
+
+    Values of several lines are looked for by line, for texts that quote them often escape their ends.
+    """
+    values = view.env.values() if isinstance(view, ContainerView) else ()
+    lines = {line for value in values for line in value.decode(errors="replace").splitlines()}
     text = error.text
-    for value in env.values():
-        secret = value.decode(errors="replace")
-        if len(secret) >= _MIN_SECRET_LENGTH:
-            text = text.replace(secret, "***")
-    return type(error)(error.code, text)
+    # The longest first: what is left of one of which another is a part would be told.
+    for secret in sorted((line for line in lines if len(line) >= _MIN_SECRET_LENGTH), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return type(error)(error.code, text[:_MAX_TEXT_LENGTH])
