@@ -16,7 +16,7 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.gate import Gate
 from runtimeproxy.handover.predecessor import Predecessor
 from runtimeproxy.handover.successor import Program
-from runtimeproxy.handover.upgrade import Serving, Upgrade, note
+from runtimeproxy.handover.upgrade import TAKEN_OVER, Serving, Upgrade, note
 from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.bypass import Bypass
@@ -75,6 +75,8 @@ class Daemon:
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
         self._gate.on_unseen = self._compare_soon
         self._bypass = Bypass(self._gate, self._own_errors, not settings.hooks.enabled, self._compare_soon)
+        if self._predecessor is not None and self._predecessor.switched is not None:
+            self._bypass.switch(self._predecessor.switched)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
         self._tasks = BackgroundTasks(self._finish)
         self._spawn = self._tasks.spawn
@@ -121,6 +123,7 @@ class Daemon:
             resume=self._take_back,
             start_s=self._settings.proxy.upgrade_start_s,
             drain_s=self._settings.proxy.upgrade_drain_s,
+            switched=lambda: self._bypass.switched,
         )
 
     async def _stop(self, listener: Listener, server: RelayServer, upgrade: Upgrade) -> None:
@@ -148,8 +151,8 @@ class Daemon:
             loop.add_signal_handler(stop, self._finish)
         loop.add_signal_handler(signal.SIGHUP, self._unless_over, self._reload_settings)
         loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
-        loop.add_signal_handler(BYPASS_ON, self._bypass.force, True)
-        loop.add_signal_handler(BYPASS_OFF, self._bypass.force, False)
+        loop.add_signal_handler(BYPASS_ON, self._bypass.switch, True)
+        loop.add_signal_handler(BYPASS_OFF, self._bypass.switch, False)
 
     def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._end.done():
@@ -192,7 +195,7 @@ class Daemon:
             engine.configure(settings)
         self._settings = settings
         if settings.hooks.enabled != old.hooks.enabled:
-            self._bypass.force(not settings.hooks.enabled)
+            self._bypass.configure(not settings.hooks.enabled)
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _start_up(self, listener: Listener, server: RelayServer) -> None:
@@ -217,10 +220,14 @@ class Daemon:
             await predecessor.loaded()
             await self._decide_with(engine)
             await server.start(listener)
-            listener.own(note("taken over"))
+            listener.own(note(TAKEN_OVER))
             await predecessor.serving()
         self._notifier.is_muted = False
         self._begin(engine, listener)
+        self._spawn(self._follow(predecessor, engine))
+
+    async def _follow(self, predecessor: Predecessor, engine: Engine) -> None:
+        """Takes what the process before this one has seen of the calls that ended there."""
         await predecessor.drained()
         await engine.merge_state()
         logger.info("upgrade: the process before this one has ended its calls")

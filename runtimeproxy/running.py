@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,8 @@ def run(settings: Settings, reload: Reload) -> int:
         settings: what to serve.
         reload: reads the settings again; raises ConfigError.
     """
+    # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limit_arenas()
     try:

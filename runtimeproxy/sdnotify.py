@@ -113,8 +113,8 @@ def listen_sockets(
         pid: this process; None for the real one.
 
     Raises:
-        ConfigError: the variables make no sense, or a descriptor is not a listening Unix stream socket.
-            Those already taken are closed then.
+        ConfigError: the variables make no sense, or a descriptor is not a listening Unix stream socket with a
+            path. Those already taken are closed then.
     """
     if environ.get("LISTEN_PID", "") != str(os.getpid() if pid is None else pid):
         return []
@@ -144,6 +144,12 @@ def _listening_socket(descriptor: int) -> socket.socket:
     if not fits or not taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         taken.close()
         reason = f"file descriptor {descriptor} is not a listening Unix stream socket"
+        raise ConfigError("environment", "LISTEN_FDS", reason)
+    name = taken.getsockname()
+    if not isinstance(name, str) or not name:
+        # An abstract name has no permissions, and every process of the network namespace may take it.
+        taken.close()
+        reason = f"file descriptor {descriptor} is a socket without a path: name one in ListenStream="
         raise ConfigError("environment", "LISTEN_FDS", reason)
     taken.set_inheritable(False)
     taken.setblocking(False)

@@ -40,6 +40,8 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
         uid, gid = owner_ids(proxy)
         return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
     for surplus in passed[1:]:
+        # Its clients wait for ever: systemd keeps it open.
+        logger.warning("%s was passed too, and is not served", surplus.socket.getsockname())
         surplus.socket.close()
     try:
         _refuse_circle(proxy, passed[0].socket.getsockname())

@@ -6,13 +6,15 @@ import time
 from typing import Final
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.handover.upgrade import SERVING_S
+from runtimeproxy.handover.upgrade import SERVING_S, TAKEN_OVER
 from runtimeproxy.ops.switch import UPGRADE, signal_instance
 from runtimeproxy.relay.listener import lock_path, read_lock
 
 _PACE_S: Final = 0.05
 _SLACK_S: Final = 10.0
 """For a start-up or a reload that the instance ends first, and for a node that is busy."""
+
+_UNREADABLE: Final = (0, "")
 
 
 class UpgradeFailedError(RuntimeProxyError):
@@ -31,17 +33,33 @@ def upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
         UpgradeFailedError: the successor did not come up, or nobody says so.
     """
     path = lock_path(endpoint)
-    before = _lines(path)
+    before = last = _lines(path)
     pid = signal_instance(endpoint, UPGRADE)
     deadline_s = time.monotonic() + start_s + SERVING_S + _SLACK_S
     while time.monotonic() < deadline_s:
-        told, note = _lines(path)
-        if note != before[1] and told != pid:
-            return pid, told
-        if note != before[1]:
-            raise UpgradeFailedError(f"{endpoint}: {note.partition(' ')[2]}; process {pid} serves")
+        now = _lines(path)
+        if now[0] != pid and _text(now) == TAKEN_OVER:
+            return pid, now[0]
+        # Seen twice, for the first look may have met a write that was under way.
+        if now == last and (failure := _failure(pid, before, now)):
+            raise UpgradeFailedError(f"{endpoint}: {failure}")
+        last = now
         time.sleep(_PACE_S)
     raise UpgradeFailedError(f"{endpoint}: process {pid} does not say what came of it; see its log")
+
+
+def _failure(pid: int, before: tuple[int, str], now: tuple[int, str]) -> str:
+    """What came of the upgrade, if it failed: a process that is not a successor notes nothing."""
+    if now in (before, _UNREADABLE):
+        return ""
+    if now[0] != pid:
+        return f"process {pid} has ended, and process {now[0]} was started anew"
+    return f"{_text(now)}; process {pid} serves" if now[1] else f"process {pid} was told to end"
+
+
+def _text(lines: tuple[int, str]) -> str:
+    """The note without its time."""
+    return lines[1].partition(" ")[2]
 
 
 def _lines(path: str) -> tuple[int, str]:
@@ -49,4 +67,4 @@ def _lines(path: str) -> tuple[int, str]:
         return read_lock(path)
     except (OSError, ValueError):
         # Whether there is an instance is not decided here.
-        return 0, ""
+        return _UNREADABLE

@@ -33,6 +33,7 @@ class Inheritance:
         lock_fd: the open lock file; -1 for none.
         path: where the socket is published; None for a socket from systemd.
         inode: of that name.
+        switched: whether an operator has switched held calls off, or on; None if nobody has.
         version: of all this.
     """
 
@@ -41,6 +42,7 @@ class Inheritance:
     lock_fd: int
     path: str | None
     inode: int
+    switched: bool | None = None
     version: int = VERSION
 
     @classmethod

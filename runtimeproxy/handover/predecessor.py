@@ -15,12 +15,14 @@ class Predecessor:
 
     Attributes:
         listener: its listening socket, not owned until `serving`.
+        switched: whether an operator has switched held calls off there, or on; None if nobody has.
         is_draining: whether calls still run there.
     """
 
-    def __init__(self, channel: Channel, listener: Listener) -> None:
+    def __init__(self, channel: Channel, listener: Listener, *, switched: bool | None = None) -> None:
         self._channel = channel
         self.listener = listener
+        self.switched = switched
         self.is_draining = True
 
     @classmethod
@@ -31,7 +33,9 @@ class Predecessor:
             ConfigError: the variable makes no sense.
         """
         given = Inheritance.take(environ)
-        return None if given is None else cls(Channel(given.control()), given.listener())
+        if given is None:
+            return None
+        return cls(Channel(given.control()), given.listener(), switched=given.switched)
 
     async def loaded(self) -> None:
         """All that may fail has worked: waits until the predecessor takes no clients and has written all."""

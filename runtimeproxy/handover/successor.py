@@ -46,7 +46,12 @@ class Program:
     def this(cls, environ: Mapping[str, str]) -> Program:
         """This process, whose folder and environment are still those of its start."""
         interpreter = sys.executable or sys.orig_argv[0]
-        return cls((interpreter, *sys.orig_argv[1:]), str(Path.cwd()), dict(environ))
+        try:
+            folder = str(Path.cwd())
+        except OSError:
+            # The folder is gone: no relative name can count.
+            folder = "/"
+        return cls((interpreter, *sys.orig_argv[1:]), folder, dict(environ))
 
 
 class Successor:
@@ -58,15 +63,19 @@ class Successor:
         self.channel = channel
 
     @classmethod
-    async def start(cls, program: Program, listener: Listener, executor: Executor) -> Successor:
+    async def start(
+        cls, program: Program, listener: Listener, executor: Executor, *, switched: bool | None = None
+    ) -> Successor:
         """Starts it with the listening socket, the lock and one end of a socket pair.
+
+        `switched` is an operator's word on held calls, if there is one.
 
         Raises:
             NoSuccessorError: the program cannot be started.
         """
         here, there = socket.socketpair()
         given = Inheritance(
-            there.fileno(), listener.sock.fileno(), listener.lock_fd, listener.path, listener.inode
+            there.fileno(), listener.sock.fileno(), listener.lock_fd, listener.path, listener.inode, switched
         )
         try:
             with there:

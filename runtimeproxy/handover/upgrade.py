@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -27,6 +28,9 @@ SERVING_S: Final = 10.0
 FLUSH_S: Final = 2.0
 """How long the records may take to be written; clients wait in the backlog."""
 
+TAKEN_OVER: Final = "taken over"
+"""What a successor notes in the lock file."""
+
 _TELL_TIMES: Final = 40
 _TELL_PACE_S: Final = 0.05
 
@@ -45,6 +49,7 @@ class Serving:
         resume: awaited before this process serves again after all; clients wait in the backlog.
         start_s: how long a successor may take to come up.
         drain_s: how long calls may go on here after a successor has taken over.
+        switched: an operator's word on held calls: off, on, or None.
         serve_s: how long a successor may take from the last word to it until it serves.
     """
 
@@ -57,6 +62,7 @@ class Serving:
     resume: Callable[[], Awaitable[None]]
     start_s: float
     drain_s: float
+    switched: Callable[[], bool | None] = lambda: None
     serve_s: float = SERVING_S
 
 
@@ -134,6 +140,10 @@ class Upgrade:
         except NoSuccessorError as error:
             await self._serve_again(str(error))
             return None
+        except Exception:  # a bug must not leave the clients in the backlog for good
+            logger.exception("upgrade: an error in the proxy itself")
+            await self._serve_again("an error in the proxy itself")
+            return None
         return successor
 
     async def _flush(self) -> None:
@@ -146,7 +156,9 @@ class Upgrade:
     async def _start(self) -> Successor:
         """Starts a process, which is known even if this task is cancelled meanwhile."""
         serving = self._serving
-        starting = asyncio.ensure_future(Successor.start(self._program, serving.listener, serving.executor))
+        starting = asyncio.ensure_future(
+            Successor.start(self._program, serving.listener, serving.executor, switched=serving.switched())
+        )
         try:
             await asyncio.shield(starting)
         finally:
@@ -190,10 +202,24 @@ class Upgrade:
             self._successor = None
         logger.error("upgrade failed: %s; this process goes on", reason)
         self._serving.listener.own(note(f"upgrade failed: {reason}"))
-        await self._serving.resume()
+        self._speak_again()
+        await self._resume()
         # What the successor did is known only now.
         self.has_moved = False
         self._serving.server.accept()
+
+    def _speak_again(self) -> None:
+        """The service manager may never have taken a process for the main one that ended at once."""
+        notifier = self._serving.notifier
+        if notifier.is_muted:
+            notifier.is_muted = False
+            notifier.main_pid(os.getpid())
+
+    async def _resume(self) -> None:
+        try:
+            await self._serving.resume()
+        except Exception:  # a bug may cost records here, but not the node its runtime
+            logger.exception("upgrade: what the successor did is not known")
 
 
 def note(text: str) -> str:

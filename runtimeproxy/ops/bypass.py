@@ -22,6 +22,9 @@ class Bypass:
         failures: returns how many errors there have been in the proxy's own code since the start.
         is_forced: whether calls pass from the start.
         on_held_again: called when calls are held after a time in which nobody saw them.
+
+    Attributes:
+        switched: an operator's last word; None if it is the configuration that counts.
     """
 
     def __init__(
@@ -32,10 +35,20 @@ class Bypass:
         self._breaker = PassBreaker(failures)
         self._breaker.forced = is_forced
         self._on_held_again = on_held_again
+        self.switched: bool | None = None
         gate.bypass = self._breaker.passes()
 
-    def force(self, passes: bool) -> None:
-        """The switch: lets all new calls pass unheld, or holds them again, even if the breaker is open."""
+    def switch(self, passes: bool) -> None:
+        """An operator lets all new calls pass unheld, or has them held again, even if the breaker is open."""
+        self.switched = passes
+        self._force(passes)
+
+    def configure(self, passes: bool) -> None:
+        """The configuration says so now."""
+        self.switched = None
+        self._force(passes)
+
+    def _force(self, passes: bool) -> None:
         if not passes:
             self._breaker = PassBreaker(self._failures)
         self._breaker.forced = passes

@@ -81,7 +81,10 @@ class RelayCore:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the last GOAWAY was sent, no stream is open and the last frame has passed as a whole."""
+        """Whether the client has answered, no stream is open and the last frame has passed as a whole.
+
+        A client that has not answered may be writing a call just now, which a closed connection would fail.
+        """
         state = self.state
         has_ended = state.goaway_id is not None and not state.open_streams
         is_told = state.to_client.at_boundary and not state.to_client.has_own
@@ -154,7 +157,6 @@ class RelayCore:
 
     def finish_drain(self) -> None:
         """The client knows of the drain, or had its time: no more streams are taken."""
-        self._drain_ping = b""
         if self.state.goaway_id is None:
             self.state.goaway_id = last_id = self.state.highest_id
             self.state.to_client.own(lambda: self.state.goaway(last_id, ErrorCode.NO_ERROR))
@@ -162,6 +164,7 @@ class RelayCore:
     def _is_drain_ack(self, opaque: bytes) -> bool:
         if not self._drain_ping or opaque != self._drain_ping:
             return False
+        self._drain_ping = b""
         self.finish_drain()
         return True
 

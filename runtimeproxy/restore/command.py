@@ -38,6 +38,10 @@ class ServedError(RuntimeProxyError):
     """An instance serves: what is restored would be changed again."""
 
 
+class NoCheckpointError(RuntimeProxyError):
+    """There is no checkpoint where it should be."""
+
+
 def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
     """Restores all values that policies own; returns what became of each.
 
@@ -49,15 +53,16 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
 
     Raises:
         ServedError: an instance serves, and it is no dry run.
+        NoCheckpointError: there is no checkpoint.
         RuntimeProxyError: the checkpoint cannot be read, or the runtime does not answer.
     """
     if not dry_run and is_served(settings.proxy.endpoint):
         raise ServedError(
             f"an instance serves on {settings.proxy.endpoint}: end it first, or it changes everything again"
         )
-    with closing(CheckpointFile(Path(settings.state.dir), read_only=True)) as file:
-        saved = file.load()
-    return asyncio.run(_restored(settings, saved, dry_run=dry_run))
+    path, saved = _saved(Path(settings.state.dir))
+    lines = asyncio.run(_restored(settings, saved, dry_run=dry_run))
+    return (*lines, *_unreadable(path, saved))
 
 
 def is_complete(lines: Iterable[Line]) -> bool:
@@ -71,6 +76,29 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADERS))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _saved(folder: Path) -> tuple[Path, Saved]:
+    """The checkpoint's name and what it holds; without one nobody knows what policies have changed.
+
+    Raises:
+        NoCheckpointError: there is none.
+        CheckpointError: it cannot be read.
+    """
+    with closing(CheckpointFile(folder, read_only=True)) as file:
+        try:
+            file.path.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NoCheckpointError(f"{file.path}: no checkpoint; is this the daemon's state.dir?") from error
+        except OSError as error:
+            raise CheckpointError(f"{file.path}: {error.strerror}") from error
+        return file.path, file.load()
+
+
+def _unreadable(path: Path, saved: Saved) -> Iterator[Line]:
+    if saved.unreadable:
+        reason = f"{saved.unreadable} of its rows cannot be read"
+        yield Line(str(path), "", None, None, Outcome.FAILED, reason)
 
 
 async def _restored(settings: Settings, saved: Saved, *, dry_run: bool) -> tuple[Line, ...]:
@@ -130,7 +158,9 @@ def _cgroup_change(planned: CgroupPlan, done: Iterable[Line]) -> Change:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    result = f"{line.outcome}: {line.reason}" if line.reason else str(line.outcome)
+    # A runtime's reason may have several lines.
+    reason = " ".join(line.reason.split())
+    result = f"{line.outcome}: {reason}" if reason else str(line.outcome)
     return line.target, line.field, _cell(line.old), _cell(line.new), result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,10 @@ from runtimeproxy.cgroups import (
 from runtimeproxy.cgroups import Outcome as Written
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.hooks.fields import RESOURCES
+from runtimeproxy.ops.kept_cgroups import as_read
 from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.reconcile import same_value
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
@@ -43,22 +44,42 @@ async def observed(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter
         RuntimeUnavailableError: The runtime does not answer.
     """
     living = alive(await client.list_containers())
-    containers: dict[str, ContainerRecord] = {}
-    for record in saved.containers:
-        found = await client.container(record.id) if record.id in living and record.owners else None
-        if found is not None:
-            containers[record.id] = found
+    owned = [record.id for record in saved.containers if record.id in living and record.owners]
+    containers, silent = await _asked(owned, client)
+    files = dict(_files(saved.cgroups, writer))
+    originals = dict(_originals(saved.cgroups, files))
     parents = {pod.id: pod.cgroup_parent for pod in saved.pods}
     needed = {record.pod_id: parents.get(record.pod_id, "") for record in saved.containers}
+
+    def everything(name: str, online: Path) -> dict[str, str]:
+        return {
+            pod: _everything(writer, Place(parent, name), originals, online) for pod, parent in needed.items()
+        }
+
     return Node(
         containers,
-        dict(_files(saved.cgroups, writer)),
-        {pod: _everything(writer, parent, "cpuset.cpus", ONLINE_CPUS) for pod, parent in needed.items()},
-        {
-            pod: _everything(writer, parent, "cpuset.mems", ONLINE_MEMORY_NODES)
-            for pod, parent in needed.items()
-        },
+        files,
+        everything("cpuset.cpus", ONLINE_CPUS),
+        everything("cpuset.mems", ONLINE_MEMORY_NODES),
+        silent,
     )
+
+
+async def _asked(
+    identities: Iterable[str], client: GrpcRuntimeClient
+) -> tuple[dict[str, ContainerRecord], dict[str, str]]:
+    """What the runtime says of containers, and why it says nothing of others: one is not to stop all."""
+    containers: dict[str, ContainerRecord] = {}
+    silent: dict[str, str] = {}
+    for identity in identities:
+        try:
+            found = await client.container(identity)
+        except RuntimeUnavailableError as error:
+            silent[identity] = str(error)
+            continue
+        if found is not None and found.state is not Lifecycle.STOPPED:
+            containers[identity] = found
+    return containers, silent
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
@@ -70,8 +91,18 @@ async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -
         await client.update_container(planned.record.id, scalars, planned.values.unified)
         found = await client.container(planned.record.id)
     except RuntimeUnavailableError as error:
+        if await _has_ended(client, planned.record.id):
+            return tuple(_updated(line, None) for line in planned.lines)
         return tuple(_refused(line, str(error)) for line in planned.lines)
     return tuple(_updated(line, found) for line in planned.lines)
+
+
+async def _has_ended(client: GrpcRuntimeClient, identity: str) -> bool:
+    """Whether a container is no longer there to be changed; False if the runtime does not say."""
+    with suppress(RuntimeUnavailableError):
+        found = await client.container(identity)
+        return found is None or found.state is Lifecycle.STOPPED
+    return False
 
 
 def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
@@ -81,7 +112,7 @@ def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
         for each in plans
         for line in each.lines
         if line.outcome is Outcome.PLANNED and line.old is not None and line.new is not None
-        if PARAMETERS[line.field].direction is not Direction.NONE
+        if PARAMETERS[line.field].direction is not Direction.NONE and not check_value(line.field, line.new)
     ]
     writer.write_levels(_levels(values))
 
@@ -115,13 +146,21 @@ def _updated(line: Line, found: ContainerRecord | None) -> Line:
     """What the runtime says after an update."""
     if line.outcome is not Outcome.PLANNED:
         return line
-    if found is None:
-        return replace(line, outcome=Outcome.LEFT, reason="the container is gone")
+    if found is None or found.state is Lifecycle.STOPPED:
+        return replace(line, outcome=Outcome.LEFT, reason="the container has ended")
     scalar = line.field.removeprefix(f"{RESOURCES}.")
-    now: Value | None = getattr(found.applied, scalar) if scalar in SCALARS else None
+    now = _reported(found, scalar)
     if now is not None and line.new is not None and not same_value(scalar, now, line.new):
         return _refused(line, "the runtime does not change it on a container that runs")
     return replace(line, outcome=Outcome.RESTORED)
+
+
+def _reported(found: ContainerRecord, name: str) -> Value | None:
+    """What the runtime says of a value; None for nothing."""
+    if name in SCALARS:
+        value: Value | None = getattr(found.applied, name)
+        return value
+    return found.applied.unified.get(name.removeprefix("unified[").removesuffix("]"))
 
 
 def _refused(line: Line, reason: str) -> Line:
@@ -162,13 +201,25 @@ def _files(records: Iterable[CgroupRecord], writer: CgroupWriter) -> Iterator[tu
                 yield Place(record.id, name), found
 
 
-def _everything(writer: CgroupWriter, pod_cgroup: str, name: str, online: Path) -> str:
+def _originals(
+    records: Iterable[CgroupRecord], files: Mapping[Place, Value | None]
+) -> Iterator[tuple[Place, Value]]:
+    """What files hold again after the restoring."""
+    for record in records:
+        for name, kept in record.values.items():
+            place = Place(record.id, name)
+            if kept.original is not None and files.get(place) in as_read(name, kept.wanted):
+                yield place, kept.original
+
+
+def _everything(writer: CgroupWriter, place: Place, originals: Mapping[Place, Value], online: Path) -> str:
     """All CPUs or memory nodes that a pod may use: those of its cgroup, else of the machine.
 
     Version 2 leaves the pod's own file empty, and takes any list in its containers'.
     """
     with suppress(CgroupPathError, OSError):
-        found = writer.read(pod_cgroup, name)
+        saved = Place("/" + "/".join(cgroup_path(place.cgroup)), place.name)
+        found = originals[saved] if saved in originals else writer.read(*place)
         if found:
             return str(found)
     with suppress(OSError):

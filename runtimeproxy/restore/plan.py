@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from runtimeproxy.calls.presence import NEUTRAL
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
@@ -16,24 +15,7 @@ from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
-
-NEUTRAL_UNIFIED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu.idle": "0",
-        "cpu.max": "max 100000",
-        "cpu.max.burst": "0",
-        "cpu.weight": "100",
-        "memory.high": "max",
-        "memory.low": "0",
-        "memory.max": "max",
-        "memory.min": "0",
-        "memory.oom.group": "0",
-        "memory.swap.max": "max",
-        "pids.max": "max",
-    }
-)
-"""What the kernel's files of version 2 hold where nobody writes anything. Source: Linux,
-Documentation/admin-guide/cgroup-v2.rst."""
+from runtimeproxy.restore.asked import asked_text
 
 Value = int | str
 
@@ -74,6 +56,7 @@ class Node:
     Attributes:
         containers: What the runtime says of the containers that it has and that have not stopped, by id.
         files: What the files hold; a file that is not there is not in it.
+        silent: Containers of which the runtime says nothing just now, by id, with the reason.
         cpus: All CPUs of a pod's cgroup, by the sandbox's id.
         memory_nodes: All memory nodes of a pod's cgroup, by the sandbox's id.
     """
@@ -82,6 +65,7 @@ class Node:
     files: Mapping[Place, Value | None]
     cpus: Mapping[str, str] = field(default_factory=dict)
     memory_nodes: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +121,9 @@ def plan(saved: Saved, node: Node) -> Plan:
     """
     pods = {pod.id: pod for pod in saved.pods}
     containers = (
-        _container_plan(reconciled(record, node.containers[record.id]), pods.get(record.pod_id), node)
+        _container_plan(record, pods.get(record.pod_id), node)
         for record in saved.containers
-        if record.id in node.containers and record.owners
+        if record.owners and (record.id in node.containers or record.id in node.silent)
     )
     cgroups = (_cgroup_plan(record, node.files) for record in saved.cgroups)
     return Plan(
@@ -170,6 +154,11 @@ def without_values(record: CgroupRecord, restored: frozenset[str]) -> CgroupReco
 
 def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: Node) -> ContainerPlan:
     target = "/".join((pod.namespace, pod.name, record.name)) if pod is not None else record.id[:12]
+    if (reason := node.silent.get(record.id)) is not None:
+        owned = _owned_lines(target, record, node)
+        failed = tuple(replace(line, outcome=Outcome.FAILED, reason=reason) for line in owned)
+        return ContainerPlan(record, Resources(), failed)
+    record = reconciled(record, node.containers[record.id])
     lines = tuple(_owned_lines(target, record, node))
     values: dict[str, Any] = {}
     unified: dict[str, str] = {}
@@ -185,8 +174,8 @@ def _owned_lines(target: str, record: ContainerRecord, node: Node) -> Iterator[L
     for name in record.owners:
         if name.startswith(f"{UNIFIED}["):
             key = _key(name)
-            asked = record.requested.unified.get(key)
-            yield from _line(target, name, record.applied.unified.get(key), asked or NEUTRAL_UNIFIED.get(key))
+            wanted_text = asked_text(key, record.requested)
+            yield from _line(target, name, record.applied.unified.get(key), wanted_text)
         elif (scalar := name.removeprefix(f"{RESOURCES}.")) in SCALARS:
             wanted = _wanted(scalar, record, node)
             yield from _line(target, name, getattr(record.applied, scalar), wanted)

@@ -10,6 +10,7 @@ from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.test_reload import UNTOUCHED, reload
 from tests.daemon.test_restarts import MIB, saved_container
+from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY
@@ -92,3 +93,16 @@ def test_it_can_be_off_from_the_start(daemons: Daemons) -> None:
     daemon = daemons.start("[hooks]\nenabled = false\n")
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client).run().create()) == UNTOUCHED
+
+
+def test_an_upgrade_keeps_the_switch(daemon: ProxyProcess) -> None:
+    with Family(daemon) as family:
+        daemon.signal(signal.SIGUSR1)
+        daemon.wait_for_state("STATUS=all calls pass unheld")
+        family.upgrade()
+        with CriClient(daemon.socket) as client:
+            assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
+        family.signal(signal.SIGUSR2)
+        family.wait_for(lambda: family.logs("held calls are switched on"), "the switch")
+        with CriClient(daemon.socket) as client:
+            assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES

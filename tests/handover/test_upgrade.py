@@ -58,6 +58,7 @@ class Old:
         self.finished = asyncio.Event()
         self.flushing = asyncio.Event()
         self.flushing.set()
+        self.defect: Exception | None = None
         self.resumed = 0
         self.resuming = asyncio.Event()
         self.resuming.set()
@@ -66,6 +67,8 @@ class Old:
 
     async def flush(self) -> None:
         await self.flushing.wait()
+        if self.defect is not None:
+            raise self.defect
 
     def upgrade(self, script: str, *command: str, start_s: float = 30.0, serve_s: float = 30.0) -> Upgrade:
         """An upgrade to a program that runs the script."""
@@ -96,6 +99,8 @@ class Old:
     async def _resume(self) -> None:
         self.resumed += 1
         await self.resuming.wait()
+        if self.defect is not None:
+            raise self.defect
 
     @property
     def note(self) -> str:
@@ -197,6 +202,34 @@ async def test_records_that_cannot_be_written_in_time(old: Old, caplog: pytest.L
     assert old.finished.is_set()
     assert "not written yet" in caplog.text
     await old.part(upgrade)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        pytest.param(SERVES, "an error in the proxy itself", id="while it writes records"),
+        pytest.param("sys.exit(3)", "it ended with exit code 3 before it was loaded", id="while it resumes"),
+    ],
+)
+async def test_an_own_error_keeps_nobody_out(
+    old: Old, script: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old.defect = RuntimeError("a bug")
+    upgrade = old.upgrade(script)
+    await old.run(upgrade)
+    assert old.note == f"upgrade failed: {reason}"
+    assert "a bug" in caplog.text
+    assert not upgrade.has_moved
+    assert await answers_ping(old.path, 10)
+
+
+async def test_a_successor_that_ended_is_not_the_main_process(old: Old) -> None:
+    _, kept = await asyncio.open_unix_connection(old.path)
+    await old.run(old.upgrade(f"{SERVES}; os.kill(os.getpid(), 9)"))
+    kept.close()
+    assert old.said.recv(100) != f"MAINPID={os.getpid()}".encode()
+    assert old.said.recv(100) == f"MAINPID={os.getpid()}".encode()
+    assert old.notifier.watchdog()
 
 
 async def test_a_stop_meanwhile_ends_the_successor(old: Old) -> None:

@@ -63,6 +63,16 @@ def test_without_an_ack_it_is_sent_when_the_time_is_over() -> None:
     assert play.client_got() == [goaway(1)]
 
 
+def test_a_client_that_has_not_answered_may_be_writing_a_call() -> None:
+    play = opened()
+    opaque = drained(play)
+    play.core.finish_drain()
+    assert not play.core.is_drained
+    play.client(play.call(3, end=True), ping_ack(opaque))
+    assert play.core.is_drained
+    assert play.runtime_got() == []
+
+
 def test_it_is_sent_once() -> None:
     play = opened()
     opaque = drained(play)
@@ -205,8 +215,7 @@ def test_a_call_that_crosses_the_runtimes_goaway_is_not_held() -> None:
 def test_calls_that_the_runtime_disowned_are_not_waited_for() -> None:
     play = opened()
     play.client(play.call(3, end=True), play.call(5, end=True))
-    play.core.drain()
-    play.core.finish_drain()
+    play.client(ping_ack(drained_after(play)))
     play.runtime(goaway(3))
     assert not play.core.is_drained
     play.runtime(play.trailers(3))
@@ -232,9 +241,9 @@ def test_a_refusal_that_waits_for_the_client_is_part_of_the_drain() -> None:
     play = opened()
     call = play.hold(3)
     play.client(data(3, message(b"x"), end=True))
+    opaque = drained_after(play)
     play.core.client_writable(False)
-    play.core.drain()
-    play.core.finish_drain()
+    play.client(ping_ack(opaque))
     call.reply.refuse(9, "no")
     assert not play.core.is_drained
     play.core.client_writable(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -9,7 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtimeproxy.pods.checkpoint import CheckpointFile
+from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.checkpoint_rows import Kind
+from runtimeproxy.restore.command import table
+from runtimeproxy.restore.plan import Line, Outcome
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons, cgroup_files, daemons, loop, runtime
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod, shares_of
@@ -148,6 +152,41 @@ def test_pods_that_are_gone_are_skipped(left: Left) -> None:
     left.files.remove(left.pod.config.linux.cgroup_parent)
     done = left.restore()
     assert (done.returncode, done.stdout) == (0, "nothing to restore\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)], ids=["done", "dry-run"])
+def test_rows_that_cannot_be_read_are_said(left: Left, words: tuple[str, ...]) -> None:
+    file = left.daemon.state_folder / FILE_NAME
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("UPDATE records SET body = 'no JSON' WHERE kind = ?", (Kind.CONTAINER,))
+    done = left.restore(*words)
+    assert done.returncode == 1
+    assert "not restored: 1 of its rows cannot be read" in done.stdout
+    assert str(file) in done.stdout
+    assert left.pod_file("cpu.weight") == ("20" if words else "100")
+
+
+def test_without_a_checkpoint_nothing_is_known(left: Left) -> None:
+    left.daemon.state_folder.rename(left.daemon.state_folder.with_name("elsewhere"))
+    done = left.restore()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no checkpoint" in done.stderr
+    assert not left.daemon.state_folder.exists()
+
+
+def test_a_state_folder_that_cannot_be_entered(left: Left) -> None:
+    folder = left.daemon.state_folder
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.name)
+    done = left.restore()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{FILE_NAME}: Too many levels of symbolic links" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reason_of_several_lines_is_one_row() -> None:
+    line = Line("box", "cpu_shares", 2, 3, Outcome.FAILED, "runc:\n\tno such thing\n")
+    assert list(table((line,)))[1].endswith("not restored: runc: no such thing")
 
 
 def test_a_node_without_a_runtime(left: Left, runtime: FakeRuntime) -> None:

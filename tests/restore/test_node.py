@@ -18,7 +18,7 @@ from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, 
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.node import exact, loosen, observed, restore_cgroups, restore_container
 from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Outcome, Place, plan
-from runtimeproxy.testing import CgroupFiles, FakeRuntime, preload
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 
 POD = "/kubepods/pod1"
 BOX = f"{POD}/box"
@@ -44,18 +44,27 @@ def writer(files: CgroupFiles) -> CgroupWriter:
     return CgroupWriter(files.root)
 
 
-def saved_container(fake_runtime: FakeRuntime) -> ContainerRecord:
-    """The one container of the runtime, whose shares belong to a policy."""
-    preload(fake_runtime.state, 1, 1)
-    (kept,) = fake_runtime.state.containers.values()
-    kept.resources.cpu_shares = 512
-    return ContainerRecord(
-        id=kept.id,
-        pod_id=kept.sandbox_id,
-        requested=Resources(cpu_shares=2),
-        applied=Resources(cpu_shares=512),
-        owners={"resources.cpu_shares": "policy"},
+def saved_containers(fake_runtime: FakeRuntime, count: int) -> tuple[ContainerRecord, ...]:
+    """The containers of the runtime, whose shares belong to a policy."""
+    preload(fake_runtime.state, 1, count)
+    for kept in fake_runtime.state.containers.values():
+        kept.resources.cpu_shares = 512
+    return tuple(
+        ContainerRecord(
+            id=kept.id,
+            pod_id=kept.sandbox_id,
+            requested=Resources(cpu_shares=2),
+            applied=Resources(cpu_shares=512),
+            owners={"resources.cpu_shares": "policy"},
+        )
+        for kept in fake_runtime.state.containers.values()
     )
+
+
+def saved_container(fake_runtime: FakeRuntime) -> ContainerRecord:
+    """The one container of the runtime."""
+    (record,) = saved_containers(fake_runtime, 1)
+    return record
 
 
 def planned(record: ContainerRecord) -> ContainerPlan:
@@ -86,6 +95,34 @@ async def test_what_is_there(
     assert found.memory_nodes[record.pod_id]
 
 
+async def test_cpus_of_a_pod_are_those_that_it_gets_back(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, files: CgroupFiles, writer: CgroupWriter
+) -> None:
+    record = saved_container(fake_runtime)
+    (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
+    (files.folder(POD) / "cpuset.mems").write_text("5\n")
+    values = {"cpuset.cpus": KeptValue("2-3", "0-7"), "cpuset.mems": KeptValue("4", "0-7")}
+    pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
+    found = await observed(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
+    assert found.cpus == {record.pod_id: "0-7"}
+    assert found.memory_nodes == {record.pod_id: "5"}
+
+
+async def test_a_container_of_which_the_runtime_says_nothing(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, writer: CgroupWriter
+) -> None:
+    saved = Saved(containers=saved_containers(fake_runtime, 2))
+    fake_runtime.on("ContainerStatus", error=CallError("INTERNAL", "no such thing"), times=1)
+    found = plan(saved, await observed(saved, client, writer))
+    assert [(line.outcome, line.reason) for line in found.lines] == [
+        (Outcome.FAILED, "ContainerStatus: INTERNAL: no such thing"),
+        (Outcome.PLANNED, ""),
+    ]
+    (line,) = await restore_container(client, found.containers[0])
+    assert line.outcome is Outcome.FAILED
+    assert "UpdateContainerResources" not in fake_runtime.recorded.methods
+
+
 async def test_a_container_gets_its_values(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
     record = saved_container(fake_runtime)
     (line,) = await restore_container(client, planned(record))
@@ -106,11 +143,50 @@ async def test_a_value_that_the_runtime_does_not_change(
     assert "does not change it" in line.reason
 
 
+@pytest.mark.parametrize("changes", [True, False], ids=["changed", "not changed"])
+async def test_a_file_that_the_runtime_reports(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, changes: bool
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.state.containers[record.id].resources.unified["memory.high"] = "4096"
+    record = replace(
+        record,
+        applied=Resources(unified={"memory.high": "4096"}),
+        owners={"resources.unified[memory.high]": "policy"},
+    )
+    if not changes:
+        fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is (Outcome.RESTORED if changes else Outcome.FAILED)
+
+
 async def test_a_container_that_goes_meanwhile(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
     record = saved_container(fake_runtime)
     fake_runtime.state.remove_container(record.id)
     (line,) = await restore_container(client, planned(record))
     assert line.outcome is Outcome.LEFT
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refused", "taken"])
+async def test_a_container_that_ends_meanwhile(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, refuses: bool
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.state.stop_container(record.id)
+    if refuses:
+        fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "it does not run"))
+    (line,) = await restore_container(client, planned(record))
+    assert (line.outcome, line.reason) == (Outcome.LEFT, "the container has ended")
+
+
+async def test_a_container_that_may_still_be_there(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "not now"))
+    fake_runtime.on("ContainerStatus", error=CallError("UNKNOWN", "not now either"))
+    (line,) = await restore_container(client, planned(record))
+    assert (line.outcome, line.reason) == (Outcome.FAILED, "UpdateContainerResources: UNKNOWN: not now")
 
 
 async def test_without_a_value_to_send_the_runtime_is_not_asked(
@@ -171,6 +247,24 @@ def test_pods_are_loosened_before_their_containers_get_more(
     loosen(writer, cgroup_plans(writer, record))
     assert files.read(POD, "memory.max") == expected
     assert files.read(POD, "cpu.weight") == "100"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "wanted"),
+    [
+        pytest.param("memory.limit_in_bytes", "memory.max", 4096, id="a-number"),
+        pytest.param("cpuset.cpus", "cpuset.cpus", "2-3", id="a-list"),
+    ],
+)
+def test_a_value_that_no_file_ever_held(
+    files: CgroupFiles, writer: CgroupWriter, name: str, file: str, wanted: int | str
+) -> None:
+    (files.folder(POD) / file).write_text(f"{wanted}\n")
+    plans = cgroup_plans(writer, CgroupRecord(POD, {name: KeptValue(wanted, "nonsense")}))
+    loosen(writer, plans)
+    (line,) = restore_cgroups(writer, plans)
+    assert line.outcome is Outcome.FAILED
+    assert files.read(POD, file) == str(wanted)
 
 
 @pytest.mark.parametrize(

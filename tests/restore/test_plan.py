@@ -96,6 +96,13 @@ def test_values_that_cannot_be_taken_away(applied: Mapping[str, Any]) -> None:
     assert "cannot take one away" in line.reason
 
 
+def test_a_file_gets_what_the_other_values_make_of_it() -> None:
+    record = owned({"memory_limit_bytes": 4096}, {"unified": {"memory.max": "1024"}})
+    record = replace(record, owners={"resources.unified[memory.max]": "policy"})
+    (container,) = plan(Saved((POD,), (record,)), node()).containers
+    assert container.values == Resources(unified={"memory.max": "4096"})
+
+
 def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
     found = plan(Saved((), (owned({}, {"cpuset_cpus": "1"}),)), replace(node(), cpus={}))
     assert [(line.target, line.outcome) for line in found.lines] == [("box", Outcome.FAILED)]

@@ -20,6 +20,7 @@ from tests.relay.wire import (
     data,
     goaway,
     message,
+    ping,
     ping_ack,
     settings,
 )
@@ -110,6 +111,19 @@ async def test_long_calls_go_on_while_new_ones_are_not_taken(stage: Stage) -> No
     await soon(retiring)
     await client.ended()
     assert not [frame for frame in await runtime.rest() if frame.stream_id == 5]
+
+
+async def test_a_client_that_is_slow_to_answer_can_still_write(stage: Stage) -> None:
+    client, runtime = await stage.pair()
+    retiring = asyncio.ensure_future(stage.server.retire(60))
+    question = await client.next_of(PING)
+    assert await client.next_of(GOAWAY) == goaway(1)
+    client.send(client.call(3, end=True), ping(b"are you?"))
+    assert await soon(runtime.next_of(PING)) == ping(b"are you?")
+    client.send(ping_ack(question.payload))
+    await soon(retiring)
+    assert await client.rest() == []
+    assert not [frame for frame in await runtime.rest() if frame.type_ == HEADERS]
 
 
 async def test_what_takes_too_long_is_cut(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
