@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from runtimeproxy.gate import Gate
 from runtimeproxy.handover.predecessor import Predecessor
 from runtimeproxy.handover.successor import Program
 from runtimeproxy.handover.upgrade import TAKEN_OVER, Serving, Upgrade, note
+from runtimeproxy.late_engine import LateEngine
 from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.bypass import Bypass
@@ -71,10 +71,12 @@ class Daemon:
         self._notifier.is_muted = self._predecessor is not None
         self._own: OwnServer | None = None
         self._server: RelayServer | None = None
-        self._engine: Engine | None = None
+        self._engine = LateEngine()
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
-        self._gate.on_unseen = self._compare_soon
-        self._bypass = Bypass(self._gate, self._own_errors, not settings.hooks.enabled, self._compare_soon)
+        self._gate.on_unseen = self._engine.compare_soon
+        self._bypass = Bypass(
+            self._gate, self._own_errors, not settings.hooks.enabled, self._engine.compare_soon
+        )
         if self._predecessor is not None and self._predecessor.switched is not None:
             self._bypass.switch(self._predecessor.switched)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
@@ -118,9 +120,9 @@ class Daemon:
             server=server,
             notifier=self._notifier,
             executor=self._executor,
-            flush=self._flush_records,
+            flush=self._engine.flush_state,
             finish=self._finish,
-            resume=self._take_back,
+            resume=self._engine.take_back_state,
             start_s=self._settings.proxy.upgrade_start_s,
             drain_s=self._settings.proxy.upgrade_drain_s,
             switched=lambda: self._bypass.switched,
@@ -139,8 +141,7 @@ class Daemon:
         await self._tasks.cancel(CLOSING_S)
         if self._own is not None:
             await self._own.stop()
-        if self._engine is not None:
-            await self._engine.close()
+        await self._engine.close()
         await upgrade.tell_drained()
         self._executor.shutdown(cancel_futures=True)
         logger.info("stopped")
@@ -189,10 +190,8 @@ class Daemon:
 
     async def _use(self, settings: Settings) -> None:
         """Takes settings that have changed."""
-        engine, old = self._engine, self._settings
-        if engine is not None:
-            await engine.load_policies(settings)
-            engine.configure(settings)
+        old = self._settings
+        await self._engine.use(settings)
         self._settings = settings
         if settings.hooks.enabled != old.hooks.enabled:
             self._bypass.configure(not settings.hooks.enabled)
@@ -257,36 +256,15 @@ class Daemon:
         logger.info("records recovered: %s", engine.summary)
 
     async def _make_engine(self) -> Engine:
-        run = asyncio.get_running_loop().run_in_executor
-        await run(self._executor, importlib.import_module, "runtimeproxy.engine")
-        from runtimeproxy.engine import Engine
-
-        self._engine = Engine(self._settings, self._executor, self._spawn, self._is_passive)
-        return self._engine
+        return await self._engine.make(self._settings, self._executor, self._spawn, self._is_passive)
 
     def _is_passive(self) -> bool:
         """Whether cgroups are left alone between calls: nobody decides, or the successor does."""
         return self._gate.bypass or (self._upgrade is not None and self._upgrade.has_moved)
 
-    async def _flush_records(self) -> None:
-        """Writes what the successor is to know."""
-        if self._engine is not None:
-            await self._engine.flush_state()
-
-    async def _take_back(self) -> None:
-        """Takes what a successor has done that is gone."""
-        if self._engine is not None:
-            await self._engine.take_back_state()
-
     def _own_errors(self) -> int:
         """How many errors there have been in the proxy's own code."""
-        in_engine = self._engine.internal_errors if self._engine is not None else 0
-        return in_engine + (self._server.defect_count if self._server is not None else 0)
-
-    def _compare_soon(self) -> None:
-        """Calls have passed that nobody saw here."""
-        if self._engine is not None:
-            self._engine.compare_soon()
+        return self._engine.internal_errors + (self._server.defect_count if self._server is not None else 0)
 
     async def _keep_status(self, engine: Engine) -> None:
         """Looks at the breaker, and tells the service manager what changed."""
@@ -303,5 +281,4 @@ class Daemon:
 
     def _status(self, trouble: str = "") -> str:
         count = self._server.connection_count if self._server is not None else 0
-        summary = self._engine.summary if self._engine is not None else "loading"
-        return status_line(summary, count, trouble, passes=self._gate.bypass)
+        return status_line(self._engine.summary, count, trouble, passes=self._gate.bypass)

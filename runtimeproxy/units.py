@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 UNLIMITED: Final = -1
@@ -63,14 +63,14 @@ def cpu_shares_from_millicores(cpu_millicores: int) -> int:
 
 
 def cpu_quota_us_from_millicores(cpu_millicores: int) -> int:
-    """Return the CFS quota of a CPU limit for a period of 100 ms; -1 for none.
+    """Return the CFS quota of a CPU limit for a period of 100 ms; -1 for none, and at most what kernels take.
 
-    Source: Koordinator MilliCPUToQuota (policies spec 2.0.4).
+    Source: Koordinator MilliCPUToQuota (policies spec 2.0.4), which knows the least quota only.
     """
     quota_us = cpu_millicores * CPU_PERIOD_US // 1_000
     if quota_us <= 0:
         return UNLIMITED
-    return max(quota_us, MIN_CPU_QUOTA_US)
+    return min(max(quota_us, MIN_CPU_QUOTA_US), MAX_CPU_QUOTA_US)
 
 
 def cpu_weight_from_shares(cpu_shares: int) -> int:
@@ -168,7 +168,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     Raises:
         ValueError: the text is not such a list, or names a number above 8,191.
     """
-    cpus: set[int] = set()
+    ranges: list[tuple[int, int]] = []
     for part in text.split(",") if text else ():
         match = _CPU_RANGE.fullmatch(part)
         if match is None:
@@ -176,8 +176,8 @@ def parse_cpu_list(text: str) -> frozenset[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last > MAX_CPU_ID:
             raise ValueError(f"CPU range {part} is reversed or above {MAX_CPU_ID}")
-        cpus.update(range(first, last + 1))
-    return frozenset(cpus)
+        ranges.append((first, last))
+    return frozenset(_members(ranges))
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
@@ -197,6 +197,14 @@ def is_cpu_list(text: str) -> bool:
         return bool(parse_cpu_list(text))
     except ValueError:
         return False
+
+
+def _members(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """Yield each number of the ranges once: a long text of overlapping ones must not take seconds."""
+    after = 0
+    for first, last in sorted(ranges):
+        yield from range(max(first, after), last + 1)
+        after = max(after, last + 1)
 
 
 def _natural(text: str, what: str) -> int:

@@ -105,7 +105,7 @@ async def test_a_message_waits_and_is_handed_over(gate: Gate) -> None:
 async def test_a_call_that_nobody_can_decide_on_in_time(refuses: bool, expected: object) -> None:
     answers = Answers()
     Gate(0.01, refuses=refuses).open(HEAD, answers).message(b"create")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [expected]
 
@@ -147,12 +147,12 @@ async def test_later_calls_go_straight_to_the_real_one(gate: Gate) -> None:
     assert isinstance(gate.open(HEAD, Answers()), RealCall)
 
 
-@pytest.mark.parametrize(("budget_s", "timeout_s"), [(0.01, None), (5.0, 0.04)])
+@pytest.mark.parametrize(("budget_s", "timeout_s"), [(0.01, None), (600.0, 0.04)])
 async def test_a_call_waits_no_longer_than_its_budget(budget_s: float, timeout_s: float | None) -> None:
     gate, answers, real = Gate(budget_s), Answers(), Real()
     call = gate.open(CallHead(PATH, timeout_s, "identity"), answers)
     call.message(b"create")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [("forward", None)]
     gate.hand_over(real)
@@ -162,12 +162,13 @@ async def test_a_call_waits_no_longer_than_its_budget(budget_s: float, timeout_s
 
 async def test_the_real_one_learns_how_long_a_call_has_waited(gate: Gate) -> None:
     real, loop = Real(), asyncio.get_running_loop()
+    opened_s = loop.time()
     gate.open(HEAD, Answers()).message(b"create")
     began_s = loop.time()
     await until(lambda: loop.time() >= began_s + 0.01)
     gate.hand_over(real)
     (head,) = real.heads
-    assert 0.01 <= head.waited_s <= loop.time() - began_s + 0.01
+    assert 0.01 <= head.waited_s <= loop.time() - opened_s
     assert (head.path, head.timeout_s, head.encoding) == (HEAD.path, HEAD.timeout_s, HEAD.encoding)
 
 
@@ -186,7 +187,7 @@ async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
     if end == "cancelled":
         call.cancelled()
     elif end == "passed":
-        await asyncio.wait_for(answers.is_given.wait(), 10)
+        await asyncio.wait_for(answers.is_given.wait(), 30)
     else:
         gate.hand_over(Real())
     left = weakref.ref(answers)
@@ -206,7 +207,7 @@ async def test_a_call_that_was_forwarded_from_here_is_told(outcome: Outcome, tim
     gate.on_unseen = lambda: told.append(None)
     call = gate.open(HEAD, answers)
     call.message(b"create")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await answers.is_given.wait()
     gate.hand_over(Real())
     call.responded(outcome, b"")

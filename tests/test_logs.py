@@ -107,7 +107,7 @@ class Gate(io.StringIO):
 
     def write(self, text: str) -> int:
         self.entered.set()
-        self.opened.wait(10)
+        self.opened.wait(30)
         return super().write(text)
 
 
@@ -115,7 +115,7 @@ def test_a_stream_that_blocks_blocks_no_caller_and_losses_are_reported() -> None
     stream = Gate()
     handler = LogHandler(stream, format_json, limit=5)
     handler.handle(record("first"))
-    assert stream.entered.wait(10)
+    assert stream.entered.wait(30)
     for number in range(8):
         handler.handle(record("number %d", number))
     assert handler.dropped == 3
@@ -144,10 +144,10 @@ def test_flush_waits_for_what_was_logged_before() -> None:
     stream = io.StringIO()
     handler = LogHandler(stream, format_json)
     handler.handle(record("x"))
-    handler.flush(10)
+    handler.flush(30)
     assert json.loads(stream.getvalue())["message"] == "x"
     handler.close()
-    handler.flush(10)
+    handler.flush(30)
     handler.close()
 
 
@@ -156,7 +156,7 @@ def test_a_stream_that_fails_is_counted() -> None:
     stream.close()
     handler = LogHandler(stream, format_json)
     handler.handle(record("x"))
-    handler.flush(10)
+    handler.flush(30)
     assert handler.dropped >= 1
     handler.close()
 
@@ -178,9 +178,9 @@ def test_losses_are_reported_at_most_once_per_interval() -> None:
     handler = LogHandler(stream, format_json, limit=0, clock=lambda: now_s)
     handler.handle(record("lost"))
     stream.opened.set()
-    handler.flush(10)
+    handler.flush(30)
     handler.handle(record("lost"))
-    handler.flush(10)
+    handler.flush(30)
     assert len(stream.getvalue().splitlines()) == 1
     handler.close()
     assert [json.loads(line)["dropped"] for line in stream.getvalue().splitlines()] == [1, 1]
@@ -219,7 +219,7 @@ def test_auto_is_text_on_a_terminal_and_json_elsewhere(root: logging.Logger) -> 
         assert seen.readline().endswith("on a terminal\n")
     handler = logs.configure("info", "auto", stream := io.StringIO())
     handler.handle(record("elsewhere"))
-    handler.flush(10)
+    handler.flush(30)
     assert json.loads(stream.getvalue())["message"] == "elsewhere"
 
 

@@ -15,7 +15,7 @@ from runtimeproxy.sdnotify import Notifier, listen_sockets, watchdog_interval_s
 def service_manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
     address = str(tmp_path / "notify") if request.param == "path" else f"@koord-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.settimeout(10)
+        receiver.settimeout(30)
         receiver.bind(address.replace("@", "\0"))
         yield receiver, address
 
@@ -177,6 +177,6 @@ def test_a_process_serves_on_the_socket_that_it_was_given(tmp_path: Path) -> Non
     ):
         os.close(descriptor)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(20)
+            client.settimeout(30)
             client.connect(str(tmp_path / "s"))
             assert client.recv(100) == b"cri"

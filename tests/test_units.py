@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy import units
+from runtimeproxy.units import _members
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def test_shares_of_a_request(cpu_millicores: int, cpu_shares: int) -> None:
         pytest.param(5, 1_000, id="V007-kernel-minimum"),
         pytest.param(10, 1_000, id="V008"),
         pytest.param(500, 50_000, id="half-a-core"),
+        pytest.param(2**63 - 1, 2**44 - 1, id="kernel-maximum"),
     ],
 )
 def test_quota_of_a_limit(cpu_millicores: int, quota_us: int) -> None:
@@ -244,10 +246,17 @@ def test_any_text_is_a_quantity_or_a_value_error(text: str) -> None:
         ("5,1", {1, 5}),
         ("2-2", {2}),
         ("0-1,1-2", {0, 1, 2}),
+        ("0-9,2-3,9-10", set(range(11))),
     ],
 )
 def test_cpu_list_is_read(text: str, cpus: set[int]) -> None:
     assert units.parse_cpu_list(text) == cpus
+
+
+def test_overlapping_cpu_ranges_are_walked_once() -> None:
+    """An annotation has room for tens of thousands of ranges, each of which may span all CPUs."""
+    whole = (0, units.MAX_CPU_ID)
+    assert list(_members([whole, (5, 9), whole, (3, 3)])) == list(range(units.MAX_CPU_ID + 1))
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def detect(root: Path = DEFAULT_ROOT) -> Hierarchy:
 
 
 def _folders(root: Path) -> list[Path]:
-    if (root / "cgroup.controllers").exists():
-        return []
     try:
+        if (root / "cgroup.controllers").exists():
+            return []
         return sorted(entry for entry in root.iterdir() if entry.is_dir() and entry.name != "unified")
     except OSError:
         return []

@@ -80,7 +80,7 @@ class Parameter:
 
 
 def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{name} takes a number, not {value!r}")  # noqa: TRY004 - one error type for callers
     if isinstance(value, int):
         return value
@@ -88,7 +88,7 @@ def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
         return UNLIMITED
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except ValueError:
         raise ValueError(f"{name} takes a number, not {value!r}") from None
 
 

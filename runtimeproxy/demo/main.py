@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,14 @@ from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups import DEFAULT_ROOT
 from runtimeproxy.demo.cgroups import demo_cgroup_parent, remove_demo_cgroups
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
-from runtimeproxy.demo.runtime import USUAL_SOCKETS, DemoRuntime, channel, find_runtime
+from runtimeproxy.demo.runtime import (
+    RUN_LABEL,
+    USUAL_SOCKETS,
+    DemoRuntime,
+    channel,
+    find_runtime,
+    remove_demo_pods,
+)
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 
@@ -35,6 +43,7 @@ Row = tuple[str, ...]
 
 def run_demo(settings: Settings) -> int:
     """Drives a pod of each QoS class through the proxy; returns 0 if policies changed something."""
+    _end_as_by_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="koord-runtime-proxy-demo-") as folder:
         runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
         if runtime is not None:
@@ -45,6 +54,13 @@ def run_demo(settings: Settings) -> int:
             reason = "that runtime cannot run the pods of the demo"
         print(f"runtime: the built-in fake ({reason})")
         return _report(_on_fake_runtime(Path(folder)) or [])
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Lets the other usual ends of a process clean up as well, unless they are ignored (nohup)."""
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(end) is signal.SIG_DFL:
+            signal.signal(end, signal.default_int_handler)
 
 
 def _on_fake_runtime(folder: Path) -> list[Row] | None:
@@ -66,16 +82,17 @@ def _driven(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = No
     """
     log = folder / "proxy.log"
     cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
-    with _proxy(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
-        calls = api_pb2_grpc.RuntimeServiceStub(opened)
-        try:
+    try:
+        with _proxy(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
+            calls = api_pb2_grpc.RuntimeServiceStub(opened)
             for pod in DEMO_PODS:
-                _run_pod(calls, pod, runtime, cgroups)
-        except grpc.RpcError as error:
-            print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
-            return None
-        finally:
-            remove_demo_cgroups(cgroup_root)
+                _run_pod(calls, pod, runtime, cgroups, folder.name)
+    except grpc.RpcError as error:
+        print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
+        return None
+    finally:
+        remove_demo_pods(runtime, folder.name)
+        remove_demo_cgroups(cgroup_root)
     return _rows(log.read_text(encoding="utf-8"))
 
 
@@ -95,7 +112,9 @@ def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> 
     with (
         log.open("w", encoding="utf-8") as sink,
         subprocess.Popen(  # noqa: S603  # this program itself
-            command, stderr=sink
+            command,
+            stderr=sink,
+            process_group=0,  # Ctrl-C is for the demo alone, which ends the daemon when the pods are gone
         ) as process,
     ):
         try:
@@ -115,7 +134,11 @@ def _wait_for(socket_path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def _run_pod(
-    calls: api_pb2_grpc.RuntimeServiceStub, pod: DemoPod, runtime: DemoRuntime, cgroups: CgroupFiles | None
+    calls: api_pb2_grpc.RuntimeServiceStub,
+    pod: DemoPod,
+    runtime: DemoRuntime,
+    cgroups: CgroupFiles | None,
+    run: str,
 ) -> None:
     uid = str(uuid.uuid4())
     config = pod_sandbox_config(
@@ -123,6 +146,7 @@ def _run_pod(
         namespace="demo",
         uid=uid,
         qos=pod.qos,
+        labels={RUN_LABEL: run},
         annotations=pod.annotations,
         cgroup_parent=demo_cgroup_parent(uid, pod.kubelet_qos, runtime.driver),
         host_network=True,
@@ -131,28 +155,24 @@ def _run_pod(
         cgroups.make(config.linux.cgroup_parent)
     sandbox = api_pb2.RunPodSandboxRequest(config=config)
     pod_id = calls.RunPodSandbox(sandbox, timeout=CALL_TIMEOUT_S).pod_sandbox_id
-    try:
-        resources = kubelet_resources(pod)
-        wanted = container_config("main", image=runtime.image, command=(), pod=config, resources=resources)
-        request = create_container_request(pod_id, wanted, config)
-        container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
-        start = api_pb2.StartContainerRequest(container_id=container_id)
-        with contextlib.suppress(grpc.RpcError):  # an image may need a command that nobody knows
-            calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
-    finally:
-        stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id)
-        calls.StopPodSandbox(stop, timeout=CALL_TIMEOUT_S)
-        remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id)
-        calls.RemovePodSandbox(remove, timeout=CALL_TIMEOUT_S)
+    resources = kubelet_resources(pod)
+    wanted = container_config("main", image=runtime.image, command=(), pod=config, resources=resources)
+    request = create_container_request(pod_id, wanted, config)
+    container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
+    start = api_pb2.StartContainerRequest(container_id=container_id)
+    with contextlib.suppress(grpc.RpcError):  # an image may need a command that nobody knows
+        calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
+    calls.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
+    calls.RemovePodSandbox(api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
 
 
 def _rows(log: str) -> list[Row]:
-    """Reads the audit lines of the daemon's log."""
+    """Reads the audit lines of the daemon's log, where libraries may have written lines of their own."""
     rows: list[Row] = []
     for line in log.splitlines():
-        entry = json.loads(line)
-        if entry.get("logger") != "runtimeproxy.audit":
+        if '"runtimeproxy.audit"' not in line:
             continue
+        entry = json.loads(line)
         name = f"{entry['pod'].split('/')[-1]}/{entry['container'] or '(pod)'}"
         rows += [
             (name, change["field"], change["from"] or "-", change["to"] or "-", *_why(change))

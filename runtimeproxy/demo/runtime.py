@@ -17,7 +17,11 @@ from runtimeproxy.testing.cgroup_paths import CgroupDriver
 USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock")
 """Where containerd and CRI-O listen by default."""
 
+RUN_LABEL: Final = "koord-runtime-proxy/demo"
+"""Label of the demo's pods; its value tells one run from another."""
+
 CALL_TIMEOUT_S: Final = 5.0
+REMOVE_TIMEOUT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,20 @@ def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
             return runtime, ""
         reason = f"{path} has no image, and the demo pulls none"
     return None, reason
+
+
+def remove_demo_pods(runtime: DemoRuntime, run: str) -> None:
+    """Removes what a run did not remove itself, at the runtime: the proxy may be what failed."""
+    label = api_pb2.PodSandboxFilter(label_selector={RUN_LABEL: run})
+    with channel(runtime.socket_path) as opened, contextlib.suppress(grpc.RpcError):
+        calls = api_pb2_grpc.RuntimeServiceStub(opened)
+        left = calls.ListPodSandbox(api_pb2.ListPodSandboxRequest(filter=label), timeout=CALL_TIMEOUT_S).items
+        for pod in left:
+            with contextlib.suppress(grpc.RpcError):
+                stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod.id)
+                calls.StopPodSandbox(stop, timeout=REMOVE_TIMEOUT_S)
+                remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod.id)
+                calls.RemovePodSandbox(remove, timeout=REMOVE_TIMEOUT_S)
 
 
 def _listens(path: str) -> bool:

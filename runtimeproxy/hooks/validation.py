@@ -166,12 +166,16 @@ def _is_cgroup_path(value: object) -> bool:
     )
 
 
+def _is_unlimited(value: object) -> bool:
+    return _is_integer(value, units.UNLIMITED, units.UNLIMITED)
+
+
 def _is_quota(value: object) -> bool:
-    return value == units.UNLIMITED or _is_integer(value, units.MIN_CPU_QUOTA_US, units.MAX_CPU_QUOTA_US)
+    return _is_unlimited(value) or _is_integer(value, units.MIN_CPU_QUOTA_US, units.MAX_CPU_QUOTA_US)
 
 
 def _is_limit(value: object) -> bool:
-    return value == units.UNLIMITED or _is_integer(value, 1)
+    return _is_unlimited(value) or _is_integer(value, 1)
 
 
 def _is_cpu_list(value: object) -> bool:

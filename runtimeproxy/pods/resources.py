@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.units import MAX_INT64
 
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
@@ -143,8 +144,10 @@ def _text(value: object) -> str:
 
 
 def _integer(value: object) -> int:
-    """An integer that may be written as text, as protobuf's own JSON does with 64 bits; 0 if it is none."""
+    """An integer of 64 bits, which may be text, as protobuf's own JSON writes it; 0 if it is none."""
     if isinstance(value, str):
         sign, digits = (-1, value[1:]) if value.startswith("-") else (1, value)
-        return sign * int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+        value = sign * int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT64:
+        return 0
+    return value

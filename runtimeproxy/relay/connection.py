@@ -203,14 +203,14 @@ class Connection:
             self.abort()
 
     def close(self) -> None:
-        """Ends the connection after what is written has gone out, at most 1 s later."""
+        """Ends the connection when what is written has gone out and the client ends it too, or after 1 s."""
         if self._is_closed:
             return
         self._stop()
         if self._runtime is not None:
             self._runtime.abort()
         if self._client.transport is not None:
-            self._client.close()
+            self._client.end()
             self._timer = self._loop.call_later(LINGER_S, self._client.abort)
 
     def abort(self) -> None:

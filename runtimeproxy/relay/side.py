@@ -13,6 +13,10 @@ WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
 """Of a transport's buffer; above it reading of the other side pauses."""
 
 
+def _drop(data: bytes) -> None:
+    """Takes what nobody needs any more."""
+
+
 class Side(asyncio.BaseProtocol):
     """The client's or the runtime's transport; everything is decided by those who are called.
 
@@ -73,10 +77,16 @@ class Side(asyncio.BaseProtocol):
             with contextlib.suppress(RuntimeError):
                 self.transport.resume_reading()
 
-    def close(self) -> None:
-        """Ends the connection after what is written has gone out."""
+    def end(self) -> None:
+        """Ends the own direction after what is written; what comes is dropped until the peer ends its own.
+
+        A peer that writes to a socket which is closed gets an error, and then gRPC gives up answers that it
+        has not read yet.
+        """
+        self.receive_with(_drop)
+        self.resume()
         if self.transport is not None:
-            self.transport.close()
+            self.transport.write_eof()
 
     def abort(self) -> None:
         """Ends the connection at once."""

@@ -91,7 +91,7 @@ class RecordedCalls:
         with self._arrived:
             self._calls.clear()
 
-    def wait(self, method: str, count: int = 1, timeout_s: float = 10.0) -> list[RecordedCall]:
+    def wait(self, method: str, count: int = 1, timeout_s: float = 30.0) -> list[RecordedCall]:
         """Waits until ``count`` calls of a method have arrived and returns all of them.
 
         Raises:

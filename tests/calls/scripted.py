@@ -33,6 +33,8 @@ from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 SERVICE = "runtime.v1.RuntimeService"
 POD_ID = "0123456789abcdef" * 4
 CONTAINER_ID = "fedcba9876543210" * 4
+PATIENT = CallSettings(budget_s=30.0, end_wait_s=30.0)
+"""No call is hurried, however slow the machine is."""
 
 
 class RecordedReply:
@@ -56,7 +58,7 @@ class RecordedReply:
         return self._done.is_set()
 
     async def done(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self._done.wait()
 
     def sent(self, kind: type[Message], original: bytes) -> Any:
@@ -125,7 +127,7 @@ class RecordedWriter:
 class Surroundings:
     """An interceptor with everything around it; to be closed."""
 
-    def __init__(self, settings: CallSettings | None = None, lookup_timeout_s: float = 1.0) -> None:
+    def __init__(self, settings: CallSettings = PATIENT, lookup_timeout_s: float = 30.0) -> None:
         self.store = PodStore()
         self.runtime = ScriptedRuntime()
         self.writer = RecordedWriter()
@@ -199,7 +201,7 @@ class Surroundings:
 
     async def idle(self) -> None:
         """Waits for all background tasks."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self._tasks:
                 await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
 
@@ -251,6 +253,7 @@ Answer: TypeAlias = CgroupChange | None
 class HookPolicy(Policy):
     """Answers hooks from a table and keeps what it was shown; made with `policy`."""
 
+    timeout_s: ClassVar[float] = 30.0
     answers: ClassVar[Mapping[str, Answer | Callable[[Any], Answer]]]
     seen: list[tuple[str, Any]]
 
@@ -279,7 +282,7 @@ def policy_of(answers: Mapping[str, Answer | Callable[[Any], Answer]], name: str
 
 def waited(event: threading.Event) -> None:
     """The answer of a policy that hangs until the event."""
-    event.wait(10)
+    event.wait(30)
 
 
 def create(

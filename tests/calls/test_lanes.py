@@ -21,7 +21,7 @@ async def test_turns_of_one_key_come_in_order() -> None:
         turn.leave()
 
     first = lanes.take_turn("k")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for name in "abc":
             group.create_task(call(name))
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def test_post_hooks_hold_back_their_pod_only() -> None:
     assert await lanes.hooks_done("pod-2", clock())
     assert not await lanes.hooks_done("pod-1", clock() + 0.01)
     asyncio.get_running_loop().call_soon(hooks.set_result, None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await lanes.hooks_done("pod-1", clock() + 10)
     await asyncio.sleep(0)
     assert len(lanes) == 0

@@ -30,10 +30,10 @@ class Gate:
     def __call__(self, view: ContainerView) -> None:
         if view.id == self.container:
             self.entered.set()
-            self.open.wait(10)
+            self.open.wait(30)
 
     async def reached(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 10)
+        assert await asyncio.to_thread(self.entered.wait, 30)
 
 
 @pytest.fixture

@@ -43,3 +43,7 @@ def test_hybrid_takes_each_controller_from_where_it_is(tmp_path: Path) -> None:
 def test_nothing_mounted_is_no_error(tmp_path: Path) -> None:
     assert detect(tmp_path / "absent").mounts == {}
     assert detect(tmp_path).version == 1
+
+
+def test_a_root_that_cannot_be_looked_at_is_no_error(tmp_path: Path) -> None:
+    assert detect(tmp_path / ("too-long" * 40)).mounts == {}

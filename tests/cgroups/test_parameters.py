@@ -39,6 +39,8 @@ def test_values_in_range_pass(name: str, value: Value) -> None:
         ("cpu.shares", 262_145, "not in"),
         ("cpu.shares", "max", "takes a number"),
         ("cpu.shares", True, "takes a number"),
+        ("cpu.shares", 1024.5, "takes a number"),
+        ("cpu.cfs_quota_us", float("inf"), "takes a number"),
         ("cpu.cfs_quota_us", -2, "or -1"),
         ("cpu.cfs_quota_us", 999, "not in"),
         ("cpu.cfs_period_us", 999, "not in"),

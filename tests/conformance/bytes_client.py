@@ -12,7 +12,7 @@ import grpc
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 """How long a test waits for what must happen, before it fails."""
 
 _OPTIONS: Mapping[str, Any] = {

@@ -120,22 +120,21 @@ def test_two_creates_in_a_policy(
 def test_list_does_not_stand_in_front(runtime: FakeRuntime, proxy: ProxyProcess) -> None:
     """A client reads a list of 64 MiB and asks for the Status on the same connection. How much of the
     list comes before the answer is counted, instead of the time: no more than what was under way in
-    buffers.
+    buffers; the least of several, for the list goes on while the runtime's answer waits for a CPU. Behind the
+    list there would be no answer before its end.
     """
     size = 64 * MIB
     runtime.on("ListContainers", response=b"x" * size)
     with Http2Client(proxy.socket, {INITIAL_WINDOW: MIB}) as client:
         client.message(client.open(LIST))
-        ahead = []
-        for _ in range(5):
+        ahead: list[int] = []
+        while min(ahead, default=size) >= 8 * MIB:
             read_more(client)
             before = len(client.stream(1).data)
             assert client.call(STATUS).trailers["grpc-status"] == "0"
             ahead.append(len(client.stream(1).data) - before)
-        assert not client.stream(1).is_over
+            assert not client.stream(1).is_over, ahead
         assert len(client.answer(1).data) == size + 5
-
-    assert max(ahead) < 8 * MIB
 
 
 @pytest.mark.conformance(65)

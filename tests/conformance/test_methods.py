@@ -132,12 +132,12 @@ def test_streaming_method_round_trips(folder: Path, start_proxy: ProxyStarter, p
 def test_events_round_trip(runtime: FakeRuntime, through: BytesClient) -> None:
     event = api_pb2.ContainerEventResponse(container_id="c", created_at=1)
     call = through.start(f"{RUNTIME}/GetContainerEvents", timeout_s=None)
-    assert runtime.events.wait_for_subscribers(1, 10)
+    assert runtime.events.wait_for_subscribers(1, 30)
     runtime.emit_event(event)
 
     assert next(call) == event.SerializeToString()
     call.cancel()
-    assert runtime.events.wait_for_subscribers(0, 10)
+    assert runtime.events.wait_for_subscribers(0, 30)
 
 
 @pytest.mark.conformance(20)

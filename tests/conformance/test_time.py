@@ -20,10 +20,12 @@ from tests.conformance.messages import (
     IMAGE,
     RUNTIME,
     STATUS,
+    VERSION,
     asking_create,
     plain_create,
 )
 from tests.conformance.relay_here import HoldingInterceptor, RelayHere
+from tests.lab.deadline import quickest_s
 from tests.lab.proxy_process import ProxyProcess
 
 PATHS = pytest.mark.parametrize("path", [STATUS, f"{RUNTIME}/StopContainer"], ids=["passing", "held"])
@@ -39,15 +41,16 @@ TRIES = 20
 @PATHS
 def test_deadline_reaches_the_runtime(runtime: FakeRuntime, proxy: ProxyProcess, path: str) -> None:
     """The header passes at once and unchanged (`test_request_headers_are_the_same_bytes`), so what the
-    runtime counts from is late by the way through the proxy only: the best of several calls is within 50
+    runtime counts from is late by the way through the proxy only: the best of many calls is within 50
     ms. gRPC's Python client rounds long timeouts up, so the header is written by hand here.
     """
     with Http2Client(proxy.socket) as client:
-        for _ in range(TRIES):
-            assert client.call(path, b"", ("grpc-timeout", "30000m")).trailers["grpc-status"] == "0"
 
-    left = [call.deadline_s for call in runtime.recorded.of(path.rpartition("/")[2])]
-    assert 30 - 0.05 < max(each or 0 for each in left) <= 30
+        def late_s() -> float:
+            assert client.call(path, b"", ("grpc-timeout", "30000m")).trailers["grpc-status"] == "0"
+            return 30 - (runtime.recorded.of(path.rpartition("/")[2])[-1].deadline_s or 0)
+
+        assert 0 <= quickest_s(late_s, 0.05, 10 * TRIES) < 0.05
 
 
 @pytest.mark.conformance(43)
@@ -73,13 +76,13 @@ def test_events_have_no_deadline(runtime: FakeRuntime, through: BytesClient) -> 
 def test_time_of_a_policy_counts(runtime: FakeRuntime, through: BytesClient, desk: PolicyDesk) -> None:
     """A policy that does not answer costs a quarter of the deadline, no more; the runtime sees the rest."""
     runtime.on("CreateContainer", response=CREATED)
-    call = through.start(CREATE, asking_create(desk.annotations).SerializeToString(), timeout_s=2)
+    call = through.start(CREATE, asking_create(desk.annotations).SerializeToString(), timeout_s=4)
     desk.question()
 
     assert list(call) == [CREATED]
     left_s = runtime.recorded.wait("CreateContainer")[0].deadline_s
     assert left_s is not None
-    assert left_s <= 1.6
+    assert left_s <= 3.1
 
 
 @pytest.mark.conformance(44)
@@ -90,7 +93,8 @@ def test_deadline_ends_a_held_call(folder: Path, runtime: FakeRuntime) -> None:
         RelayHere(folder / "relay.sock", runtime.socket_path, interceptor) as relay,
         BytesClient(relay.socket) as client,
     ):
-        assert client.call(CREATE, b"", timeout_s=0.5).code == "DEADLINE_EXCEEDED"
+        assert client.call(STATUS).code == "OK"
+        assert client.call(CREATE, b"", timeout_s=1.0).code == "DEADLINE_EXCEEDED"
         held = interceptor.next()
         assert held.was_cancelled.wait(WAIT_S)
         held.forward()
@@ -106,9 +110,10 @@ def test_deadline_ends_a_held_call(folder: Path, runtime: FakeRuntime) -> None:
 def test_expiry(runtime: FakeRuntime, through: BytesClient, path: str) -> None:
     """ExecSync's is the probe's "timed out"."""
     method = path.rpartition("/")[2]
+    assert through.call(VERSION).code == "OK"
     runtime.on(method, hang=True)
 
-    answer = through.call(path, timeout_s=0.5)
+    answer = through.call(path, timeout_s=1.0)
 
     assert (answer.code, answer.text) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
     assert runtime.recorded.wait(method)[0].ended.wait(WAIT_S)

@@ -16,6 +16,12 @@ from tests.daemon.site import site_folder
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
+PATIENT = {
+    "KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S": "60",
+    "KOORD_RUNTIMEPROXY_HOOKS_SERVER_TIMEOUT_S": "30",
+}
+"""No hook is hurried, however slow the machine is. These count more than the configuration's file."""
+
 
 class Daemons:
     """Makes daemons, each in a folder of its own, and ends them all.
@@ -91,6 +97,7 @@ def daemons(
     temporary.mkdir()
     environment = {**installed, "KOORD_RUNTIMEPROXY_LOOP": loop, "TMPDIR": str(temporary)}
     environment["KOORD_RUNTIMEPROXY_CGROUPS_ROOT"] = str(socket_folder / "cgroup")
+    environment.update(PATIENT)
     made = Daemons(socket_folder, runtime.socket_path, environment)
     yield made
     made.close()

@@ -20,12 +20,12 @@ def test_image_calls_go_to_the_image_service(
         with CriClient(daemon.socket) as client:
             for _ in range(2):
                 assert client.has_image("registry.example/only-there:1")
-                assert client.wait_until_serving(10).runtime_name == "fake-runtime"
+                assert client.wait_until_serving(30).runtime_name == "fake-runtime"
         assert set(images.recorded.methods) == {"ImageStatus"}
         assert "ImageStatus" not in runtime.recorded.methods
 
 
 def test_image_calls_go_to_the_runtime_otherwise(daemons: Daemons, runtime: FakeRuntime) -> None:
     with CriClient(daemons.start().socket) as client:
-        client.images.ListImages(api_pb2.ListImagesRequest(), timeout=10)
+        client.images.ListImages(api_pb2.ListImagesRequest(), timeout=30)
     assert "ListImages" in runtime.recorded.methods

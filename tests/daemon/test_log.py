@@ -52,7 +52,7 @@ def test_environment_values_and_annotations_are_in_no_line(daemons: Daemons) -> 
             made.run().create().start().update(1 << 26)
             made.remove()
         client.runtime.CreateContainer.future(
-            batch_pod(client, "nowhere").create_request, timeout=10
+            batch_pod(client, "nowhere").create_request, timeout=30
         ).exception()
     assert daemon.terminate() == 0
     log = "\n".join(daemon.log)

@@ -78,7 +78,7 @@ def test_a_failed_remove_drops_nothing(
     made = pod(client, annotations={SEE_IN: str(seen)}).run().create().start()
     runtime.on("RemovePodSandbox", error=CallError("INTERNAL", "busy"))
     request = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=made.id)
-    assert client.runtime.RemovePodSandbox.future(request, timeout=10).exception() is not None
+    assert client.runtime.RemovePodSandbox.future(request, timeout=30).exception() is not None
     runtime.recorded.clear()
     made.update(64 * MIB)
     seen_lines(seen, 1)
@@ -101,9 +101,9 @@ def test_a_thousand_containers(daemons: Daemons, socket_folder: Path) -> None:
         daemon = daemons.prepare(runtime_endpoint=str(full.socket_path))
         daemon.spawn()
         with CriClient(daemon.socket) as client:
-            client.wait_until_serving(10)
+            client.wait_until_serving(30)
             daemon.wait_for_state("STATUS=5 policies; 100 pods, 1000 containers;")
-            listed = client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=10)
+            listed = client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=30)
             assert len(listed.containers) == 1000
 
 

@@ -53,7 +53,7 @@ def test_the_first_pod_does_not_slip_by_a_registered_server(daemons: Daemons, so
         server.register(daemon.hook_folder, "koordlet.json", HOOK)
         daemon.spawn()
         with CriClient(daemon.socket) as client:
-            client.wait_until_serving(10)
+            client.wait_until_serving(30)
             assert shares(client, "first") == SHARES
 
 

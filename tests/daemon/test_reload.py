@@ -97,7 +97,7 @@ def test_a_reload_during_the_start_waits_for_it(daemons: Daemons) -> None:
     daemon = daemons.prepare()
     daemon.spawn()
     with CriClient(daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
         daemon.signal(signal.SIGHUP)
         daemon.wait_for_state("RELOADING=1")
         daemon.wait_for_state("READY=1")

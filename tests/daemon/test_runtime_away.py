@@ -12,6 +12,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
+from tests.daemon.conftest import Daemons
 from tests.daemon.driving import pod
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -101,7 +102,8 @@ def test_calls_of_new_connections_wait_and_do_not_fail(daemon: ProxyProcess, run
             assert each.result(30) is not None
 
 
-def test_an_upgrade_while_it_is_away(daemon: ProxyProcess, runtime: FakeRuntime) -> None:
+def test_an_upgrade_while_it_is_away(daemons: Daemons, runtime: FakeRuntime) -> None:
+    daemon = daemons.start("[proxy]\nupstream_wait_s = 120.0\n")
     runtime.kill()
     with Family(daemon) as family, CriClient(daemon.socket) as client:
         waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)

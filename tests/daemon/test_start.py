@@ -23,7 +23,7 @@ GREETS = """\
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-    client.settimeout(10)
+    client.settimeout(30)
     client.connect(sys.argv[1])
     try:
         client.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
@@ -52,7 +52,7 @@ def with_slow_policy(daemons: Daemons, fifo: Path) -> None:
 
 @BOTH_LOOPS
 def test_serves_what_the_runtime_answers(client: CriClient) -> None:
-    answer = client.wait_until_serving(10)
+    answer = client.wait_until_serving(30)
     assert answer.runtime_name == "fake-runtime"
 
 
@@ -77,11 +77,11 @@ def test_serves_before_its_policies_are_loaded(daemons: Daemons, fifo: Path) -> 
     daemon = daemons.prepare()
     daemon.spawn()
     with CriClient(daemon.socket) as client:
-        assert client.wait_until_serving(10).runtime_name == "fake-runtime"
+        assert client.wait_until_serving(30).runtime_name == "fake-runtime"
         waiting = client.runtime.RunPodSandbox.future(
-            api_pb2.RunPodSandboxRequest(config=batch_pod(client).config), timeout=10
+            api_pb2.RunPodSandboxRequest(config=batch_pod(client).config), timeout=30
         )
-        client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=10)
+        client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=30)
         assert not waiting.done()
         assert "READY=1" not in daemon.states
         release(fifo)
@@ -91,10 +91,11 @@ def test_serves_before_its_policies_are_loaded(daemons: Daemons, fifo: Path) -> 
 
 def test_a_held_call_waits_for_its_policies_within_the_budget(daemons: Daemons, fifo: Path) -> None:
     with_slow_policy(daemons, fifo)
-    daemon = daemons.prepare("[hooks]\nbudget_s = 0.2\n")
+    daemons.environment["KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S"] = "0.2"
+    daemon = daemons.prepare()
     daemon.spawn()
     with CriClient(daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
         assert pod(client).run().id
     assert "READY=1" not in daemon.states
     release(fifo)
@@ -125,7 +126,7 @@ def test_a_second_instance_is_refused(daemons: Daemons, client: CriClient, daemo
     second.spawn()
     assert second.wait() == 1
     assert "another instance holds the lock" in "\n".join(second.log)
-    client.wait_until_serving(10)
+    client.wait_until_serving(30)
 
 
 def test_a_socket_on_which_another_process_listens_is_refused(daemons: Daemons) -> None:
@@ -154,7 +155,7 @@ def test_the_socket_of_a_killed_instance_is_replaced(daemons: Daemons, daemon: P
     assert daemon.socket.is_socket()
     daemon.start()
     with CriClient(daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
 
 
 def test_what_a_killed_instance_left_is_removed(daemons: Daemons, daemon: ProxyProcess) -> None:
@@ -186,7 +187,7 @@ def test_a_runtime_that_is_away_at_the_start_may_come_later(daemons: Daemons, ru
     runtime.stop()
     daemon = daemons.start()
     with CriClient(daemon.socket) as client:
-        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=10)
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=30)
         runtime.start()
         assert waiting.result().runtime_name == "fake-runtime"
     wait_until(lambda: "records recovered" in "\n".join(daemon.log), "the records")
@@ -227,4 +228,4 @@ def test_without_a_temporary_directory_the_runtime_answers_health(daemons: Daemo
     daemon.start()
     assert "health and reflection are left to the runtime" in "\n".join(daemon.log)
     with CriClient(daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)

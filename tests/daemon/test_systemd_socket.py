@@ -48,13 +48,13 @@ def test_serves_on_the_socket_and_leaves_it_there(daemons: Daemons, passed: sock
     daemon = activated(daemons, passed)
     with CriClient(path) as client:
         daemon.start()
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
         assert daemon.terminate() == 0
         after = path.stat()
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
         assert not daemon.socket.exists()
         daemon.start()
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
 
 
 def test_the_switch_finds_it(daemons: Daemons, passed: socket.socket) -> None:
@@ -72,7 +72,7 @@ def test_clients_that_come_between_two_instances_wait_in_the_backlog(
     daemon.kill()
     with CriClient(Path(passed.getsockname())) as client:
         daemon.spawn()
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
 
 
 def test_a_runtime_that_is_the_passed_socket_is_refused(daemons: Daemons, passed: socket.socket) -> None:
@@ -97,4 +97,4 @@ def test_variables_for_another_process_do_not_count(daemons: Daemons, runtime: F
     daemon = daemons.start()
     assert isinstance(daemon.options, ProxyOptions)
     with CriClient(daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)

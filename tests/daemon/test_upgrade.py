@@ -132,7 +132,7 @@ def test_the_command(family: Family, client: CriClient) -> None:
     done = command(family.daemon)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"process {family.serving} serves; process {before} ends when its calls have\n"
-    client.wait_until_serving(10)
+    client.wait_until_serving(30)
 
 
 def test_the_command_tells_a_failure(family: Family) -> None:
@@ -173,7 +173,7 @@ def test_sigterm_of_the_old_one_leaves_the_new_one(family: Family, client: CriCl
     assert family.daemon.wait() == 0
     assert family.serving == second
     assert not family.has_ended(second)
-    client.wait_until_serving(10)
+    client.wait_until_serving(30)
 
 
 def test_a_fresh_start_finds_the_socket_free_after_an_upgrade(daemons: Daemons, family: Family) -> None:
@@ -184,4 +184,4 @@ def test_a_fresh_start_finds_the_socket_free_after_an_upgrade(daemons: Daemons, 
     third = daemons.successor(family.daemon)
     third.start()
     with CriClient(third.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)

@@ -64,7 +64,7 @@ def test_a_broken_configuration(family: Family, client: CriClient) -> None:
     config(family, "")
     is_as_before(family)
     assert family.upgrade() != family.daemon.pid
-    client.wait_until_serving(10)
+    client.wait_until_serving(30)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_one_that_is_killed_while_it_loads(hanging: Family) -> None:
     with CriClient(family.daemon.socket) as client:
         family.signal(UPGRADE)
         successor = family.starting()
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
         family.signal(signal.SIGKILL, successor)
         family.wait_for(lambda: family.logs("it was ended by SIGKILL before it was loaded"), "the error")
     is_as_before(family)
@@ -135,7 +135,7 @@ def test_the_old_one_killed_while_the_successor_loads(hanging: Family, fifo: Pat
     fifo.write_bytes(b"")
     hanging.wait_for(lambda: hanging.serving == successor, "the successor")
     with CriClient(hanging.daemon.socket) as client:
-        client.wait_until_serving(10)
+        client.wait_until_serving(30)
 
 
 @BOTH_LOOPS

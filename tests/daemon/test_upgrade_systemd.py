@@ -58,6 +58,8 @@ class Manager:
                 self._take(pid, state)
 
     def _take(self, pid: int, state: str) -> None:
+        # The manager has started it, and so is the first to know its number.
+        self.main_pid = self.main_pid or pid
         if pid != self.main_pid:
             self.unheard.append((pid, state))
             return
@@ -93,14 +95,13 @@ def manager(socket_folder: Path, daemons: Daemons) -> Iterator[Manager]:
 
 def started(manager: Manager, daemon: ProxyProcess) -> ProxyProcess:
     daemon.spawn()
-    manager.main_pid = daemon.pid
     manager.wait_for(daemon.pid, "READY=1")
     return daemon
 
 
 @BOTH_LOOPS
 def test_the_main_process_moves(manager: Manager, daemons: Daemons) -> None:
-    daemons.environment["WATCHDOG_USEC"] = "400000"
+    daemons.environment["WATCHDOG_USEC"] = "2000000"
     daemon = started(manager, daemons.prepare())
     daemons.environment["WATCHDOG_PID"] = str(daemon.pid)
     with Family(daemon) as family:
@@ -181,4 +182,4 @@ def test_as_another_user(daemons: Daemons, socket_folder: Path) -> None:
     with Family(daemon) as family:
         family.upgrade()
         with CriClient(daemon.socket) as client:
-            client.wait_until_serving(10)
+            client.wait_until_serving(30)

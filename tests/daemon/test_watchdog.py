@@ -20,10 +20,15 @@ def daemon(daemons: Daemons) -> ProxyProcess:
     return daemons.start()
 
 
+def failures(daemon: ProxyProcess) -> int:
+    """How often it has told that nobody reaches its socket."""
+    return sum("the own socket does not answer" in line for line in daemon.log)
+
+
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_it_is_fed_again_and_again(daemon: ProxyProcess) -> None:
     for _ in range(3):
-        daemon.wait_for_state("WATCHDOG=1", 5)
+        daemon.wait_for_state("WATCHDOG=1", 30)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -36,18 +41,20 @@ def test_it_starves_while_the_loop_hangs(daemon: ProxyProcess, fifo: Path) -> No
             daemon.forget_states()
             with pytest.raises(TimeoutError):
                 daemon.wait_for_state("WATCHDOG=1", 3 * INTERVAL_S)
-        daemon.wait_for_state("WATCHDOG=1", 5)
+        daemon.wait_for_state("WATCHDOG=1", 30)
         assert call.result() is not None
 
 
 def test_it_starves_when_nobody_reaches_the_own_socket(daemon: ProxyProcess) -> None:
     aside = daemon.socket.rename(daemon.folder / "aside.sock")
-    wait_until(lambda: "the own socket does not answer" in "\n".join(daemon.log), "the error")
+    before = failures(daemon)
+    # The first may be of a question before that, which a busy machine has left without an answer.
+    wait_until(lambda: failures(daemon) > before + 1, "the error, twice")
     daemon.forget_states()
     with pytest.raises(TimeoutError):
         daemon.wait_for_state("WATCHDOG=1", 3 * INTERVAL_S)
     aside.rename(daemon.socket)
-    daemon.wait_for_state("WATCHDOG=1", 5)
+    daemon.wait_for_state("WATCHDOG=1", 30)
 
 
 def test_another_processs_watchdog_is_not_fed(daemons: Daemons) -> None:

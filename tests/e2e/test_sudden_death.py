@@ -23,7 +23,7 @@ from tests.lab.pods import ContainerSpec, PodSpec
 from tests.lab.programs import ContainerdVersion
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
-SERVING_TIMEOUT_S = 10.0
+SERVING_TIMEOUT_S = 30.0
 # How long the first call of a connection waits for a runtime that is away.
 SHORT_WAIT = "[proxy]\nupstream_wait_s = 0.5\n"
 BATCH_POD = PodSpec("batch", "besteffort", qos("BE"), extended_resources({"main": BATCH_500}))

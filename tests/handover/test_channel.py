@@ -16,7 +16,7 @@ async def pair() -> AsyncIterator[tuple[Channel, socket.socket]]:
     channel = Channel(here)
     await channel.open()
     with there:
-        there.settimeout(10)
+        there.settimeout(30)
         yield channel, there
         await channel.close()
 

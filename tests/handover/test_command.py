@@ -44,7 +44,7 @@ def instance(socket_folder: Path) -> Iterator[Instance]:
 
 def test_the_successor_says_that_it_took_over(instance: Instance) -> None:
     instance.answer = f"{OTHER_PID}\n{note(TAKEN_OVER)}\n"
-    assert upgrade(instance.listener.address, 0.1) == (OWN_PID, OTHER_PID)
+    assert upgrade(instance.listener.address, 30.0) == (OWN_PID, OTHER_PID)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_what_is_no_upgrade(instance: Instance, before: str, answer: str, reason
     instance.listener.note(before)
     instance.answer = answer
     with pytest.raises(UpgradeFailedError, match=reason):
-        upgrade(instance.listener.address, 0.1)
+        upgrade(instance.listener.address, 30.0)

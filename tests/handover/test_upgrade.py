@@ -94,7 +94,7 @@ class Old:
         """The end of this process, which the successor's would outlive."""
         assert upgrade._successor is not None
         await upgrade.tell_drained()
-        await asyncio.to_thread(upgrade._successor._process.wait, 10)
+        await asyncio.to_thread(upgrade._successor._process.wait, 30)
 
     async def _resume(self) -> None:
         self.resumed += 1
@@ -157,7 +157,7 @@ async def test_all_is_as_before(old: Old, script: str, reason: str) -> None:
     assert old.listener.is_owner
     assert old.resumed == 1
     assert not upgrade.has_moved
-    assert await answers_ping(old.path, 10)
+    assert await answers_ping(old.path, 30)
     client[1].close()
 
 
@@ -187,7 +187,7 @@ async def test_one_that_hangs_is_killed(old: Old, script: str, reason: str) -> N
     upgrade = old.upgrade(script, start_s=2.0, serve_s=0.2)
     await old.run(upgrade)
     assert old.note == f"upgrade failed: {reason} within {'2' if 'loaded' in reason else '0.2'} s"
-    assert await answers_ping(old.path, 10)
+    assert await answers_ping(old.path, 30)
 
 
 async def test_a_program_that_is_gone(old: Old) -> None:
@@ -220,7 +220,7 @@ async def test_an_own_error_keeps_nobody_out(
     assert old.note == f"upgrade failed: {reason}"
     assert "a bug" in caplog.text
     assert not upgrade.has_moved
-    assert await answers_ping(old.path, 10)
+    assert await answers_ping(old.path, 30)
 
 
 async def test_a_successor_that_ended_is_not_the_main_process(old: Old) -> None:

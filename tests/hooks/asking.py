@@ -27,7 +27,7 @@ async def decide(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until a condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.to_thread(threading.Event().wait, 0.001)
 

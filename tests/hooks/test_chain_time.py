@@ -40,8 +40,11 @@ async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
 
     hanging.released.set()
     await until(lambda: not chain.hung)
-    assert shares_of(await decide(chain)) == 999
     assert workers.hung == 0
+    # Its time is short, so that a busy machine makes it late once more.
+    async with asyncio.timeout(30):
+        while shares_of(await decide(chain)) != 999:
+            await until(lambda: not chain.hung)
 
 
 async def test_policies_after_a_late_one_run_in_another_thread(workers: Workers, hanging: Hanging) -> None:
@@ -79,7 +82,7 @@ async def test_a_spent_budget_leaves_the_rest_out(workers: Workers, hanging: Han
     chain = Chain(
         [scripted("a", cgroup(cpu_shares=2)), scripted("late", hanging), scripted("c", shares(7))], workers
     )
-    decision = await decide(chain, budget_s=0.5, finish=finished.append)
+    decision = await decide(chain, budget_s=2.0, finish=finished.append)
     assert finished == [decision]
     assert decision.owners == {"cgroup[cpu.shares]": "a"}
     assert kinds(decision)[1:] == [("late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
@@ -171,7 +174,7 @@ async def test_writes_that_hang_hold_the_call_no_longer_than_the_budget(
         hanging(VIEW)
 
     chain = Chain([scripted("a", cgroup(cpu_shares=2))], workers)
-    decision = await decide(chain, budget_s=0.5, finish=stuck)
+    decision = await decide(chain, budget_s=2.0, finish=stuck)
     assert decision.change is not None
     assert decision.unwritten == "the cgroup writes take too long"
     assert workers.hung == 1

@@ -24,9 +24,9 @@ from tests.hooks.flat import CREATE, RUN
     ("name", "good", "bad"),
     [
         ("cpu_shares", (2, 1024, 262_144, CLEAR), (-1, 0, 1, 262_145, "5", True, 5.0)),
-        ("cpu_quota_us", (-1, 1_000, 2**40, CLEAR), (0, 999, -2, 2**44, "max")),
+        ("cpu_quota_us", (-1, 1_000, 2**40, CLEAR), (0, 999, -2, -1.0, 2**44, "max")),
         ("cpu_period_us", (1_000, 1_000_000), (0, 999, 1_000_001, -1)),
-        ("memory_limit_bytes", (-1, 1, 2**62, CLEAR), (0, -2, 2**63, "1Gi")),
+        ("memory_limit_bytes", (-1, 1, 2**62, CLEAR), (0, -2, -1.0, 2**63, "1Gi")),
         ("memory_swap_limit_bytes", (-1, 1), (0, -2)),
         ("oom_score_adj", (-1_000, 0, 1_000), (-1_001, 1_001, "0")),
         ("cpuset_cpus", ("0", "0-3,8", CLEAR), ("", "3-1", "a", 0, "0-3;x", b"0")),

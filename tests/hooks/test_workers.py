@@ -41,7 +41,7 @@ class Raising(Job):
 
 async def enter(*jobs: Job) -> None:
     for job in jobs:
-        await asyncio.to_thread(job.entered.wait, 10)
+        await asyncio.to_thread(job.entered.wait, 30)
 
 
 async def test_threads_start_when_they_are_needed() -> None:
@@ -121,6 +121,6 @@ async def test_threads_do_not_keep_the_process_alive() -> None:
     await job.finished.wait()
     (thread,) = (each for each in threading.enumerate() if each.name == job.thread and each.daemon)
     workers.close()
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
     assert not workers.submit(Job())

@@ -54,7 +54,7 @@ class CriClient:
     def exec(self, container_id: str, *command: str) -> str:
         """Runs a command in a container and returns its output. Raises RuntimeError if it failed."""
         answer = self.runtime.ExecSync(
-            api_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=10),
+            api_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=30),
             timeout=CALL_TIMEOUT_S,
         )
         if answer.exit_code != 0:

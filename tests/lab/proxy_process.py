@@ -17,8 +17,8 @@ from tests.lab.notify_socket import NotifySocket
 from tests.lab.programs import REPOSITORY
 
 _PREFIX = "KOORD_RUNTIMEPROXY_"
-_READY_TIMEOUT_S = 20.0
-_END_TIMEOUT_S = 10.0
+_READY_TIMEOUT_S = 40.0
+_END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def version(request: pytest.FixtureRequest) -> ContainerdVersion:
 
 def test_runs_a_pod_and_outlives_kill_and_restart(version: ContainerdVersion, tmp_path: Path) -> None:
     with Containerd(version) as containerd, CriClient(containerd.socket) as client:
-        answer = client.wait_until_serving(10)
+        answer = client.wait_until_serving(30)
         assert client.has_image(IMAGE)
         with running_pod(client, PodSpec("lab"), tmp_path) as pod:
             process = pod.main_pid()
@@ -33,7 +33,7 @@ def test_runs_a_pod_and_outlives_kill_and_restart(version: ContainerdVersion, tm
             containerd.kill()
             containerd.start()
             containerd.restart()
-            client.wait_until_serving(10)
+            client.wait_until_serving(30)
             output = client.exec(pod.container_id(), "/bin/echo", "still here")
             assert (pod.main_pid(), procfs.start_ticks(process)) == (process, started)
 

@@ -29,14 +29,14 @@ class Relaying:
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._is_up.wait(10)
+        self._is_up.wait(30)
 
     def block(self) -> threading.Event:
         """Lets the loop hang until the event is set."""
         free, hangs = threading.Event(), threading.Event()
         self._loop.call_soon_threadsafe(hangs.set)
-        self._loop.call_soon_threadsafe(free.wait, 10)
-        hangs.wait(10)
+        self._loop.call_soon_threadsafe(free.wait, 30)
+        hangs.wait(30)
         return free
 
     def close(self) -> None:
@@ -71,14 +71,14 @@ async def relaying(socket_folder: Path) -> AsyncIterator[Relaying]:
 
 
 async def test_a_relay_answers(relaying: Relaying) -> None:
-    assert await answers_ping(relaying.path, 5)
+    assert await answers_ping(relaying.path, 30)
 
 
 async def test_a_relay_whose_loop_hangs_does_not(relaying: Relaying) -> None:
     free = relaying.block()
     assert not await answers_ping(relaying.path, SHORT_S)
     free.set()
-    assert await answers_ping(relaying.path, 5)
+    assert await answers_ping(relaying.path, 30)
 
 
 async def test_a_socket_that_nobody_serves(socket_folder: Path) -> None:

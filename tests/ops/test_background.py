@@ -10,7 +10,7 @@ import pytest
 
 from runtimeproxy.ops.background import BackgroundThreads
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 HANGS = """\
 import threading

@@ -29,7 +29,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 def check(client: CriClient, service: str = "") -> int:
     stub: Any = health_pb2_grpc.HealthStub(client.channel)
     request = health_pb2.HealthCheckRequest(service=service)
-    answer: health_pb2.HealthCheckResponse = stub.Check(request, timeout=10, wait_for_ready=True)
+    answer: health_pb2.HealthCheckResponse = stub.Check(request, timeout=30, wait_for_ready=True)
     return answer.status
 
 
@@ -108,7 +108,7 @@ def test_left_to_the_runtime(socket_folder: Path, daemons: Daemons) -> None:
 def test_calls_of_the_runtime_and_health_alternate_on_one_client(client: CriClient) -> None:
     for _ in range(3):
         assert check(client) == SERVING
-        assert client.wait_until_serving(10).runtime_name == "fake-runtime"
+        assert client.wait_until_serving(30).runtime_name == "fake-runtime"
 
 
 def test_a_drained_daemon_does_not_serve(daemon: ProxyProcess, client: CriClient) -> None:
@@ -147,7 +147,7 @@ class TestServicer:
         self, stub: Any, stopping: asyncio.Event
     ) -> None:
         states = []
-        async for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=10):
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=30):
             states.append(answer.status)
             stopping.set()
         assert states == [SERVING, NOT_SERVING]
@@ -156,5 +156,5 @@ class TestServicer:
         self, stub: Any, stopping: asyncio.Event
     ) -> None:
         stopping.set()
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == NOT_SERVING

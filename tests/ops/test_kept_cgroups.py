@@ -1,6 +1,7 @@
 """Pod-level cgroup values that are written again, on plain files in place of the kernel's."""
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from runtimeproxy.pods.records import CgroupRecord, KeptValue
 from runtimeproxy.testing import CgroupFiles
 
 ONE, TWO = "/kubepods/besteffort/podone", "/kubepods/besteffort/podtwo"
-UNTOUCHED = "100"
+UNTOUCHED, PAGE_BYTES = "100", os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def test_after_write(before: KeptValue | None, old: int | None, original: int | 
 @pytest.mark.parametrize(
     ("name", "value", "form"),
     [
-        pytest.param("memory.limit_in_bytes", 5000, 4096, id="whole-pages"),
+        pytest.param("memory.limit_in_bytes", PAGE_BYTES + 904, PAGE_BYTES, id="whole-pages"),
         pytest.param("memory.limit_in_bytes", "max", -1, id="a-word"),
         pytest.param("cpuset.cpus", "3,1-2", "1-3", id="a-list"),
         pytest.param("cpu.cfs_quota_us", -1, -1, id="itself"),
@@ -279,20 +280,20 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(f
             self.writes += 1
             if self.writes == 2:
                 written.set()
-                go_on.wait(10)
+                go_on.wait(30)
             return results
 
     kept = KeptCgroups(Slow(files.root))
     kept.write(ONE, {"cpu.shares": 512})
     calling = threading.Thread(target=kept.write, args=(ONE, {"cpu.shares": 1024}))
     calling.start()
-    assert written.wait(10)
+    assert written.wait(30)
     renewing = threading.Thread(target=kept.renew, args=(ONE,))
     renewing.start()
     renewing.join(0.2)
     go_on.set()
-    calling.join(10)
-    renewing.join(10)
+    calling.join(30)
+    renewing.join(30)
     found = kept.record(ONE)
     assert found is not None
     assert found.values["cpu.shares"] == KeptValue(1024, 2597)

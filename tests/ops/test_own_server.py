@@ -30,7 +30,7 @@ async def test_it_serves_and_leaves_nothing(socket_folder: Path) -> None:
     await own.start(threads, answers, asyncio.Event())
     async with grpc.aio.insecure_channel(f"unix:{own.socket_path}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     await own.stop()
     threads.shutdown()

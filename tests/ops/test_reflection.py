@@ -32,7 +32,7 @@ def ask(
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    answer: reflection_pb2.ServerReflectionResponse = next(call(iter([request]), timeout=10))
+    answer: reflection_pb2.ServerReflectionResponse = next(call(iter([request]), timeout=30))
     return answer
 
 

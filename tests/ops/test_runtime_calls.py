@@ -28,7 +28,7 @@ async def test_what_it_says_of_version_counts(
     with FakeRuntime(tmp_path / "runtime.sock") as runtime:
         if error is not None:
             runtime.on("Version", error=error)
-        assert await answers_calls(str(tmp_path / "runtime.sock"), 10) is expected
+        assert await answers_calls(str(tmp_path / "runtime.sock"), 30) is expected
 
 
 async def test_one_that_hangs_does_not_answer(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ async def test_one_that_hangs_does_not_answer(tmp_path: Path) -> None:
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
-    assert not await answers_calls(str(tmp_path / "runtime.sock"), 10)
+    assert not await answers_calls(str(tmp_path / "runtime.sock"), 30)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ async def test_one_that_talks_nonsense_does_not_answer(tmp_path: Path, reply: by
 
     server = await asyncio.start_unix_server(answer, tmp_path / "runtime.sock")
     async with server:
-        assert not await answers_calls(str(tmp_path / "runtime.sock"), 10)
+        assert not await answers_calls(str(tmp_path / "runtime.sock"), 30)

@@ -19,7 +19,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 async def client(fake_runtime: FakeRuntime, executor: ThreadPoolExecutor) -> AsyncIterator[GrpcRuntimeClient]:
-    settings = ClientSettings(fake_runtime.endpoint, list_timeout_s=10, status_timeout_s=10)
+    settings = ClientSettings(fake_runtime.endpoint, list_timeout_s=30, status_timeout_s=30)
     found = GrpcRuntimeClient(settings, executor)
     yield found
     await found.close()

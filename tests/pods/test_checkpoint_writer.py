@@ -21,7 +21,7 @@ from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def running(checkpoint: Checkpoint) -> AsyncIterator[None]:
 
 
 def saved(folder: Path) -> Saved:
-    with closing(CheckpointFile(folder)) as file:
+    with closing(CheckpointFile(folder, read_only=True)) as file:
         return file.load()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from runtimeproxy.pods.reconcile import joined_container, joined_pod, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
 MIB = 1 << 20
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHARES, QUOTA = "resources.cpu_shares", "resources.cpu_quota_us"
 SAVED = ContainerRecord(
     id="c",
@@ -84,6 +86,8 @@ def test_an_end_that_nobody_saw_is_taken() -> None:
         pytest.param("cpu_shares", 1024, 512, False, id="other-shares"),
         pytest.param("cpu_shares", 1024, 1, False, id="no-shares-at-all"),
         pytest.param("memory_limit_bytes", -1, 4095, False, id="unlimited-or-not"),
+        pytest.param("memory_limit_bytes", PAGE_BYTES, 2 * PAGE_BYTES - 1, True, id="one-page"),
+        pytest.param("memory_limit_bytes", PAGE_BYTES, PAGE_BYTES - 1, False, id="other-page"),
         pytest.param("cpuset_cpus", "0-2", "0,1,2", True, id="one-set"),
         pytest.param("cpuset_cpus", "0-2", "0-3", False, id="other-set"),
         pytest.param("cpuset_cpus", "0-2", "some", False, id="no-set"),

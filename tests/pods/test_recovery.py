@@ -21,7 +21,7 @@ from runtimeproxy.testing.builders import pod_sandbox_config
 async def running(recovery: Recovery) -> AsyncIterator[None]:
     task = asyncio.get_running_loop().create_task(recovery.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await recovery.recovered.wait()
         yield
     finally:
@@ -106,7 +106,7 @@ async def test_a_comparison_on_demand_does_not_wait_for_the_interval(
     async with running(recovery):
         fake_runtime.state.remove_container(next(iter(fake_runtime.state.containers)))
         recovery.compare_soon()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await told.wait()
 
 
@@ -149,7 +149,7 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     recovery, found = Recovery(store, client), asyncio.Event()
     store.tell(lambda kind, identity, seen: found.set())
     recovery.confirm([container_id, "gone"])
-    async with running(recovery), asyncio.timeout(20):
+    async with running(recovery), asyncio.timeout(30):
         await found.wait()
     record = store.containers.get(container_id)
     assert record is not None
@@ -173,7 +173,7 @@ async def test_a_call_during_the_question_has_it_asked_again(
         store.tell(lambda kind, identity, seen: found.set())
         recovery.compare_soon()
         fake_runtime.release("ContainerStatus")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await found.wait()
     record = store.containers.get(container_id)
     assert record is not None

@@ -121,6 +121,9 @@ def test_overlay(base: Resources, newer: Resources, expected: Resources) -> None
             id="other-types-are-nothing",
         ),
         pytest.param({"cpu_shares": "9" * 5000}, NO_RESOURCES, id="no-number-of-64-bits"),
+        pytest.param(
+            {"cpu_shares": 2**63, "memory_limit_in_bytes": "9" * 19}, NO_RESOURCES, id="just-above-64-bits"
+        ),
     ],
 )
 def test_resources_from_json(document: dict[str, Any], expected: Resources) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -125,26 +124,6 @@ def test_tombstones_last_until_no_answer_is_awaited() -> None:
         assert not store.containers.fill(container("a"), since)
     with store.listing() as since:
         assert store.containers.fill(container("a"), since)
-
-
-def test_ten_thousand_life_cycles_leave_nothing() -> None:
-    store = PodStore()
-
-    def live(number: int) -> None:
-        store.pods.put(pod(f"pod-{number}", f"uid-{number}"))
-        store.containers.put(container(f"box-{number}", f"pod-{number}"))
-        store.containers.remove(f"box-{number}")
-        store.remove_pod(f"pod-{number}")
-
-    for number in range(100):
-        live(number)
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    for number in range(10_000):
-        live(number)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert after - before < 20_000
 
 
 def test_equal_texts_of_many_pods_are_one_object() -> None:

@@ -62,6 +62,8 @@ def test_null_and_absent_are_the_zero_value() -> None:
         ("true", Place.quantity, "no quantity"),
         ('"2Gb"', Place.quantity, "no quantity"),
         ("{}", Place.quantity, "no quantity"),
+        ('"2 Gi"', Place.quantity, "no quantity"),
+        ('"2Gi\\n"', Place.quantity, "no quantity"),
         ("{}", Place.items, "no list"),
         ("[]", Place.entries, "no object"),
     ],
@@ -72,7 +74,8 @@ def test_values_of_another_type_are_errors(text: str, reader: Callable[[Place], 
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [('"2Gi"', 2 << 30), ("500", 500), ("1.5", 2), ('"1.5"', 2), ("1e3", 1_000)]
+    ("text", "value"),
+    [('"2Gi"', 2 << 30), ('" 2Gi "', 2 << 30), ("500", 500), ("1.5", 2), ('"1.5"', 2), ("1e3", 1_000)],
 )
 def test_quantities_may_be_strings_or_numbers(text: str, value: int) -> None:
     assert place(text).quantity() == value

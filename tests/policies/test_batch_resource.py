@@ -22,7 +22,7 @@ from policies.batch_resource import (
 )
 from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, ResourceChange, Resources
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.units import MAX_INT64
+from runtimeproxy.units import MAX_CPU_QUOTA_US, MAX_INT64
 
 GI = 1 << 30
 DEFAULTS = BatchResourceOptions()
@@ -120,7 +120,7 @@ def test_container_values(
 
 
 @given(
-    st.lists(st.builds(batch, st.integers(-5, 10**6), st.integers(-5, 2**62)), min_size=1, max_size=5),
+    st.lists(st.builds(batch, st.integers(-5, MAX_INT64), st.integers(-5, 2**62)), min_size=1, max_size=5),
     st.floats(0.5, 5.0),
 )
 def test_values_are_always_what_kernels_take(containers: list[BatchContainer], ratio: float) -> None:
@@ -129,7 +129,7 @@ def test_values_are_always_what_kernels_take(containers: list[BatchContainer], r
     assert pod is not None
     for values in (pod, *(container_values(each, options) for each in containers)):
         assert 2 <= values.cpu_shares <= 262_144
-        assert values.cpu_quota_us == -1 or values.cpu_quota_us >= 1_000
+        assert values.cpu_quota_us == -1 or 1_000 <= values.cpu_quota_us <= MAX_CPU_QUOTA_US
         assert values.memory_limit_bytes == -1 or 0 < values.memory_limit_bytes <= MAX_INT64
 
 

@@ -108,7 +108,9 @@ def test_a_whole_gpu_needs_no_hami() -> None:
     assert change.env == {"NVIDIA_VISIBLE_DEVICES": "1"}
 
 
-@pytest.mark.parametrize("text", ["[]", '{"gpu": {}}', '{"gpu": [{"minor": "0"}]}', '{"gpu": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"gpu": {}}', '{"gpu": [{"minor": "0"}]}', '{"gpu": [1]}', '{"gpu": [null]}']
+)
 def test_a_malformed_allocation_is_an_error(text: str) -> None:
     view = ContainerView(pod=PodView(annotations={DEVICE_ALLOCATED: text}))
     with pytest.raises(AnnotationError, match="device-allocated"):

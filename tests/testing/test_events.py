@@ -8,7 +8,7 @@ from runtimeproxy.testing import FakeRuntime, RuntimeState, preload
 from runtimeproxy.testing.builders import pod_sandbox_config
 from runtimeproxy.testing.events import EventBroadcast
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 REQUEST = api_pb2.GetEventsRequest()
 
 Runtime = api_pb2_grpc.RuntimeServiceStub

@@ -15,7 +15,7 @@ from runtimeproxy.testing.__main__ import main
 def containers_of(path: Path) -> list[api_pb2.Container]:
     with grpc.insecure_channel(f"unix://{path}") as channel:
         stub = api_pb2_grpc.RuntimeServiceStub(channel)
-        return list(stub.ListContainers(api_pb2.ListContainersRequest(), timeout=10).containers)
+        return list(stub.ListContainers(api_pb2.ListContainersRequest(), timeout=30).containers)
 
 
 def test_the_command_serves_what_it_preloads(socket_folder: Path) -> None:

@@ -16,7 +16,7 @@ from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.testing.raw_calls import VERSION_PATH, bytes_call, error_of, trailers_of
 
 VERSION = api_pb2.VersionRequest(version="v")
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 Runtime = api_pb2_grpc.RuntimeServiceStub
 

@@ -13,7 +13,7 @@ from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.testing import FakeRuntime, preload
 
 VERSION = api_pb2.VersionRequest(version="v")
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 Runtime = api_pb2_grpc.RuntimeServiceStub
 

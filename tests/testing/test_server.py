@@ -12,7 +12,7 @@ from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.testing.raw_calls import VERSION_PATH, bytes_call, error_of
 
 VERSION = api_pb2.VersionRequest(version="v")
-WAIT_S = 10.0
+WAIT_S = 30.0
 PATHS = [
     (package, f"{service.name}/{method.name}")
     for package in ("runtime.v1", "runtime.v1alpha2")

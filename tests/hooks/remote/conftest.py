@@ -12,7 +12,7 @@ from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.server_policy import HookServer
 from tests.hooks.remote.behaviours import Behaviour
 from tests.hooks.remote.hook_server import HookServing, serve
-from tests.hooks.remote.servers import registration
+from tests.hooks.remote.servers import PATIENT_S, registration
 
 
 @pytest.fixture
@@ -42,14 +42,20 @@ def made() -> Iterator[list[HookServer]]:
 
 
 @pytest.fixture
-def ignored(folder: Path, made: list[HookServer]) -> HookServer:
+def timeout_s() -> float:
+    """The servers' timeout; tests in which none answers parametrize it."""
+    return PATIENT_S
+
+
+@pytest.fixture
+def ignored(folder: Path, made: list[HookServer], timeout_s: float) -> HookServer:
     """A server whose failures are ignored."""
-    made.append(HookServer(registration(folder)))
+    made.append(HookServer(registration(folder, timeout_s=timeout_s)))
     return made[-1]
 
 
 @pytest.fixture
-def strict(folder: Path, made: list[HookServer]) -> HookServer:
+def strict(folder: Path, made: list[HookServer], timeout_s: float) -> HookServer:
     """A server whose failures refuse the call."""
-    made.append(HookServer(registration(folder, failure_policy=FailurePolicy.FAIL)))
+    made.append(HookServer(registration(folder, failure_policy=FailurePolicy.FAIL, timeout_s=timeout_s)))
     return made[-1]

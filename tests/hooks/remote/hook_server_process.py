@@ -18,8 +18,8 @@ from tests.hooks.remote.behaviours import Behaviour, Request
 from tests.hooks.remote.hook_server import CONTROL_SERVICE, POD_HOOKS
 from tests.lab.programs import REPOSITORY
 
-_CALL_TIMEOUT_S = 10.0
-_END_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ CASES: dict[str, tuple[StatusCode, str, type[HookServerError]]] = {
     "no connection": (StatusCode.UNAVAILABLE, "failed to connect", UnreachableError),
     "a reset": (StatusCode.CANCELLED, "RST_STREAM", UnreachableError),
     "a stream that vanished": (StatusCode.UNKNOWN, "Stream removed", UnreachableError),
+    "a stream that was reset": (
+        StatusCode.INTERNAL,
+        "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))",
+        UnreachableError,
+    ),
+    "an answer without a status": (StatusCode.UNKNOWN, "No status received", UnreachableError),
     "no answer": (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", LateError),
 }
 

@@ -72,7 +72,7 @@ def test_a_name_that_koordinator_has_for_nri_is_taken_without_a_word() -> None:
     assert good(file(runtime_hooks=["PreRemoveRunPodSandbox"])).hooks == frozenset()
 
 
-@pytest.mark.parametrize("scheme", ["", "unix:", "unix://"])
+@pytest.mark.parametrize("scheme", ["", "unix:", "unix://", "/", "unix:/", "unix:///"])
 def test_endpoints(scheme: str) -> None:
     assert good(file(remote_endpoint=scheme + ENDPOINT)).endpoint == ENDPOINT
 

@@ -23,7 +23,7 @@ from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing
-from tests.hooks.remote.servers import POD, POST, PRE, TIMEOUT_S, VIEW, ask, concerns, registration
+from tests.hooks.remote.servers import PATIENT_S, POD, POST, PRE, TIMEOUT_S, VIEW, ask, concerns, registration
 from tests.lab.deadline import wait_until
 
 
@@ -35,7 +35,7 @@ def test_the_policy_of_a_server(folder: Path, ignored: HookServer) -> None:
     loaded = ignored.loaded()
     assert (loaded.name, loaded.origin) == ("koordlet.json", str(folder / "hook.sock"))
     assert loaded.priority > MAX_PRIORITY
-    assert TIMEOUT_S < loaded.timeout_s < TIMEOUT_S + 1
+    assert PATIENT_S < loaded.timeout_s < PATIENT_S + 1
     assert loaded.blocks
     assert not loaded.refuses_on_failure
     assert set(loaded.methods) == set(HOOK_NAMES.values())
@@ -72,13 +72,13 @@ def test_post_hooks_change_nothing(ignored: HookServer, serving: HookServing) ->
 
 
 KINDS = {
-    "an error": ("error", AnsweredError),
-    "hanging": ("hang", LateError),
-    "undecodable": ("undecodable", UndecodableError),
+    "an error": ("error", AnsweredError, PATIENT_S),
+    "hanging": ("hang", LateError, TIMEOUT_S),
+    "undecodable": ("undecodable", UndecodableError, PATIENT_S),
 }
 
 
-@pytest.mark.parametrize(("kind", "error"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("kind", "error", "timeout_s"), KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("hook", [PRE, POST])
 def test_failures_that_are_ignored(
     ignored: HookServer, serving: HookServing, kind: str, error: type[Exception], hook: Hook
@@ -107,6 +107,7 @@ def test_what_has_happened_is_not_refused(strict: HookServer, serving: HookServi
         ask(strict, POST)
 
 
+@pytest.mark.parametrize("timeout_s", [TIMEOUT_S], ids=["hasty"])
 def test_a_strict_server_that_is_late(strict: HookServer, serving: HookServing) -> None:
     serving.behave(Behaviour(kind="hang"))
     with pytest.raises(RefusalError) as caught:
@@ -134,9 +135,11 @@ async def test_one_that_hangs_is_skipped_though_its_own_timeout_is_longer_than_a
     server = HookServer(registration(folder, timeout_s=60.0))
     made.append(server)
     chain = Chain([server.loaded()], workers)
-    for _ in range(FAILURES_TO_OPEN):
-        await chain.decide(Order(PRE, VIEW, ENOUGH_S + 0.1))
-        await until(lambda: not chain.hung)
+    # A busy machine may leave an RPC less time than enough, and then that call counts for nothing.
+    for _ in range(10 * FAILURES_TO_OPEN):
+        if concerns(server):
+            await chain.decide(Order(PRE, VIEW, ENOUGH_S + 0.3))
+            await until(lambda: not chain.hung)
     assert not concerns(server)
 
 
@@ -148,6 +151,28 @@ def test_an_error_does_not_tell_secrets(
         with pytest.raises(RuntimeProxyError) as caught:
             ask(server)
         assert "bad TOKEN=*** on port 80" in str(caught.value)
+
+
+SECRETS = {
+    "one in another": ({"A": b"password", "B": b"password-of-b"}, "bad password-of-b", "bad ***"),
+    "lines with escaped ends": (
+        {"KEY": b"first line\nsecond line\n"},
+        r"'first line\nsecond line\n'",
+        r"'***\n***\n'",
+    ),
+    "longer than what is told": ({"KEY": b"k" * 2_000}, "bad " + "k" * 2_000, "bad ***"),
+    "where the text is cut": ({"KEY": b"k" * 100}, "x" * 1_000 + "k" * 100, "x" * 1_000 + "***"),
+}
+
+
+@pytest.mark.parametrize(("env", "text", "told"), SECRETS.values(), ids=SECRETS)
+def test_no_part_of_a_secret_is_told(
+    ignored: HookServer, serving: HookServing, env: dict[str, bytes], text: str, told: str
+) -> None:
+    serving.behave(Behaviour(kind="error", text=text))
+    with pytest.raises(AnsweredError) as caught:
+        ask(ignored, view=replace(VIEW, env=env))
+    assert caught.value.text == told
 
 
 def test_a_long_error_is_cut(ignored: HookServer, serving: HookServing) -> None:
@@ -172,7 +197,7 @@ def test_closing_waits_for_calls(folder: Path, made: list[HookServer], serving: 
     wait_until(lambda: serving.asked, "the call is under way")
     server.close()
     serving.behave(Behaviour())
-    thread.join(10)
+    thread.join(30)
     assert answers == [None]
     assert ask(server) is None, "a call that began with the old policies may still come"
 
@@ -183,7 +208,7 @@ def test_many_threads(ignored: HookServer, serving: HookServing) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(30)
     assert not errors
 
 

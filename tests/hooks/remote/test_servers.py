@@ -19,7 +19,7 @@ from runtimeproxy.hooks.remote.servers import HookServers
 from tests.hooks.remote.registration_files import content, write
 from tests.lab.deadline import wait_until
 
-DEADLINE_S = 8.0
+DEADLINE_S = 30.0
 ONE, TWO = "/run/one.sock", "/run/two.sock"
 
 

@@ -20,7 +20,7 @@ from tests.relay import wire
 from tests.relay.playbook import Decide, ScriptedCall, ScriptedInterceptor
 from tests.relay.wire import Frame, Headers, Reader
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 """How long a test waits for what must happen, before it fails."""
 READ_BYTES = 1 << 16
 

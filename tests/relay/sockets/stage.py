@@ -20,7 +20,7 @@ from runtimeproxy.relay.state import RelayOptions, Upstream
 from tests.relay.playbook import PASSING, Decide, ScriptedCall, ScriptedInterceptor
 from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, headers, settings, wire
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 """Longer than anything here takes; only a broken test waits for it."""
 
 _Result = TypeVar("_Result")
@@ -72,18 +72,20 @@ class Peer:
                 return found
 
     async def rest(self) -> list[Frame]:
-        """All frames until the connection ends."""
+        """All frames until the other end ends the connection; this end does so then, too."""
         found = []
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 found.append(await self.frame())
+        self.writer.close()
         return found
 
     async def ended(self) -> None:
-        """Waits for the end of the connection, whatever comes before it."""
+        """Waits until the other end ends the connection, whatever comes before; this end then does, too."""
         with contextlib.suppress(ConnectionError):
             while await soon(self.reader.read(1 << 16)):
                 pass
+        self.writer.close()
 
     async def close(self) -> None:
         """Ends the connection."""

@@ -54,7 +54,7 @@ class Echo(grpc.GenericRpcHandler):
     def _wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.add_callback(self.cancelled.set)
         self.waiting.set()
-        self.cancelled.wait(10)
+        self.cancelled.wait(30)
         return b""
 
 
@@ -93,7 +93,7 @@ async def test_messages_of_all_sizes_pass(relay: Stage) -> None:
     def ask() -> list[bytes]:
         with channel_to(relay) as channel:
             call = unary(channel, PASSING)
-            return [call(bytes(size), timeout=10) for size in (0, 1, 65_531, 17 * MEBIBYTE)]
+            return [call(bytes(size), timeout=30) for size in (0, 1, 65_531, 17 * MEBIBYTE)]
 
     assert [len(answer) for answer in await soon(asyncio.to_thread(ask))] == [0, 1, 65_531, 17 * MEBIBYTE]
 
@@ -105,7 +105,7 @@ async def test_a_held_message_is_changed(relay: Stage, size: int) -> None:
 
     def ask() -> bytes:
         with channel_to(relay) as channel:
-            answer: bytes = unary(channel, HELD)(bytes(size), timeout=10)
+            answer: bytes = unary(channel, HELD)(bytes(size), timeout=30)
             return answer
 
     assert await soon(asyncio.to_thread(ask)) == changed
@@ -119,7 +119,7 @@ async def test_compressed_messages_pass_held_or_not(relay: Stage) -> None:
     def ask(path: str) -> bytes:
         with channel_to(relay) as channel:
             call = unary(channel, path)
-            answer: bytes = call(bytes(100_000), timeout=10, compression=grpc.Compression.Gzip)
+            answer: bytes = call(bytes(100_000), timeout=30, compression=grpc.Compression.Gzip)
             return answer
 
     for path in (PASSING, HELD):
@@ -134,10 +134,10 @@ async def test_a_refusal_is_a_status_with_its_text(relay: Stage) -> None:
         found = []
         with channel_to(relay) as channel:
             for _ in range(3):
-                call = unary(channel, HELD).future(b"x", timeout=10)
+                call = unary(channel, HELD).future(b"x", timeout=30)
                 assert call.exception() is not None
                 found.append((call.code(), call.details()))
-            assert unary(channel, PASSING)(b"x", timeout=10) == b"x"
+            assert unary(channel, PASSING)(b"x", timeout=30) == b"x"
         return found
 
     expected = (grpc.StatusCode.FAILED_PRECONDITION, "koord-runtime-proxy: größe 100%\n")
@@ -147,7 +147,7 @@ async def test_a_refusal_is_a_status_with_its_text(relay: Stage) -> None:
 async def test_status_text_and_trailers_pass(relay: Stage) -> None:
     def ask() -> tuple[grpc.StatusCode, str | None, list[tuple[str, str | bytes]]]:
         with channel_to(relay) as channel:
-            call = unary(channel, FAIL).future(b"x", timeout=10)
+            call = unary(channel, FAIL).future(b"x", timeout=30)
             return call.code(), call.details(), [tuple(each) for each in call.trailing_metadata()]
 
     code, text, trailers = await soon(asyncio.to_thread(ask))
@@ -168,7 +168,7 @@ async def test_a_conversation_passes_message_by_message(relay: Stage) -> None:
                     turn.acquire()
 
             conversation: Any = channel.stream_stream(TALK)
-            for heard in conversation(speak(), timeout=10):
+            for heard in conversation(speak(), timeout=30):
                 assert heard == said[-1]
                 turn.release()
             assert len(said) == 20
@@ -181,10 +181,10 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(relay: Stage, echo: E
 
     def give_up() -> bool:
         with channel_to(relay) as channel:
-            call = unary(channel, WAIT).future(b"x", timeout=10)
-            assert echo.waiting.wait(10)
+            call = unary(channel, WAIT).future(b"x", timeout=30)
+            assert echo.waiting.wait(30)
             call.cancel()
-            return echo.cancelled.wait(10)
+            return echo.cancelled.wait(30)
 
     assert await soon(asyncio.to_thread(give_up))
 
@@ -196,7 +196,7 @@ async def test_many_calls_at_the_same_time_do_not_mix(relay: Stage) -> None:
         with channel_to(relay) as channel:
             held, passing = unary(channel, HELD), unary(channel, PASSING)
             calls = [
-                (n, held.future(b"a%d" % n * 500, timeout=10), passing.future(b"b%d" % n, timeout=10))
+                (n, held.future(b"a%d" % n * 500, timeout=30), passing.future(b"b%d" % n, timeout=30))
                 for n in range(200)
             ]
             for number, first, second in calls:

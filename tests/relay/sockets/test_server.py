@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,17 @@ from tests.relay.wire import (
     LAST_ID,
     PING,
     Frame,
+    credit,
     data,
     goaway,
     message,
+    ping,
     ping_ack,
+    wire,
 )
 
 NOBODY = 65534
+AT_ONCE_S = 0.9
 
 ASK = """
 import os, socket, sys
@@ -132,15 +137,34 @@ async def told(client: Peer) -> Frame:
     return await client.next_of(PING)
 
 
-async def test_an_idle_client_is_told_and_let_go_as_soon_as_it_knows(stage: Stage) -> None:
-    client, runtime = await stage.pair()
-    began_s = asyncio.get_running_loop().time()
-    async with Draining(stage):
-        client.send(ping_ack((await told(client)).payload))
-        assert await client.rest() == [goaway(1)]
-        await runtime.ended()
-    assert asyncio.get_running_loop().time() - began_s < 0.9
-    assert stage.server.connection_count == 0
+async def least_s(folder: Path, measured_s: Callable[[Stage], Awaitable[float]]) -> float:
+    """How long something takes, each time on a stage of its own, in the best of a few tries.
+
+    A second is what a client has that does not answer; a busy machine may take that for itself.
+    """
+    least = AT_ONCE_S
+    for number in range(5):
+        own = folder / str(number)
+        own.mkdir()
+        async with Stage(own) as stage:
+            least = await measured_s(stage)
+        if least < AT_ONCE_S:
+            break
+    return least
+
+
+async def test_an_idle_client_is_told_and_let_go_as_soon_as_it_knows(tmp_path: Path) -> None:
+    async def drain_s(stage: Stage) -> float:
+        client, runtime = await stage.pair()
+        began_s = asyncio.get_running_loop().time()
+        async with Draining(stage):
+            client.send(ping_ack((await told(client)).payload))
+            assert await client.rest() == [goaway(1)]
+            await runtime.ended()
+        assert stage.server.connection_count == 0
+        return asyncio.get_running_loop().time() - began_s
+
+    assert await least_s(tmp_path, drain_s) < AT_ONCE_S
 
 
 async def test_without_any_client_it_is_over_at_once(stage: Stage) -> None:
@@ -191,6 +215,21 @@ async def test_a_short_call_that_passes_may_finish(stage: Stage) -> None:
         assert await client.rest() == [answer]
 
 
+async def test_a_client_may_still_write_when_its_last_answer_is_on_its_way(stage: Stage) -> None:
+    """As gRPC does, with credit or a PING: an error there would cost it the answer."""
+    client, runtime = await stage.pair()
+    client.send(client.call(3, end=True))
+    await runtime.next_of(HEADERS)
+    async with Draining(stage):
+        client.send(ping_ack((await told(client)).payload))
+        await client.next_of(GOAWAY)
+        runtime.send(runtime.trailers(3))
+        await runtime.ended()
+        os.write(client.writer.get_extra_info("socket").fileno(), wire(credit(0, 1), ping()))
+        await client.next_of(HEADERS)
+        await client.ended()
+
+
 async def test_a_long_call_that_passes_is_cut(stage: Stage) -> None:
     client, runtime = await stage.pair()
     client.send(client.call(3, end=True))
@@ -201,27 +240,21 @@ async def test_a_long_call_that_passes_is_cut(stage: Stage) -> None:
         await runtime.ended()
 
 
-async def test_a_client_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> None:
-    client, _ = await stage.pair()
-    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
-    await until(lambda: bool(stage.held and stage.held[0].events))
-    began_s = asyncio.get_running_loop().time()
-    async with Draining(stage):
-        await told(client)
-        await client.close()
-    assert asyncio.get_running_loop().time() - began_s < 0.9
+@pytest.mark.parametrize("by", ["client", "runtime"])
+async def test_a_side_that_is_lost_meanwhile_is_not_waited_for(tmp_path: Path, by: str) -> None:
+    async def drain_s(stage: Stage) -> float:
+        client, runtime = await stage.pair()
+        client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
+        await until(lambda: bool(stage.held and stage.held[0].events))
+        began_s = asyncio.get_running_loop().time()
+        async with Draining(stage):
+            await told(client)
+            await (client if by == "client" else runtime).close()
+            if by == "runtime":
+                await client.ended()
+        return asyncio.get_running_loop().time() - began_s
 
-
-async def test_a_runtime_that_is_lost_meanwhile_is_not_waited_for(stage: Stage) -> None:
-    client, runtime = await stage.pair()
-    client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
-    await until(lambda: bool(stage.held and stage.held[0].events))
-    began_s = asyncio.get_running_loop().time()
-    async with Draining(stage):
-        await told(client)
-        await runtime.close()
-        await client.ended()
-    assert asyncio.get_running_loop().time() - began_s < 0.9
+    assert await least_s(tmp_path, drain_s) < AT_ONCE_S
 
 
 async def test_streams_that_come_after_the_last_goaway_are_not_taken(stage: Stage) -> None:
