@@ -10,9 +10,11 @@ INSTALLED := $(VENV)/.installed
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-$(INSTALLED): requirements.lock pyproject.toml
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null || sh tests/lab/install_venv.sh $(PYTHON) $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV) 2>/dev/null || sh tests/lab/install_venv.sh $(PYTHON) $(VENV)
+
+$(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
@@ -55,7 +57,7 @@ restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtim
 proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
 	$(BIN)/python -m cri_api.generate
 
-lock:  ## pin the newest versions that pyproject.toml allows
+lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --no-header --extra dev pyproject.toml -o requirements.lock

@@ -53,12 +53,16 @@ class Place:
         return {key: Place(f"{self.path}[{key[:64]}]", value) for key, value in self._dict().items()}
 
     def items(self) -> list[Place]:
-        """Return a list's items."""
+        """Return a list's items, none of which may be null."""
         if self.value is None:
             return []
         if not isinstance(self.value, list):
             self.fail("is no list")
-        return [Place(f"{self.path}[{index}]", value) for index, value in enumerate(self.value)]
+        items = [Place(f"{self.path}[{index}]", value) for index, value in enumerate(self.value)]
+        for item in items:
+            if item.value is None:
+                item.fail("is null")
+        return items
 
     def text(self) -> str:
         """Return a string; empty when absent."""
@@ -77,13 +81,16 @@ class Place:
         return self.value
 
     def quantity(self, parse: Callable[[str], int] = quantity_bytes) -> int:
-        """Return a Kubernetes quantity, written as a string or a number; 0 when absent."""
+        """Return a Kubernetes quantity, written as a string or a number; 0 when absent.
+
+        Spaces around it do not count. Source: Kubernetes apimachinery Quantity.UnmarshalJSON.
+        """
         if self.value is None:
             return 0
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
             self.fail("is no quantity")
         try:
-            return parse(str(self.value))
+            return parse(str(self.value).strip(" "))
         except ValueError:
             self.fail("is no quantity")
 

@@ -11,7 +11,7 @@ from runtimeproxy.qos import QoSClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
-    """Settings of the policy: the keys of its table in the configuration, each with type and default."""
+    """Settings of the policy: the keys of `[policies.template.options]`, each with type and default."""
 
     oom_score_adj: int = -500
     """-1000 (never killed) to 1000."""
