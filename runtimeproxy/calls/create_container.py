@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
@@ -29,6 +30,7 @@ class ContainerDraft:
         self.requested = read_resources(config.linux.resources)
         self._is_changed = False
         self._owners: Mapping[str, str] = NO_ENTRIES
+        self._record: Callable[..., ContainerRecord] | None = None
 
     def question(self, pod: PodView) -> Question:
         """The question before it is created."""
@@ -51,10 +53,17 @@ class ContainerDraft:
 
     def record(self, identity: str, pod_id: str, pending: Mapping[str, int | str]) -> ContainerRecord:
         """What is remembered once the runtime has created it."""
+        make = self._record or self._made()
+        return make(id=identity, pod_id=pod_id, pending_cgroup=dict(pending) or NO_ENTRIES)
+
+    def prepare(self) -> None:
+        """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
+        self._record = self._made()
+
+    def _made(self) -> Callable[..., ContainerRecord]:
         config = self.config
-        return ContainerRecord(
-            id=identity,
-            pod_id=pod_id,
+        return partial(
+            ContainerRecord,
             name=config.metadata.name,
             attempt=config.metadata.attempt,
             labels=compact(config.labels),
@@ -62,7 +71,6 @@ class ContainerDraft:
             requested=self.requested,
             applied=read_resources(config.linux.resources) if self._is_changed else self.requested,
             owners=dict(self._owners) or NO_ENTRIES,
-            pending_cgroup=dict(pending) or NO_ENTRIES,
         )
 
 
@@ -119,6 +127,10 @@ class CreateContainer(Operation):
     def carry(self) -> bool:
         """Names the cgroup parent in which the sandbox really lies."""
         return edit_cgroup_parent(self._request.sandbox_config, self._carried_parent())
+
+    def prepare(self) -> None:
+        """Prepares the container's record."""
+        self._draft.prepare()
 
     def succeeded(self, response: bytes) -> None:
         """Records the container, and its sandbox if that was unknown."""

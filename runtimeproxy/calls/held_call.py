@@ -180,6 +180,16 @@ class HeldCall:
     def _forward(self, operation: Operation, frame: bytes | None) -> None:
         operation.sent()
         self._reply.forward(frame)
+        # Not before the message is written; and then the answer need not wait for it.
+        asyncio.get_running_loop().call_soon(self._prepare)
+
+    def _prepare(self) -> None:
+        if self._operation is None:
+            return
+        try:
+            self._operation.prepare()
+        except Exception as error:  # noqa: BLE001 - it will be tried again when the answer is there
+            self._report(error)
 
     def _succeeded(self, operation: Operation, data: bytes) -> bool:
         """Whether the answer could be read; the records are up to date then."""

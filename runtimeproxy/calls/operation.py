@@ -151,6 +151,10 @@ class Operation(ABC):
         """The request, edited or not, goes to the runtime now."""
         return
 
+    def prepare(self) -> None:
+        """Does in advance what `succeeded` can need: the runtime is at work. May be left out."""
+        return
+
     def over(self) -> None:
         """The call has ended, however it did; before `succeeded` if it did that. Also for one not sent."""
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
@@ -31,6 +32,7 @@ class PodDraft:
         self.requested = read_resources(config.linux.resources)
         self._change = PodChange()
         self._owners: Mapping[str, str] = NO_ENTRIES
+        self._record: Callable[..., PodRecord] | None = None
 
     def question(self) -> Question:
         """The question before it is created."""
@@ -45,9 +47,17 @@ class PodDraft:
 
     def record(self, identity: str) -> PodRecord:
         """What is remembered once the runtime has created it."""
+        make = self._record or self._made()
+        return make(id=identity)
+
+    def prepare(self) -> None:
+        """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
+        self._record = self._made()
+
+    def _made(self) -> Callable[..., PodRecord]:
         config, about = self.config, self.config.metadata
-        return PodRecord(
-            id=identity,
+        return partial(
+            PodRecord,
             name=about.name,
             namespace=about.namespace,
             uid=about.uid,
@@ -96,6 +106,10 @@ class NewSandbox(Operation):
     def disturbed_cgroup(self) -> str:
         """The pod's slice: the sandbox's scope was started in it."""
         return slice_of(self._record)
+
+    def prepare(self) -> None:
+        """Prepares the pod's record."""
+        self._draft.prepare()
 
     async def confirm(self) -> bool:
         """The runtime has a sandbox of this attempt, or it has not; more comes with the next list."""

@@ -1,0 +1,54 @@
+"""Has the kernel wake the relay's thread soon, however busy the others are.
+
+The relay works in short bursts. While a policy computes on the same CPU, each burst would wait for the end of
+that thread's time slice, some milliseconds; and each wait for the interpreter lasts as much longer as timers
+of the thread may be late.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+SLICE_NS: Final = 100_000
+"""The shortest time slice that Linux gives. A thread that asks for a shorter one than the running thread's
+preempts it when it wakes up. Source: Linux 6.12, kernel/sched/fair.c; older kernels ignore the wish."""
+
+TIMER_SLACK_NS: Final = 1
+"""How late timers may be; by default 50,000. Source: prctl(2), PR_SET_TIMERSLACK: 0 would be the default."""
+
+_ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
+"""`struct sched_attr`, first version. Source: sched_setattr(2)."""
+_RESET_ON_FORK: Final = 1
+"""New threads and processes get the usual slice. Source: linux/sched.h, SCHED_FLAG_RESET_ON_FORK."""
+_SYSCALL: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "ppc64le": 355, "s390x": 345}
+"""The number of sched_setattr by machine. Source: the kernel's syscall tables."""
+
+
+def wake_soon(thread_id: int) -> None:
+    """Asks for short slices and exact timers for a thread of this process; takes no for an answer.
+
+    A thread that an administrator has given another scheduling policy keeps all of that.
+
+    Args:
+        thread_id: the kernel's id of the thread.
+    """
+    with suppress(OSError):
+        Path(f"/proc/{thread_id}/timerslack_ns").write_text(str(TIMER_SLACK_NS))
+    with suppress(OSError):
+        if os.sched_getscheduler(thread_id) == os.SCHED_OTHER:
+            _ask_for_slice(thread_id, os.getpriority(os.PRIO_PROCESS, thread_id))
+
+
+def _ask_for_slice(thread_id: int, nice: int) -> None:
+    number = _SYSCALL.get(os.uname().machine)
+    if number is None:
+        return
+    import ctypes  # Python has no function for this call
+
+    size = _ATTRIBUTES.size
+    attributes = _ATTRIBUTES.pack(size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0)
+    ctypes.CDLL(None).syscall(number, thread_id, ctypes.c_char_p(attributes), 0)
