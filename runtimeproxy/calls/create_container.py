@@ -11,7 +11,14 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edits import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.calls.views import recorded_container, recorded_pod, requested_container, requested_pod
+from runtimeproxy.calls.views import (
+    PodSketch,
+    recorded_container,
+    recorded_pod,
+    requested_container,
+    requested_pod,
+    sketched_pod,
+)
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
@@ -19,6 +26,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks import CgroupChange, PodView
+    from runtimeproxy.hooks.concern import PodTraits
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -32,13 +40,18 @@ class ContainerDraft:
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._record: Callable[..., ContainerRecord] | None = None
 
-    def question(self, pod: PodView) -> Question:
-        """The question before it is created."""
+    def question(self, pod: PodTraits, view: Callable[[], PodView]) -> Question:
+        """The question before it is created.
+
+        Args:
+            pod: Its pod, as far as that decides who is concerned.
+            view: Gives what policies are shown of the pod.
+        """
         return Question(
             Hook.PRE_CREATE_CONTAINER,
             pod,
             self.edit,
-            details=lambda: (requested_container(self.config, pod, self.requested), ""),
+            details=lambda: (requested_container(self.config, view(), self.requested), ""),
         )
 
     def edit(self, change: CgroupChange) -> bool:
@@ -120,7 +133,8 @@ class CreateContainer(Operation):
 
     def questions(self) -> Questions:
         """May change everything but the container's name and image."""
-        question = self._draft.question(self._pod_view())
+        sketch = self._pod_sketch()
+        question = self._draft.question(sketch or self._pod_view(), lambda: self._pod_view(sketch))
         question.edit = self._edit
         self._draft.decided((yield question))
 
@@ -162,11 +176,17 @@ class CreateContainer(Operation):
             self._known_pod = self.context.store.pods.get(self._request.pod_sandbox_id)
         return self._known_pod
 
-    def _pod_view(self) -> PodView:
+    def _pod_sketch(self) -> PodSketch | None:
+        """None if the request says nothing of the pod."""
+        if not self._request.HasField("sandbox_config"):
+            return None
+        return sketched_pod(self._request.sandbox_config, self._pod)
+
+    def _pod_view(self, sketch: PodSketch | None = None) -> PodView:
         pod = self._pod
         if pod is not None and not self._request.HasField("sandbox_config"):
             return recorded_pod(pod)
-        return requested_pod(self._request.sandbox_config, pod)
+        return requested_pod(self._request.sandbox_config, pod, sketch=sketch)
 
     def _carried_parent(self) -> str | None:
         """Where the sandbox lies, if the request says otherwise and a policy may be the reason."""

@@ -13,12 +13,13 @@ from runtimeproxy.calls.lanes import Lanes
 from runtimeproxy.calls.message import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.calls.methods import CallKind
 from runtimeproxy.calls.operation import CallContext, Operation, Question
-from runtimeproxy.hooks import FailurePolicy, PodView
+from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.hooks.reports import FailureLog
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.concern import PodTraits
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a background task that the caller need not keep alive."""
@@ -101,7 +102,7 @@ class Desk:
     chain: Chain | None = None
     chain_loaded: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def skips(self, pod: PodView) -> bool:
+    def skips(self, pod: PodTraits) -> bool:
         """Whether no policy is asked about this pod."""
         label = self.settings.skip_label
         if label is None:

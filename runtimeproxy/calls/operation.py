@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias, cast
 
 from runtimeproxy.calls.presence import given_fields
 from runtimeproxy.cgroups import CgroupPathError, container_path
@@ -16,6 +16,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from runtimeproxy.hooks.concern import PodTraits
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
@@ -58,15 +59,15 @@ class Question:
 
     Attributes:
         hook: The hook point.
-        pod: The pod that the question is about.
+        pod: The pod that the question is about, as far as that decides who is concerned.
         edit: Applies an answer to the request; returns whether that changed anything. Runs in any thread.
         cgroup: The cgroup that the answer's cgroup values are for; empty while it does not exist.
-        details: For questions about a container: what it is shown as, and its cgroup. Asked for only once it
-            is clear that a policy is concerned.
+        details: What policies are shown, and the cgroup of that. Asked for only once it is clear that a
+            policy is concerned; None means the pod itself.
     """
 
     hook: Hook
-    pod: PodView
+    pod: PodTraits
     edit: Callable[[CgroupChange], bool] = no_edit
     cgroup: str = ""
     details: Callable[[], tuple[ContainerView, str]] | None = None
@@ -74,7 +75,7 @@ class Question:
     def view(self) -> PodView | ContainerView:
         """What policies are shown; from here on `cgroup` is what it says."""
         if self.details is None:
-            return self.pod
+            return cast("PodView", self.pod)
         view, self.cgroup = self.details()
         return view
 

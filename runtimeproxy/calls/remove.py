@@ -17,6 +17,7 @@ class RemoveContainer(ContainerCall):
         super().__init__(context, request.container_id)
         self.request = request
         self._last: Question | None = None
+        self._last_pod_id = ""
 
     def questions(self) -> Questions:
         """It is about to be removed."""
@@ -29,12 +30,13 @@ class RemoveContainer(ContainerCall):
         record = self.record
         if record is not None:
             self._last = self.question(Hook.POST_REMOVE_CONTAINER, record)
+            self._last_pod_id = record.pod_id
         self.context.store.containers.remove(self.container_id)
 
     @property
     def pod_keys(self) -> tuple[str, ...]:
         """The sandbox's id, as it was before the record went."""
-        return () if self._last is None else (self._last.pod.id,)
+        return (self._last_pod_id,)
 
     def afterwards(self) -> Questions:
         """Only if there was something to forget."""

@@ -33,9 +33,9 @@ class RestorePod(NewSandbox):
         question = self._draft.question()
         decision = yield question
         self._draft.decided(decision)
-        pod = question.pod if decision is None else cast("PodView", decision.view)
+        pod = cast("PodView", question.pod if decision is None else decision.view)
         for draft in self._containers.values():
-            draft.decided((yield draft.question(pod)))
+            draft.decided((yield draft.question(pod, lambda: pod)))
 
     def succeeded(self, response: bytes) -> None:
         """Records the pod and its containers, which run already."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, overlay, read_entries, read_resources
-from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
+from runtimeproxy.qos import QoSClass, kube_qos_class, priority_class, qos_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,34 +45,61 @@ class LastValues(Mapping[str, bytes]):
         return self._found
 
 
-def requested_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None, handler: str = "") -> PodView:
+class PodSketch(NamedTuple):
+    """What decides whether policies are concerned with a pod: most pods are never looked at more closely."""
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    qos: QoSClass
+
+
+def sketched_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSketch:
+    """The beginning of `requested_pod`."""
+    about = config.metadata
+    labels, annotations = read_entries(config.labels), read_entries(config.annotations)
+    if known is not None:
+        labels = with_changes(labels, known.label_changes)
+        annotations = with_changes(annotations, known.annotation_changes)
+    return PodSketch(about.namespace, about.name, _frozen(labels), _frozen(annotations), qos_class(labels))
+
+
+def requested_pod(
+    config: api_pb2.PodSandboxConfig,
+    known: PodRecord | None,
+    handler: str = "",
+    sketch: PodSketch | None = None,
+) -> PodView:
     """A pod as a request describes it, with what policies have changed when its sandbox was run.
 
     Annotations of a pod may change while it runs, so the request's count; but what a policy set at the start
     holds, and so does the cgroup parent: the sandbox lives there.
+
+    Args:
+        config: The request's.
+        known: The record of the sandbox, if there is one.
+        handler: The runtime handler, if there is no record.
+        sketch: The pod's, if it is made already.
     """
     about, linux = config.metadata, config.linux
-    labels, annotations = read_entries(config.labels), read_entries(config.annotations)
-    parent = linux.cgroup_parent
-    if known is not None:
-        labels = with_changes(labels, known.label_changes)
-        annotations = with_changes(annotations, known.annotation_changes)
-        parent = known.cgroup_parent or parent
+    sketch = sketch or sketched_pod(config, known)
+    parent = (known.cgroup_parent if known is not None else "") or linux.cgroup_parent
     return PodView(
         id=known.id if known is not None else "",
-        name=about.name,
-        namespace=about.namespace,
+        name=sketch.name,
+        namespace=sketch.namespace,
         uid=about.uid,
         attempt=about.attempt,
-        labels=_frozen(labels),
-        annotations=_frozen(annotations),
+        labels=sketch.labels,
+        annotations=sketch.annotations,
         runtime_handler=known.runtime_handler if known is not None else handler,
         cgroup_parent=parent,
         overhead=read_resources(linux.overhead),
         resources=read_resources(linux.resources),
-        qos=qos_class(labels),
+        qos=sketch.qos,
         kube_qos=kube_qos_class(parent),
-        priority=priority_class(labels),
+        priority=priority_class(sketch.labels),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.call import Call, Order
+from runtimeproxy.hooks.concern import PodTraits
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.evaluation import Outcome, OutcomeKind
 from runtimeproxy.hooks.fields import View
@@ -88,7 +89,7 @@ class Chain:
         """Return whether any policy implements the hook; a look-up, to be asked before anything is parsed."""
         return hook in self._plans
 
-    def concerns(self, hook: Hook, view: View) -> bool:
+    def concerns(self, hook: Hook, view: PodTraits | View) -> bool:
         """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
         plan = self._plans.get(hook)
         return plan is not None and any(each.policy.concern.matches(view) for each in plan.policies)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.concern import Concern
+from runtimeproxy.hooks.concern import Concern, PodTraits
 from runtimeproxy.hooks.leg import time_left_s
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, LoadedPolicy
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
@@ -76,7 +76,7 @@ class _Reachable(Concern):
 
     breaker: Breaker
 
-    def matches(self, view: PodView | ContainerView) -> bool:
+    def matches(self, view: PodTraits | ContainerView) -> bool:
         """Return whether the server is asked about anything just now."""
         return not self.breaker.is_open
 
