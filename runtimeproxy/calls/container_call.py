@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtimeproxy.calls.operation import CallContext, Operation, Question, container_cgroup
-from runtimeproxy.calls.views import recorded_container, recorded_pod
+from runtimeproxy.calls.views import recorded_container, recorded_pod, recorded_sketch
 from runtimeproxy.hooks import PodView
 from runtimeproxy.pods.records import Lifecycle
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks import Hook, Resources
+    from runtimeproxy.hooks import ContainerView, Hook, Resources
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
@@ -61,10 +61,12 @@ class ContainerCall(Operation):
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
         """A question about the container; `updated` is what an update under way asks for."""
         pod = self.pod
-        shown = PodView() if pod is None else recorded_pod(pod)
-        return Question(
-            hook, shown, details=lambda: (recorded_container(record, shown, updated), self.cgroup(record))
-        )
+
+        def details() -> tuple[ContainerView, str]:
+            shown = PodView() if pod is None else recorded_pod(pod)
+            return recorded_container(record, shown, updated), self.cgroup(record)
+
+        return Question(hook, PodView() if pod is None else recorded_sketch(pod), details=details)
 
     def cgroup(self, record: ContainerRecord) -> str:
         """The container's cgroup; empty until the container is started."""

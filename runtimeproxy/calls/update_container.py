@@ -31,11 +31,12 @@ class UpdateContainerResources(ContainerCall):
         super().__init__(context, request.container_id)
         self.request = request
         self._request = request
-        self._sent = read_resources(request.linux)
+        self._sent = self._carried = read_resources(request.linux)
         self._in_force: Resources | None = None
         self._under_way: UpdateUnderWay | None = None
         self._key = ""
         self._owners: Mapping[str, str] = NO_ENTRIES
+        self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
 
     def questions(self) -> Questions:
         """May change resources and annotations."""
@@ -55,7 +56,7 @@ class UpdateContainerResources(ContainerCall):
     def sent(self) -> None:
         """Updates that are decided meanwhile count with it."""
         self._key = self.turn_key
-        self._under_way = UpdateUnderWay(self._sent, read_resources(self._request.linux))
+        self._under_way = UpdateUnderWay(self._sent, self._carried)
         self.context.updates_under_way.setdefault(self._key, []).append(self._under_way)
 
     def over(self) -> None:
@@ -65,20 +66,32 @@ class UpdateContainerResources(ContainerCall):
         if left:
             all_under_way[self._key] = left
 
+    def prepare(self) -> None:
+        """Makes the record that counts afterwards, if nothing else happens meanwhile."""
+        record = self.record
+        if record is not None:
+            self._prepared = record, self._updated(record)
+
     def succeeded(self, response: bytes) -> None:
         """Lays the update over what was requested and over what was applied."""
         record = self.record
         if record is None:
             return
-        updated = replace(
+        if self._prepared is not None and self._prepared[0] is record:
+            updated = self._prepared[1]
+        else:
+            updated = self._updated(record)
+        self.context.store.containers.put(updated)
+
+    def _updated(self, record: ContainerRecord) -> ContainerRecord:
+        return replace(
             record,
             requested=overlay(record.requested, self._sent),
-            applied=overlay(record.applied, read_resources(self._request.linux)),
+            applied=overlay(record.applied, self._carried),
             owners=merged_owners(record.owners, self._sent, self._owners),
             annotations=self._annotations(record),
             pending_cgroup={**record.pending_cgroup, **self.pending} or NO_ENTRIES,
         )
-        self.context.store.containers.put(updated)
 
     def afterwards(self) -> Questions:
         """The update is done."""
@@ -92,7 +105,7 @@ class UpdateContainerResources(ContainerCall):
         if found is None:
             self.context.store.containers.remove(self.container_id)
             return False
-        done = has_taken(read_resources(self._request.linux), found.applied)
+        done = has_taken(self._carried, found.applied)
         if done:
             self.succeeded(b"")
         return done
@@ -114,7 +127,9 @@ class UpdateContainerResources(ContainerCall):
         return compact({**record.annotations, **self._request.annotations})
 
     def _edit(self, change: CgroupChange) -> bool:
-        return edit_container_update(self._request, cast("ContainerChange", change), self._in_force)
+        changed = edit_container_update(self._request, cast("ContainerChange", change), self._in_force)
+        self._carried = read_resources(self._request.linux)
+        return changed
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:

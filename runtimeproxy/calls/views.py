@@ -65,6 +65,12 @@ def sketched_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> P
     return PodSketch(about.namespace, about.name, _frozen(labels), _frozen(annotations), qos_class(labels))
 
 
+def recorded_sketch(record: PodRecord) -> PodSketch:
+    """The beginning of `recorded_pod`."""
+    labels, annotations = _frozen(record.labels), _frozen(record.annotations)
+    return PodSketch(record.namespace, record.name, labels, annotations, qos_class(labels))
+
+
 def requested_pod(
     config: api_pb2.PodSandboxConfig,
     known: PodRecord | None,
