@@ -78,4 +78,5 @@ def write_values(writer: CgroupWriter, cgroup: str, values: Mapping[str, int | s
 
 def _written(result: WriteResult) -> Written:
     old = "" if result.old is None else str(result.old)
-    return Written(old, result.error if result.outcome is Outcome.MISSING else "")
+    skipped = result.error if result.outcome is Outcome.MISSING else ""
+    return Written(old, skipped, is_unchanged=result.outcome is Outcome.UNCHANGED)

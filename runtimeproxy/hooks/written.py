@@ -20,10 +20,14 @@ class Written(NamedTuple):
     """What the file held before; empty when that is not known."""
     skipped: str = ""
     """Why it was not written; empty when it is there now."""
+    is_unchanged: bool = False
+    """Whether the file held it already."""
 
 
 def with_written(decision: Decision, written: Mapping[str, Written]) -> Decision:
     """Return the decision with the old values, and a note at each value that was not written.
+
+    What the files held already is no change, and leaves the audit.
 
     Args:
         decision: what was decided.
@@ -31,13 +35,16 @@ def with_written(decision: Decision, written: Mapping[str, Written]) -> Decision
     """
     if not written:
         return decision
-    return replace(decision, audit=tuple(_told(entry, written) for entry in decision.audit))
+    told = (_told(entry, written) for entry in decision.audit)
+    return replace(decision, audit=tuple(entry for entry in told if entry is not None))
 
 
-def _told(entry: AuditEntry, written: Mapping[str, Written]) -> AuditEntry:
+def _told(entry: AuditEntry, written: Mapping[str, Written]) -> AuditEntry | None:
     name = entry.field.removeprefix(_PREFIX).removesuffix("]")
     if entry.kind is not AuditKind.CHANGED or not entry.field.startswith(_PREFIX) or name not in written:
         return entry
     about = written[name]
+    if about.is_unchanged:
+        return None
     note = f"not written: {about.skipped}" if about.skipped else ""
     return entry._replace(old=entry.old or about.old, note=note)

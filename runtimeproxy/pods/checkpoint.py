@@ -72,7 +72,8 @@ class CheckpointFile:
 
         Args:
             folder: The state folder; it is made if it is missing.
-            read_only: Whether nothing at all is written, and a file that is missing counts as empty.
+            read_only: Whether nothing in it is changed, and a file that is missing counts as empty. SQLite may
+                leave empty companions beside it all the same.
         """
         self._path = folder / FILE_NAME
         self._read_only = read_only

@@ -41,6 +41,11 @@ def test_old_values_and_notes(decision: Decision) -> None:
     }
 
 
+def test_what_a_file_held_already_is_no_change(decision: Decision) -> None:
+    written = {"cpu.shares": Written("512", is_unchanged=True), "cpu.bvt_warp_ns": Written("0")}
+    assert told(with_written(decision, written)) == {"cgroup[cpu.bvt_warp_ns]": ("0", "-1", "")}
+
+
 def test_what_the_writer_does_not_tell_stays(decision: Decision) -> None:
     assert with_written(decision, {}) is decision
     assert with_written(decision, {"memory.high": Written("1")}).audit == decision.audit
