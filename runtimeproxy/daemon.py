@@ -22,7 +22,7 @@ from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.bypass import Bypass
 from runtimeproxy.ops.reloading import reloaded
-from runtimeproxy.ops.scheduling import wake_soon
+from runtimeproxy.ops.scheduling import exact_timers, wake_soon
 from runtimeproxy.ops.status_line import status_line
 from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE
 from runtimeproxy.ops.tasks import BackgroundTasks
@@ -241,6 +241,7 @@ class Daemon:
 
     def _begin(self, engine: Engine, listener: Listener) -> None:
         """Starts what runs in the background, and tells the service manager."""
+        exact_timers()
         self._executor.submit(wake_soon, threading.get_native_id())
         self._spawn(self._keep_status(engine))
         if self._own is not None:

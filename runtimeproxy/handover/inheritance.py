@@ -86,7 +86,11 @@ def successor_environ(environ: Mapping[str, str], inheritance: Inheritance) -> d
     if result.get("WATCHDOG_PID") == str(os.getpid()):
         # Without it, whichever process reads the variables is meant. Source: sd_watchdog_enabled(3).
         del result["WATCHDOG_PID"]
-    result[VARIABLE] = json.dumps(asdict(inheritance))
+    given = asdict(inheritance)
+    if inheritance.switched is None:
+        # Releases that do not know the key refuse what has it, and an upgrade may lead back to one.
+        del given["switched"]
+    result[VARIABLE] = json.dumps(given)
     return result
 
 

@@ -20,11 +20,11 @@ class Bypass:
     Args:
         gate: where calls are held.
         failures: returns how many errors there have been in the proxy's own code since the start.
-        is_forced: whether calls pass from the start.
+        is_forced: whether calls pass from the start, as the configuration says.
         on_held_again: called when calls are held after a time in which nobody saw them.
 
     Attributes:
-        switched: an operator's last word; None if it is the configuration that counts.
+        switched: an operator's last word; None if the configuration says the same, or has changed since.
     """
 
     def __init__(
@@ -35,16 +35,18 @@ class Bypass:
         self._breaker = PassBreaker(failures)
         self._breaker.forced = is_forced
         self._on_held_again = on_held_again
+        self._configured = is_forced
         self.switched: bool | None = None
         gate.bypass = self._breaker.passes()
 
     def switch(self, passes: bool) -> None:
         """An operator lets all new calls pass unheld, or has them held again, even if the breaker is open."""
-        self.switched = passes
+        self.switched = passes if passes != self._configured else None
         self._force(passes)
 
     def configure(self, passes: bool) -> None:
         """The configuration says so now."""
+        self._configured = passes
         self.switched = None
         self._force(passes)
 

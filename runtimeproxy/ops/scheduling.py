@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,24 +24,34 @@ TIMER_SLACK_NS: Final = 1
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 """`struct sched_attr`, first version. Source: sched_setattr(2)."""
 _RESET_ON_FORK: Final = 1
-"""New threads and processes get the usual slice. Source: linux/sched.h, SCHED_FLAG_RESET_ON_FORK."""
+"""New threads and processes get the usual slice, and the nice value 0 in place of a negative one.
+Source: sched(7), "Resetting scheduling policy for child processes"."""
 _SYSCALL: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "ppc64le": 355, "s390x": 345}
 """The number of sched_setattr by machine. Source: the kernel's syscall tables."""
 
 
-def wake_soon(thread_id: int) -> None:
-    """Asks for short slices and exact timers for a thread of this process; takes no for an answer.
+def exact_timers() -> None:
+    """Asks for exact timers for the calling thread, and so for threads and processes that it starts later.
 
-    A thread that an administrator has given another scheduling policy keeps all of that.
+    No other thread can ask for it without CAP_SYS_NICE.
+    """
+    with suppress(OSError):
+        Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text(str(TIMER_SLACK_NS))
+
+
+def wake_soon(thread_id: int) -> None:
+    """Asks for short slices for a thread of this process; takes no for an answer.
+
+    A thread that an administrator has given another scheduling policy or a negative nice value keeps all of
+    that: with short slices, threads and processes that it starts would lose the nice value.
 
     Args:
         thread_id: the kernel's id of the thread.
     """
     with suppress(OSError):
-        Path(f"/proc/{thread_id}/timerslack_ns").write_text(str(TIMER_SLACK_NS))
-    with suppress(OSError):
-        if os.sched_getscheduler(thread_id) == os.SCHED_OTHER:
-            _ask_for_slice(thread_id, os.getpriority(os.PRIO_PROCESS, thread_id))
+        nice = os.getpriority(os.PRIO_PROCESS, thread_id)
+        if os.sched_getscheduler(thread_id) == os.SCHED_OTHER and nice >= 0:
+            _ask_for_slice(thread_id, nice)
 
 
 def _ask_for_slice(thread_id: int, nice: int) -> None:

@@ -72,8 +72,8 @@ class CheckpointFile:
 
         Args:
             folder: The state folder; it is made if it is missing.
-            read_only: Whether nothing in it is changed, and a file that is missing counts as empty. SQLite may
-                leave empty companions beside it all the same.
+            read_only: Whether nothing in it is changed, and a file that is missing counts as empty. SQLite
+                may leave empty companions beside it all the same.
         """
         self._path = folder / FILE_NAME
         self._read_only = read_only
@@ -187,6 +187,9 @@ class CheckpointFile:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind = UnusableFileError if code in _DAMAGED else CheckpointError
             raise kind(f"{self._path}: {error}") from error
+        except UnicodeDecodeError as error:
+            # Python decodes what SQLite says of a damaged schema, which may quote names that are no text.
+            raise UnusableFileError(f"{self._path}: damaged") from error
         except NotPlainError as error:
             raise UnusableFileError(f"{self._path}: not a plain file") from error
         except OSError as error:

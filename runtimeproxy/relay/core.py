@@ -161,6 +161,10 @@ class RelayCore:
             self.state.goaway_id = last_id = self.state.highest_id
             self.state.to_client.own(lambda: self.state.goaway(last_id, ErrorCode.NO_ERROR))
 
+    def wait_no_more(self) -> None:
+        """The client does not answer at all: nothing more is waited for but its open streams."""
+        self._drain_ping = b""
+
     def _is_drain_ack(self, opaque: bytes) -> bool:
         if not self._drain_ping or opaque != self._drain_ping:
             return False

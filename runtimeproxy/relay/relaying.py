@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 GRACE_S: Final = 1.0
 """How long a graceful stop waits for the client to take the GOAWAY, and for short calls."""
 
+SILENCE_S: Final = 30.0
+"""How long a stop that waits for all calls waits for a client that does not answer it; others do at once."""
+
 
 class Relaying:
     """Moves bytes between two sides through a `RelayCore`, and pauses one while the other cannot write.
@@ -203,6 +206,7 @@ class Relaying:
         self._waits_for_all = waits_for_all
         self._guarded(self._core.drain)
         self._loop.call_later(GRACE_S, self._end_grace)
+        self._loop.call_later(SILENCE_S, self._guarded, self._core.wait_no_more)
 
     def _end_grace(self) -> None:
         self._is_grace_over = True

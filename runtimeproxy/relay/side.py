@@ -86,7 +86,8 @@ class Side(asyncio.BaseProtocol):
         self.receive_with(_drop)
         self.resume()
         if self.transport is not None:
-            self.transport.write_eof()
+            with contextlib.suppress(RuntimeError):
+                self.transport.write_eof()
 
     def abort(self) -> None:
         """Ends the connection at once."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,14 @@ def test_it_comes_back_as_it_was_and_is_taken_once() -> None:
     assert Inheritance.take(environ) == GIVEN
     assert environ == {"PATH": "/bin"}
     assert Inheritance.take(environ) is None
+
+
+@pytest.mark.parametrize("switched", [None, False, True])
+def test_an_operators_word_is_there_only_if_there_is_one(switched: bool | None) -> None:
+    given = replace(GIVEN, switched=switched)
+    environ = successor_environ({}, given)
+    assert ("switched" in json.loads(environ[VARIABLE])) is (switched is not None)
+    assert Inheritance.take(environ) == given
 
 
 @pytest.mark.parametrize(

@@ -48,3 +48,26 @@ def test_an_operator_ends_what_the_breaker_began(stand: Stand) -> None:
     stand.bypass.switch(False)
     assert (stand.gate.bypass, stand.held_again) == (False, 1)
     assert stand.fail(), "errors that go on open it again"
+
+
+@pytest.mark.parametrize(
+    ("configured", "words", "told"),
+    [
+        pytest.param(False, (True,), True, id="off-in-spite-of-the-configuration"),
+        pytest.param(True, (False,), False, id="on-in-spite-of-the-configuration"),
+        pytest.param(False, (True, False), None, id="as-configured-again"),
+    ],
+)
+def test_a_successor_hears_what_its_configuration_does_not_say(
+    stand: Stand, configured: bool, words: tuple[bool, ...], told: bool | None
+) -> None:
+    stand.bypass.configure(configured)
+    for passes in words:
+        stand.bypass.switch(passes)
+    assert stand.bypass.switched is told
+
+
+def test_a_change_of_the_configuration_counts_more_than_an_earlier_word(stand: Stand) -> None:
+    stand.bypass.switch(True)
+    stand.bypass.configure(False)
+    assert (stand.gate.bypass, stand.bypass.switched) == (False, None)

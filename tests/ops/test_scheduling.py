@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from runtimeproxy.ops.scheduling import SLICE_NS, wake_soon
+from runtimeproxy.ops.scheduling import SLICE_NS, exact_timers, wake_soon
 
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 _GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -80,6 +80,18 @@ def test_the_priority_stays() -> None:
     assert in_thread(work)[:2] == (os.SCHED_OTHER, 5)
 
 
+def test_a_negative_nice_value_stays_for_threads_that_are_started_later() -> None:
+    def work() -> int:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -5)
+        except PermissionError:
+            pytest.skip("needs CAP_SYS_NICE")
+        asked()
+        return in_thread(lambda: os.getpriority(os.PRIO_PROCESS, 0))
+
+    assert in_thread(work) == -5
+
+
 @needs_syscall
 def test_another_policy_stays() -> None:
     def work() -> tuple[Seen, Seen]:
@@ -94,11 +106,11 @@ def test_another_policy_stays() -> None:
 
 
 def test_exact_timers() -> None:
-    def work() -> str:
-        asked()
-        return slack()
+    def work() -> tuple[str, str]:
+        exact_timers()
+        return slack(), in_thread(slack)
 
-    assert in_thread(work) == "1"
+    assert in_thread(work) == ("1", "1")
 
 
 def test_a_thread_that_is_not_there_is_no_error() -> None:

@@ -168,6 +168,10 @@ def other_columns(path: Path) -> None:
         connection.execute("ALTER TABLE records RENAME COLUMN body TO something")
 
 
+def a_schema_that_is_no_text(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE \xffABLE"))
+
+
 def a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -185,7 +189,18 @@ def a_fifo(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [garbage, cut_off, newer, foreign, without_tables, other_columns, a_folder, a_link, a_fifo],
+    [
+        garbage,
+        cut_off,
+        newer,
+        foreign,
+        without_tables,
+        other_columns,
+        a_schema_that_is_no_text,
+        a_folder,
+        a_link,
+        a_fifo,
+    ],
     ids=lambda spoil: spoil.__name__,
 )
 def test_a_file_that_cannot_be_used_makes_way(

@@ -18,12 +18,14 @@ def draining(*, held: bool = False) -> Play:
     return play
 
 
-def test_before_the_last_goaway_nothing_is_drained() -> None:
+def test_a_client_that_does_not_answer_is_waited_for_until_nobody_waits_any_more() -> None:
     play = opened()
     assert not play.core.is_drained
     play.core.drain()
     assert not play.core.is_drained
     play.core.finish_drain()
+    assert not play.core.is_drained
+    play.core.wait_no_more()
     assert play.core.is_drained
 
 
