@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S: Final = 0.00005
-"""How long a thread that computes may keep the relay's loop waiting; Python's default is 5 ms."""
+TURN_S: Final = 0.00005
+"""How long a thread may keep the interpreter while the relay's loop waits for it; Python's default is 5 ms.
+While a policy computes for long it is less: see `runtimeproxy.hooks.turns`."""
 
 
 def run(settings: Settings, reload: Reload) -> int:
@@ -32,7 +33,7 @@ def run(settings: Settings, reload: Reload) -> int:
     """
     # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(TURN_S)
     limit_arenas()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

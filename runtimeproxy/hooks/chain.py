@@ -25,6 +25,7 @@ from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.reports import ChainStats, FailureLog
 from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.turns import Turns
 from runtimeproxy.hooks.watch import Watch
 from runtimeproxy.hooks.workers import Workers
 
@@ -76,6 +77,7 @@ class Chain:
         self.watch = Watch()
         self._sink = sink
         self._hung: Counter[str] = Counter()
+        self._turns = Turns(self.watch.calls, lambda: bool(self._hung))
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._plans: dict[Hook, Plan] = {}
         self.use(policies)
@@ -136,6 +138,7 @@ class Chain:
         self.stats.calls[order.hook] += 1
         call = Call(self, order, decided)
         call.begin(self._plans[order.hook])
+        self._turns.begin()
         return call
 
     def concluded(self, decision: Decision) -> None:

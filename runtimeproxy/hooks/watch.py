@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Set
 from typing import Final, Protocol
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,11 @@ class Watch:
     def watched(self) -> int:
         """How many calls are under way."""
         return len(self._watched)
+
+    @property
+    def calls(self) -> Set[Watched]:
+        """The calls under way: a live set."""
+        return self._watched
 
     def add(self, call: Watched, now_s: float, wait_s: float) -> None:
         """Look at a call in `wait_s` seconds at the latest."""
