@@ -17,7 +17,7 @@ _Row = tuple[tuple[int, ...], bytes]
 def huffman_length(encoded: bytes) -> int:
     """Returns how many bytes a Huffman-coded string stands for.
 
-    A header table's accounts need no more of most values, and this takes a fifth of the time of decoding.
+    A header table's accounts need no more of most values, and this takes a quarter of the time of decoding.
 
     Raises:
         HPACKDecodingError: the string does not decode.

@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+
+if TYPE_CHECKING:
+    from grpc import _CallIterator
 
 _BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "128Mi"}
 BATCH: Mapping[str, str] = {
@@ -83,6 +87,14 @@ def pod(client: CriClient, name: str = "web", annotations: Mapping[str, str] | N
 def batch_pod(client: CriClient, name: str = "batch") -> Pod:
     """A pod that `batch-resource` changes, not there yet."""
     return Pod(client, pod_sandbox_config(name, qos="BE", annotations=BATCH))
+
+
+def flowing_events(client: CriClient) -> _CallIterator[api_pb2.ContainerEventResponse]:
+    """An event stream on which the first event has come; it ends when nobody holds it any more."""
+    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
+    pod(client).run()
+    next(events)
+    return events
 
 
 def shares_of(pod: Pod) -> int:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.relay.listener import lock_path, read_lock
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import pod
+from tests.daemon.driving import flowing_events
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
@@ -38,9 +37,7 @@ def test_while_one_serves(daemons: Daemons, daemon: ProxyProcess, client: CriCli
 
 def test_while_a_predecessor_drains(daemons: Daemons, daemon: ProxyProcess, client: CriClient) -> None:
     with Family(daemon) as family:
-        events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-        pod(client).run()
-        next(events)
+        _events = flowing_events(client)
         second = family.upgrade()
         other = daemons.successor(daemon)
         assert is_refused(other)

@@ -14,7 +14,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, shares_of
+from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
 from tests.daemon.installed import WAIT_FOR
 from tests.daemon.load import Load
 from tests.daemon.upgrading import Family
@@ -101,9 +101,7 @@ def test_what_takes_too_long_is_cut(daemons: Daemons) -> None:
     daemon = daemons.start("[proxy]\nupgrade_drain_s = 0.5\n")
     with Family(daemon) as family, CriClient(daemon.socket) as client:
         first = family.serving
-        events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-        pod(client).run()
-        next(events)
+        events = flowing_events(client)
         family.upgrade()
         with pytest.raises(grpc.RpcError) as caught:
             for _ in events:
@@ -115,9 +113,7 @@ def test_what_takes_too_long_is_cut(daemons: Daemons) -> None:
 
 def test_a_second_one_is_refused_while_the_first_drains(family: Family, client: CriClient) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    events = flowing_events(client)
     second = family.upgrade()
     assert family.refused() == "upgrade refused: the process before this one still drains"
     assert family.serving == second
@@ -152,9 +148,7 @@ def test_the_command_finds_no_instance_that_is_gone(daemon: ProxyProcess) -> Non
 @BOTH_LOOPS
 def test_sigterm_ends_both(family: Family, client: CriClient) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    _events = flowing_events(client)
     second = family.upgrade()
     family.signal(signal.SIGTERM)
     family.wait_until_ended(second)
@@ -165,9 +159,7 @@ def test_sigterm_ends_both(family: Family, client: CriClient) -> None:
 
 def test_sigterm_of_the_old_one_leaves_the_new_one(family: Family, client: CriClient) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    _events = flowing_events(client)
     second = family.upgrade()
     family.signal(signal.SIGTERM, first)
     assert family.daemon.wait() == 0

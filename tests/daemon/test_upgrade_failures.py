@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.ops.switch import UPGRADE
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, shares_of
+from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
 from tests.daemon.load import Load
 from tests.daemon.site import IMPORT_FIFO, site_folder
 from tests.daemon.test_restarts import MIB, saved_container
@@ -141,9 +140,7 @@ def test_the_old_one_killed_while_the_successor_loads(hanging: Family, fifo: Pat
 @BOTH_LOOPS
 def test_a_successor_killed_after_it_took_over(family: Family, client: CriClient) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    events = flowing_events(client)
     second = family.upgrade()
     family.signal(signal.SIGKILL, second)
     family.wait_for(lambda: family.serving == first, "the first process")
@@ -156,9 +153,7 @@ def test_a_successor_killed_after_it_took_over(family: Family, client: CriClient
 @BOTH_LOOPS
 def test_what_a_successor_did_before_it_was_killed_is_known(family: Family, client: CriClient) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    _events = flowing_events(client)
     second = family.upgrade()
     made = batch_pod(client, "later").run().create().start()
     assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == "batch-resource"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.pods.checkpoint_rows import Saved
@@ -12,6 +15,8 @@ from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+
+RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
 
 async def test_a_look_up_finds_a_container_and_its_pod(
@@ -46,19 +51,33 @@ async def test_look_ups_by_name(fake_runtime: FakeRuntime, client: GrpcRuntimeCl
     assert await lookups.container_named(sandbox.id, "main", 0) is None
 
 
+async def during(
+    fake_runtime: FakeRuntime, method: str, looking: Awaitable[RecordT | None], happens: Callable[[], object]
+) -> RecordT:
+    """What a look-up finds if something happens after the runtime has answered, and before that is read."""
+    fake_runtime.on(method, hang=True, after=True, times=1)
+    task = asyncio.ensure_future(looking)
+    await asyncio.to_thread(fake_runtime.recorded.wait, method)
+    happens()
+    fake_runtime.release(method)
+    found = await task
+    assert found is not None
+    return found
+
+
+def take(store: PodStore, saved: Saved) -> None:
+    """A checkpoint is read."""
+    with store.listing() as since:
+        store.take(saved, since)
+
+
 async def test_an_event_during_a_look_up_wins(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
     preload(fake_runtime.state, 1, 1)
     (container_id,) = fake_runtime.state.containers
-    fake_runtime.on("ContainerStatus", hang=True, after=True, times=1)
     store = PodStore()
-    looking = asyncio.get_running_loop().create_task(
-        Lookups(store, client, timeout_s=10).container(container_id)
-    )
-    await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
-    store.containers.put(ContainerRecord(id=container_id, name="from-the-call"))
-    fake_runtime.release("ContainerStatus")
-    found = await looking
-    assert found is not None
+    looking = Lookups(store, client, timeout_s=10).container(container_id)
+    seen = ContainerRecord(id=container_id, name="from-the-call")
+    found = await during(fake_runtime, "ContainerStatus", looking, lambda: store.containers.put(seen))
     assert found.name == "from-the-call"
 
 
@@ -67,18 +86,11 @@ async def test_a_checkpoint_that_is_read_during_a_look_up_counts(
 ) -> None:
     preload(fake_runtime.state, 1, 1)
     (container_id,) = fake_runtime.state.containers
-    fake_runtime.on("ContainerStatus", hang=True, after=True, times=1)
     store = PodStore()
-    looking = asyncio.get_running_loop().create_task(
-        Lookups(store, client, timeout_s=10).container(container_id)
-    )
-    await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
+    looking = Lookups(store, client, timeout_s=10).container(container_id)
     saved = ContainerRecord(id=container_id, owners={"resources.cpu_shares": "mine"})
-    with store.listing() as since:
-        store.take(Saved(containers=(saved,)), since)
-    fake_runtime.release("ContainerStatus")
-    found = await looking
-    assert found is not None
+    reading = partial(take, store, Saved(containers=(saved,)))
+    found = await during(fake_runtime, "ContainerStatus", looking, reading)
     assert found.owners == saved.owners
 
 
@@ -99,14 +111,9 @@ async def test_a_checkpoint_that_is_read_during_a_look_up_of_a_pod_counts(
 ) -> None:
     preload(fake_runtime.state, 1, 0)
     (pod_id,) = fake_runtime.state.sandboxes
-    fake_runtime.on("PodSandboxStatus", hang=True, after=True, times=1)
     store = PodStore()
-    looking = asyncio.get_running_loop().create_task(Lookups(store, client, timeout_s=10).pod(pod_id))
-    await asyncio.to_thread(fake_runtime.recorded.wait, "PodSandboxStatus")
+    looking = Lookups(store, client, timeout_s=10).pod(pod_id)
     saved = PodRecord(id=pod_id, annotation_changes={"a": "b"})
-    with store.listing() as since:
-        store.take(Saved(pods=(saved,)), since)
-    fake_runtime.release("PodSandboxStatus")
-    found = await looking
-    assert found is not None
+    reading = partial(take, store, Saved(pods=(saved,)))
+    found = await during(fake_runtime, "PodSandboxStatus", looking, reading)
     assert found.annotation_changes == saved.annotation_changes
