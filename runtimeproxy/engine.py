@@ -68,7 +68,7 @@ class Engine:
         self._spawn = spawn
         self._is_bypassed = is_bypassed
         self._workers = Workers(settings.hooks.worker_threads)
-        self._waiting_workers = Workers(SERVER_THREADS)
+        self._waiting_workers = Workers(SERVER_THREADS, is_patient=False)
         self._audit = AuditLog()
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor)
@@ -200,6 +200,7 @@ class Engine:
 
     async def close(self) -> None:
         """Ends the connection to the runtime and the policies' threads."""
+        self._audit.flush()
         self._workers.close()
         self._waiting_workers.close()
         self._files_thread.shutdown(cancel_futures=True)

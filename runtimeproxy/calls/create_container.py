@@ -25,7 +25,7 @@ from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks import CgroupChange, PodView
+    from runtimeproxy.hooks import CgroupChange, PodView, Resources
     from runtimeproxy.hooks.concern import PodTraits
     from runtimeproxy.hooks.decision import Decision
 
@@ -35,10 +35,17 @@ class ContainerDraft:
 
     def __init__(self, config: api_pb2.ContainerConfig) -> None:
         self.config = config
-        self.requested = read_resources(config.linux.resources)
+        self._requested: Resources | None = None
         self._is_changed = False
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._record: Callable[..., ContainerRecord] | None = None
+
+    @property
+    def requested(self) -> Resources:
+        """What the kubelet asks for; read before anything is changed, but not before it is needed."""
+        if self._requested is None:
+            self._requested = read_resources(self.config.linux.resources)
+        return self._requested
 
     def question(self, pod: PodTraits, view: Callable[[], PodView]) -> Question:
         """The question before it is created.

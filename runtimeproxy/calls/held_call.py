@@ -146,7 +146,8 @@ class HeldCall:
             return
         self._turn = turn = self._desk.lanes.take_turn(operation.turn_key)
         if readiness is Readiness.ASKS:
-            self._asked = deciding.ask(partial(self._decided, deciding, turn))
+            call = deciding.ask(partial(self._decided, deciding, turn))
+            self._asked = None if call.is_over else call
         else:
             self._task = self._desk.spawn(self._conclude(partial(deciding.verdict, turn), turn))
 

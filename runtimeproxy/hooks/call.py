@@ -109,10 +109,11 @@ class Call:
             return
         until_s = self._deadline_s if policies else max(self._deadline_s, now_s + WRITE_GRACE_S)
         self._leg = leg = Leg(self._work, policies, progress, until_s)
-        self._chain.watch.add(self, now_s, leg.wait_s(now_s))
-        # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
         if not self._workers.submit(leg):
             self._dropped(leg)
+        elif self._leg is leg:
+            now_s = time.monotonic()
+            self._chain.watch.add(self, now_s, leg.wait_s(now_s))
 
     def look(self, now_s: float) -> float | None:
         """The time of something may be up; find out of what."""

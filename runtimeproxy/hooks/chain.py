@@ -94,7 +94,11 @@ class Chain:
     def concerns(self, hook: Hook, view: PodTraits | View) -> bool:
         """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
         plan = self._plans.get(hook)
-        return plan is not None and any(each.policy.concern.matches(view) for each in plan.policies)
+        if plan is not None:
+            for each in plan.policies:
+                if each.policy.concern.matches(view):
+                    return True
+        return False
 
     def threads_for(self, plan: Plan, view: View) -> Workers:
         """Return the threads in which a call's policies run."""
@@ -133,12 +137,13 @@ class Chain:
 
         Args:
             order: what to decide.
-            decided: called once with the decision, unless the call is cancelled.
+            decided: called once with the decision, unless the call is cancelled; maybe before this returns.
         """
         self.stats.calls[order.hook] += 1
         call = Call(self, order, decided)
         call.begin(self._plans[order.hook])
-        self._turns.begin()
+        if not call.is_over:
+            self._turns.begin()
         return call
 
     def concluded(self, decision: Decision) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import (
@@ -70,6 +70,8 @@ class Field(NamedTuple):
 
 Fields: TypeAlias = Mapping[Field, Value]
 
+_RESOURCE_FIELDS: Final = tuple(Field(RESOURCES, name) for name in RESOURCE_NAMES)
+
 
 def counting_groups(hook: Hook) -> frozenset[str]:
     """Return the groups of fields that count at a hook; the others of an answer are left out."""
@@ -87,36 +89,38 @@ def change_type(hook: Hook) -> type[CgroupChange]:
 
 def fields_of(change: CgroupChange, groups: frozenset[str]) -> dict[Field, Value]:
     """Return what a change sets, in these groups, as flat fields. It is a copy."""
-    return {field: value for field, value in _all_fields(change) if field.group in groups}
-
-
-def _all_fields(change: CgroupChange) -> Iterator[tuple[Field, Value]]:
+    fields: dict[Field, Value] = {}
     if isinstance(change, PodChange | ContainerChange):
         if change.resources is not None:
-            yield from _resource_fields(change.resources)
-        yield from _entries(ANNOTATIONS, change.annotations)
-        if change.cgroup_parent is not None:
-            yield Field(CGROUP_PARENT), change.cgroup_parent
+            _add_resources(fields, groups, change.resources)
+        _add(fields, groups, ANNOTATIONS, change.annotations)
+        if change.cgroup_parent is not None and CGROUP_PARENT in groups:
+            fields[Field(CGROUP_PARENT)] = change.cgroup_parent
     if isinstance(change, PodChange):
-        yield from _entries(LABELS, change.labels)
+        _add(fields, groups, LABELS, change.labels)
     if isinstance(change, ContainerChange):
-        yield from _entries(ENV, change.env)
-        yield from ((Field(MOUNTS, mount.container_path), mount) for mount in change.mounts)
-        yield from ((Field(DEVICES, device.container_path), device) for device in change.devices)
-    yield from _entries(CGROUP, change.cgroup)
+        _add(fields, groups, ENV, change.env)
+        _add(fields, groups, MOUNTS, {mount.container_path: mount for mount in change.mounts})
+        _add(fields, groups, DEVICES, {device.container_path: device for device in change.devices})
+    _add(fields, groups, CGROUP, change.cgroup)
+    return fields
 
 
-def _resource_fields(resources: ResourceChange) -> Iterator[tuple[Field, Value]]:
-    for name in RESOURCE_NAMES:
-        value = getattr(resources, name)
-        if value is not None:
-            yield Field(RESOURCES, name), value
-    yield from _entries(UNIFIED, resources.unified)
+def _add(
+    fields: dict[Field, Value], groups: frozenset[str], group: str, entries: Mapping[str, Value]
+) -> None:
+    if entries and group in groups:
+        for key, value in entries.items():
+            fields[Field(group, key)] = value
 
 
-def _entries(group: str, entries: Mapping[str, Any]) -> Iterator[tuple[Field, Value]]:
-    for key, value in entries.items():
-        yield Field(group, key), value
+def _add_resources(fields: dict[Field, Value], groups: frozenset[str], resources: ResourceChange) -> None:
+    if RESOURCES in groups:
+        for field in _RESOURCE_FIELDS:
+            value = getattr(resources, field.key)
+            if value is not None:
+                fields[field] = value
+    _add(fields, groups, UNIFIED, resources.unified)
 
 
 def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, TypeGuard
 
 from runtimeproxy import units
 from runtimeproxy.hooks.changes import (
@@ -51,68 +51,78 @@ def problem_of(hook: Hook, answer: object) -> str | None:
     other = ContainerChange if hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook else PodChange
     if isinstance(answer, other):
         return f"answered a {other.__name__}"
-    return next(_problems(answer), None)
+    return _problem(answer)
 
 
-def _problems(change: CgroupChange) -> Iterator[str]:
-    yield from _cgroup_problems(change.cgroup)
+def _problem(change: CgroupChange) -> str | None:
     reason: object = change.reason
-    if not isinstance(reason, str):
-        yield "reason is no text"
-    if not isinstance(change, PodChange | ContainerChange):
-        return
-    yield from _resource_problems(change.resources)
-    yield from _entry_problems("annotations", change.annotations)
-    if change.cgroup_parent is not None and not _is_cgroup_path(change.cgroup_parent):
-        yield "cgroup_parent is empty or no path"
-    if isinstance(change, PodChange):
-        yield from _entry_problems("labels", change.labels)
-    else:
-        yield from _entry_problems("env", change.env, may_hold_equals=False)
-        if not _are_mounts(change.mounts):
-            yield "mounts is not a tuple of mounts with absolute paths"
-        if not _are_devices(change.devices):
-            yield "devices is not a tuple of devices with absolute paths and permissions out of rwm"
+    problem = _cgroup_problem(change.cgroup) or (None if isinstance(reason, str) else "reason is no text")
+    if problem is None and isinstance(change, PodChange | ContainerChange):
+        problem = (
+            _resource_problem(change.resources)
+            or _entry_problem("annotations", change.annotations)
+            or _parent_problem(change.cgroup_parent)
+        )
+    if problem is None and isinstance(change, PodChange):
+        return _entry_problem("labels", change.labels)
+    if problem is None and isinstance(change, ContainerChange):
+        return _container_problem(change)
+    return problem
 
 
-def _resource_problems(resources: object) -> Iterator[str]:
+def _container_problem(change: ContainerChange) -> str | None:
+    if not _are_mounts(change.mounts):
+        return "mounts is not a tuple of mounts with absolute paths"
+    if not _are_devices(change.devices):
+        return "devices is not a tuple of devices with absolute paths and permissions out of rwm"
+    return _entry_problem("env", change.env, may_hold_equals=False)
+
+
+def _parent_problem(parent: object) -> str | None:
+    return None if parent is None or _is_cgroup_path(parent) else "cgroup_parent is empty or no path"
+
+
+def _resource_problem(resources: object) -> str | None:
     if resources is None:
-        return
+        return None
     if not isinstance(resources, ResourceChange):
-        yield f"resources is a {type(resources).__name__}"
-        return
+        return f"resources is a {type(resources).__name__}"
     for name in RESOURCE_NAMES:
         value = getattr(resources, name)
         if value is not None and value is not CLEAR and not _RESOURCE_CHECKS[name](value):
-            yield f"resources.{name}: {_shown(value)} is out of range"
-    yield from _entry_problems("resources.unified", resources.unified)
-    yield from (
-        f"resources.unified: {_shown(key)} is no cgroup file"
-        for key in resources.unified
-        if not _FILE_NAME.fullmatch(key)
-    )
+            return f"resources.{name}: {_shown(value)} is out of range"
+    problem = _entry_problem("resources.unified", resources.unified)
+    if problem is not None:
+        return problem
+    strange = next((key for key in resources.unified if not _FILE_NAME.fullmatch(key)), None)
+    return None if strange is None else f"resources.unified: {_shown(strange)} is no cgroup file"
 
 
-def _entry_problems(name: str, entries: object, *, may_hold_equals: bool = True) -> Iterator[str]:
-    if not isinstance(entries, Mapping):
-        yield f"{name} is a {type(entries).__name__}"
-        return
+def _entry_problem(name: str, entries: object, *, may_hold_equals: bool = True) -> str | None:
+    if not _is_mapping(entries):
+        return f"{name} is a {type(entries).__name__}"
     for key, value in entries.items():
-        if not _is_text(key) or not key or (not may_hold_equals and "=" in key):
-            yield f"{name}: {_shown(key)} is no name"
-        elif value is not CLEAR and not _is_text(value):
-            yield f"{name}[{key}]: a {type(value).__name__}, or not UTF-8, or holds NUL"
+        if not isinstance(key, str) or not key or not _is_text(key) or ("=" in key and not may_hold_equals):
+            return f"{name}: {_shown(key)} is no name"
+        if value is not CLEAR and not _is_text(value):
+            return f"{name}[{key}]: a {type(value).__name__}, or not UTF-8, or holds NUL"
+    return None
 
 
-def _cgroup_problems(entries: object) -> Iterator[str]:
-    if not isinstance(entries, Mapping):
-        yield f"cgroup is a {type(entries).__name__}"
-        return
+def _cgroup_problem(entries: object) -> str | None:
+    if not _is_mapping(entries):
+        return f"cgroup is a {type(entries).__name__}"
     for key, value in entries.items():
         if not isinstance(key, str) or not _FILE_NAME.fullmatch(key):
-            yield f"cgroup: {_shown(key)} is no cgroup file"
-        elif not _CGROUP_CHECKS.get(key, _is_file_value)(value):
-            yield f"cgroup[{key}]: {_shown(value)} is out of range"
+            return f"cgroup: {_shown(key)} is no cgroup file"
+        if not _CGROUP_CHECKS.get(key, _is_file_value)(value):
+            return f"cgroup[{key}]: {_shown(value)} is out of range"
+    return None
+
+
+def _is_mapping(entries: object) -> TypeGuard[Mapping[object, object]]:
+    # Nearly always it is a dictionary, and asking an abstract class takes several times as long.
+    return type(entries) is dict or isinstance(entries, Mapping)
 
 
 def _are_mounts(mounts: object) -> bool:

@@ -43,6 +43,7 @@ class HeldStream(SpecialStream):
         "_response_bytes",
         "_stage",
         "_state",
+        "_untaken_bytes",
         "stream_id",
     )
 
@@ -54,6 +55,7 @@ class HeldStream(SpecialStream):
         self._own = OwnMessage(state, stream_id, self._sent)
         self._has_half_closed = False
         self._has_response_headers = False
+        self._untaken_bytes: int | None = None
         self._response = bytearray()
         self._response_bytes = 0
         call = CallHead(head.path, head.timeout_s, head.encoding or "identity")
@@ -67,8 +69,14 @@ class HeldStream(SpecialStream):
 
     # --- the decision ------------------------------------------------------------------------------------
 
-    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> None:
-        """Takes the client's bytes; the whole message goes to the interceptor."""
+    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """Takes the client's bytes; the whole message goes to the interceptor.
+
+        A message of one frame that is sent on at once, as it came, is not taken at all: its frame passes.
+        """
+        self._untaken_bytes = flow_bytes
+        if not (is_last and self._intake.is_empty and self._passes_window(flow_bytes)):
+            self._take_frame()
         too_much = self._intake.take(content, flow_bytes, is_last)
         self._has_half_closed = is_last
         if too_much is not None:
@@ -76,6 +84,29 @@ class HeldStream(SpecialStream):
         elif is_last:
             self._stage = _Stage.DECIDING
             self._handler.message(self._intake.message())
+        passes = self._stage is _Stage.SENT and self._is_untaken
+        if passes:
+            self._state.credit.window_bytes -= flow_bytes
+            self._untaken_bytes = None
+        self._take_frame()
+        return passes
+
+    @property
+    def _is_untaken(self) -> bool:
+        """Whether the client's frame can still pass as it came."""
+        return self._untaken_bytes is not None
+
+    def _take_frame(self) -> None:
+        """The client's frame does not pass: it gets its connection credit back."""
+        taken_bytes, self._untaken_bytes = self._untaken_bytes, None
+        if taken_bytes is not None:
+            self._state.to_client.credit(0, taken_bytes)
+
+    def _passes_window(self, flow_bytes: int) -> bool:
+        """Whether DATA of the client's own may go to the runtime now."""
+        state = self._state
+        is_free = state.is_open and not state.sender.waiting and not self._intake.is_granted
+        return is_free and flow_bytes <= state.credit.window_bytes
 
     def _late(self) -> None:
         if self._stage is _Stage.RECEIVING:
@@ -90,10 +121,18 @@ class HeldStream(SpecialStream):
         """Sends the message on, changed or as it came."""
         if self._stage is not _Stage.DECIDING:
             return
+        if data is None and self._is_untaken:
+            self._intake.drop()
+            self._sent()
+            return
         self._stage = _Stage.SENDING
         message = self._intake.message() if data is None else data
         self._intake.drop()
-        self._state.guard(lambda: self._own.start(message))
+        self._state.guard(lambda: self._start(message))
+
+    def _start(self, message: bytes) -> None:
+        self._take_frame()
+        self._own.start(message)
 
     def _sent(self) -> None:
         """The runtime has the whole message."""
@@ -206,6 +245,7 @@ class HeldStream(SpecialStream):
 
     def lost(self) -> None:
         """A connection is gone: a message that was sent may have taken effect."""
+        self._untaken_bytes = None
         if self._stage is _Stage.SENT:
             self._end(Outcome.UNKNOWN)
         else:
@@ -233,6 +273,7 @@ class HeldStream(SpecialStream):
 
     def _finish(self) -> None:
         self._stage = _Stage.OVER
+        self._take_frame()
         self._own.drop()
         self._intake.end()
 

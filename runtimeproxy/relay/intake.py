@@ -22,8 +22,8 @@ SURPLUS_BYTES: Final = 4096
 class MessageIntake:
     """Takes the client's DATA of one held stream, as much as the bound and the budget allow.
 
-    Connection credit goes back at once; stream credit for what the runtime's windows do not let the client
-    send is given when the declared length is reserved.
+    Stream credit for what the runtime's windows do not let the client send is given when the declared length
+    is reserved; connection credit is the caller's matter.
     """
 
     __slots__ = (
@@ -35,6 +35,7 @@ class MessageIntake:
         "_received",
         "_received_flow_bytes",
         "_reservation",
+        "_share_bytes",
         "_state",
         "_stream_id",
     )
@@ -45,11 +46,12 @@ class MessageIntake:
         self._on_late = on_late
         self._limit_bytes = state.options.max_message_bytes + PREFIX_BYTES
         self._is_receiving = True
-        self._received = bytearray()
+        self._received: bytes | bytearray = b""
         self._received_flow_bytes = 0
         self._expected_bytes = 0
         self._granted_bytes = 0
         self._reservation: Reservation | None = None
+        self._share_bytes = 0
 
     # --- bytes -------------------------------------------------------------------------------------------
 
@@ -64,14 +66,13 @@ class MessageIntake:
         Raises:
             PeerError: the client sent more than it may.
         """
-        self._state.to_client.credit(0, flow_bytes)
         self._received_flow_bytes += flow_bytes
         window_bytes = self._state.runtime_settings.largest.initial_window_bytes + self._granted_bytes
         if flow_bytes and self._received_flow_bytes > window_bytes:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
-        self._received += content
+        self._append(content)
         if not self._is_within_bound():
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
         if not is_last and not self._expected_bytes:
@@ -85,19 +86,38 @@ class MessageIntake:
         self._top_up()
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come yet."""
+        return not self._received_flow_bytes
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the client got stream credit of the relay's, which the runtime knows nothing of."""
+        return self._granted_bytes > 0
+
     def message(self) -> bytes:
         """Returns all that was taken: gRPC prefix and message."""
         return bytes(self._received)
 
     def drop(self) -> None:
         """The bytes are of no use any more."""
-        self._received = bytearray()
+        self._received = b""
 
     def end(self) -> None:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
         self.drop()
         self.release()
+
+    def _append(self, content: bytes) -> None:
+        """Most messages come in one frame and are never copied."""
+        if not self._received:
+            self._received = content
+            return
+        if isinstance(self._received, bytes):
+            self._received = bytearray(self._received)
+        self._received += content
 
     def _is_within_bound(self) -> bool:
         """Reads the declared length as soon as it is there."""
@@ -113,6 +133,9 @@ class MessageIntake:
             if len(self._received) <= self._reservation.size_bytes:
                 return True
             self.release()
+        elif is_last and self._state.options.budget.take(len(self._received)):
+            self._share_bytes = len(self._received)
+            return True
         # More than was declared may become as much as the bound: then that is reserved, once.
         surplus = self._expected_bytes < len(self._received)
         size_bytes = self._limit_bytes if surplus else self._expected_bytes
@@ -132,6 +155,9 @@ class MessageIntake:
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
+        elif self._share_bytes:
+            self._state.options.budget.give_back(self._share_bytes)
+            self._share_bytes = 0
 
     # --- stream credit -----------------------------------------------------------------------------------
 

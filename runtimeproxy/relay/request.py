@@ -218,7 +218,8 @@ class RequestDirection:
         content = frames.unpadded(raw[HEADER_BYTES:], flags)
         stream = state.special.get(stream_id)
         if stream is not None:
-            stream.client_data(content, flow_bytes, is_last)
+            if stream.client_data(content, flow_bytes, is_last):
+                self._forward(raw, 0, len(raw))
         elif not state.is_open and flow_bytes <= state.credit.window_bytes:
             state.credit.window_bytes -= flow_bytes
             self._early.data_follows(stream_id)

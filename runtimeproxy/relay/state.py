@@ -65,8 +65,8 @@ class SpecialStream(ABC):
         return False
 
     @abstractmethod
-    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> None:
-        """The client sent DATA; `flow_bytes` counts padding too."""
+    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """The client sent DATA, `flow_bytes` with padding; returns whether it is forwarded as it came."""
 
     @abstractmethod
     def client_reset(self) -> bool:

@@ -31,11 +31,12 @@ class SwallowedStream(SpecialStream):
         self.has_ended = False
         self.takes_rest = False
 
-    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> None:
+    def client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
         """Gives the credit back: the stream's too where the client may still finish its message."""
         self._state.to_client.credit(0, flow_bytes)
         if self.takes_rest and not is_last:
             self._state.to_client.credit(self._stream_id, flow_bytes)
+        return False
 
     def client_reset(self) -> bool:
         """The runtime's side of the stream is closed already."""

@@ -36,11 +36,13 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, *entries: AuditEntry) -> list[logging.LogRecord]:
-    audit = AuditLog()
+    audit = AuditLog(gather_s=0.0)
     for each in entries:
         audit(each)
     assert caplog.records == []
-    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while not caplog.records:
+            await asyncio.sleep(0)
     return caplog.records
 
 
@@ -97,9 +99,37 @@ async def test_a_pods_line_names_no_container(caplog: pytest.LogCaptureFixture) 
     assert record.message.startswith("default/web changed: ")
 
 
-async def test_later_turns_of_the_loop_make_later_lines(caplog: pytest.LogCaptureFixture) -> None:
-    audit = AuditLog()
-    for _ in range(2):
-        audit(entry())
+async def test_a_line_tells_when_its_call_came(caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = await logged(caplog, entry(time_s=17.25))
+    assert record.created == 17.25
+
+
+async def test_calls_of_one_moment_are_written_together(caplog: pytest.LogCaptureFixture) -> None:
+    """What competes with a call for the CPUs waits until it has gone on."""
+    audit = AuditLog(gather_s=3600.0)
+    for time_s in (1.0, 2.0):
+        audit(entry(time_s=time_s))
         await asyncio.sleep(0)
+    assert caplog.records == []
+    audit.flush()
+    assert [record.created for record in caplog.records] == [1.0, 2.0]
+    audit.flush()
     assert len(caplog.records) == 2
+
+
+async def test_after_a_flush_the_next_entry_is_not_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    audit = AuditLog(gather_s=0.0)
+    audit(entry())
+    audit.flush()
+    audit(entry(time_s=2.0))
+    async with asyncio.timeout(30):
+        while len(caplog.records) < 2:
+            await asyncio.sleep(0)
+
+
+async def test_nothing_is_made_that_nobody_logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    audit = AuditLog()
+    audit(entry())
+    audit.flush()
+    assert caplog.records == []

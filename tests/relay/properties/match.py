@@ -58,7 +58,7 @@ class Through:
     """
 
     def __init__(self, client: Endpoint, runtime: Endpoint, plan: Plan) -> None:
-        self.play = Play(budget_bytes=plan.budget_bytes, max_message_bytes=MAX_MESSAGE_BYTES)
+        self.play = play_of(plan)
         self.core = self.play.core
         self._client = client
         self._runtime = runtime
@@ -78,7 +78,8 @@ class Through:
         if self.core.wants_turn and self.core.state.to_runtime.is_writable:
             yield lambda: self.do("turn")
         for number, call in enumerate(self.play.interceptor.calls):
-            if call.names == ["message"] and number not in self._decided:
+            is_due = call.names == ["message"] and not self.call_of(call).is_at_once
+            if is_due and number not in self._decided:
                 yield lambda number=number: self.decide(number)  # type: ignore[misc]
         for side, is_full in self._is_full.items():
             if is_full or self._toggles:
@@ -124,6 +125,24 @@ class Through:
             self._to_runtime += self.play.runtime_bytes()
 
 
+def play_of(plan: Plan) -> Play:
+    """A connection whose interceptor decides on some calls as soon as it sees them."""
+
+    def decide(scripted: ScriptedCall, _: bytes) -> None:
+        call = plan.calls[number_of(scripted.head.path)]
+        if call.is_at_once:
+            _decide(scripted, call)
+
+    return Play(decide, budget_bytes=plan.budget_bytes, max_message_bytes=MAX_MESSAGE_BYTES)
+
+
+def _decide(scripted: ScriptedCall, call: Call) -> None:
+    if call.kind == REFUSED:
+        scripted.reply.refuse(REFUSAL_CODE, "no")
+    else:
+        scripted.reply.forward(call.forwarded if call.kind == CHANGED else None)
+
+
 def act(play: Play, name: str, content: bytes, plan: Plan) -> None:
     """One thing that can be done to a core, as it is written on a tape."""
     core = play.core
@@ -137,11 +156,7 @@ def act(play: Play, name: str, content: bytes, plan: Plan) -> None:
         core.turn()
     elif name == "decide":
         scripted = play.interceptor.calls[content[0]]
-        call = plan.calls[number_of(scripted.head.path)]
-        if call.kind == REFUSED:
-            scripted.reply.refuse(REFUSAL_CODE, "no")
-        else:
-            scripted.reply.forward(call.forwarded if call.kind == CHANGED else None)
+        _decide(scripted, plan.calls[number_of(scripted.head.path)])
     elif name.startswith("client-"):
         core.client_writable(name.endswith("writable"))
     else:

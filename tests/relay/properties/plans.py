@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -30,6 +30,7 @@ class Call:
         end: how it ends; resets come at any time that the schedule chooses.
         is_early: whether the runtime answers without waiting for the message.
         ends_empty: whether END_STREAM comes on an empty DATA frame.
+        is_at_once: whether its message is decided on as soon as the relay shows it.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Call:
     pad: int | None
     priority: bool
     ends_empty: bool
+    is_at_once: bool
 
     @property
     def path(self) -> str:
@@ -138,6 +140,7 @@ def calls(draw: st.DrawFn, number: int, kinds: tuple[str, ...], ends: tuple[str,
         pad=draw(st.sampled_from((None, None, 0, 10, 255))),
         priority=draw(st.booleans()),
         ends_empty=draw(st.booleans()),
+        is_at_once=draw(st.booleans()),
     )
 
 
@@ -166,18 +169,13 @@ def _bounded(call: Call, client: tuple[dict[int, int], ...], runtime: tuple[dict
     tiny_request = any(values.get(wire.INITIAL_WINDOW, 65_535) < _SMALL for values in runtime)
     tiny_answer = any(values.get(wire.INITIAL_WINDOW, 65_535) < _SMALL for values in client)
     most_request = _SMALL if tiny_request else MAX_MESSAGE_BYTES
-    return Call(
-        number=call.number,
+    return replace(
+        call,
         kind=REFUSED if tiny_request and call.kind == TOO_LARGE else call.kind,
-        end=call.end,
-        is_early=call.is_early,
         size=min(call.size, most_request),
         changed_size=min(call.changed_size, most_request),
         answer_size=min(call.answer_size, _SMALL if tiny_answer else MAX_MESSAGE_BYTES),
-        pieces=call.pieces,
         pad=None if (tiny_request or tiny_answer) and call.pad == 255 else call.pad,
-        priority=call.priority,
-        ends_empty=call.ends_empty,
     )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.relay.playbook import Play
-from tests.relay.properties.match import Match, Through, act
-from tests.relay.properties.plans import MAX_MESSAGE_BYTES, Plan, plans, schedules
+from tests.relay.properties.match import Match, Through, act, play_of
+from tests.relay.properties.plans import Plan, plans, schedules
 from tests.relay.properties.profile import bounded
 
 Tape = list[tuple[str, bytes]]
@@ -48,7 +47,7 @@ def cut(tape: Tape, pattern: list[int]) -> Iterator[tuple[str, bytes]]:
 
 def output(tape: Tape, plan: Plan) -> tuple[bytes, bytes]:
     """Plays a tape to a new core and returns what came out for the client and for the runtime."""
-    play = Play(budget_bytes=plan.budget_bytes, max_message_bytes=MAX_MESSAGE_BYTES)
+    play = play_of(plan)
     to_client = to_runtime = b""
     for name, content in tape:
         act(play, name, content, plan)
