@@ -47,7 +47,7 @@ class Workers:
     Args:
         size: how many threads work at the same time.
         spares: how many more may be started for threads that hang; None for as many.
-        is_patient: whether the loop waits a moment for a task. Not for tasks that wait for somebody else.
+        patience_ms: how long the loop waits for a task, in milliseconds; 0 for tasks that wait for others.
 
     Attributes:
         size: how many threads work at the same time.
@@ -55,11 +55,11 @@ class Workers:
     """
 
     def __init__(
-        self, size: int = DEFAULT_SIZE, *, spares: int | None = None, is_patient: bool = True
+        self, size: int = DEFAULT_SIZE, *, spares: int | None = None, patience_ms: int = PATIENCE_MS
     ) -> None:
         self.size = size
         self.spares = size if spares is None else spares
-        self._is_patient = is_patient
+        self._patience_ms = patience_ms
         self._is_quick = False
         self._lone: Task | None = None
         self._lone_since_s = 0.0
@@ -95,7 +95,7 @@ class Workers:
         if self._pending == 1:
             self._lone, self._lone_since_s = task, time.monotonic()
             if self._is_quick:
-                self._exchange.wait_for(task, PATIENCE_MS)
+                self._exchange.wait_for(task, self._patience_ms)
         return True
 
     def give_up(self, task: Task) -> None:
@@ -136,7 +136,7 @@ class Workers:
         if task is self._lone:
             self._lone = None
             took_ms = (time.monotonic() - self._lone_since_s) * 1000
-            self._is_quick = self._is_patient and took_ms < PATIENCE_MS
+            self._is_quick = took_ms < self._patience_ms
         task.done()
 
     def _shrink(self) -> None:

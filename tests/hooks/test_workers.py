@@ -124,3 +124,76 @@ async def test_threads_do_not_keep_the_process_alive() -> None:
     await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
     assert not workers.submit(Job())
+
+
+PATIENT_MS = 30_000
+"""No machine is so slow that a task which does nothing takes longer."""
+
+
+async def one_quick(workers: Workers) -> None:
+    job = Job()
+    workers.submit(job)
+    await job.finished.wait()
+
+
+async def test_after_a_quick_task_the_next_is_done_when_it_is_submitted() -> None:
+    workers = Workers(2, patience_ms=PATIENT_MS)
+    first = Job()
+    workers.submit(first)
+    assert not first.finished.is_set()
+    await first.finished.wait()
+    for _ in range(3):
+        job = Job()
+        assert workers.submit(job)
+        assert job.finished.is_set()
+        assert job.thread != threading.current_thread().name
+    workers.close()
+
+
+async def test_nobody_waits_for_a_task_beside_others() -> None:
+    workers = Workers(2, patience_ms=PATIENT_MS)
+    busy, beside = Job(waits=True), Job()
+    workers.submit(busy)
+    workers.submit(beside)
+    assert not beside.finished.is_set()
+    await beside.finished.wait()
+    busy.let_go.set()
+    await busy.finished.wait()
+    workers.close()
+
+
+async def test_a_task_that_takes_longer_is_done_later() -> None:
+    workers = Workers(1, patience_ms=1)
+    await one_quick(workers)
+    slow = Job(waits=True)
+    workers.submit(slow)
+    assert not slow.finished.is_set()
+    slow.let_go.set()
+    await slow.finished.wait()
+    await one_quick(workers)
+    workers.close()
+
+
+async def test_without_patience_the_loop_never_waits() -> None:
+    workers = Workers(1, patience_ms=0)
+    for _ in range(3):
+        job = Job()
+        workers.submit(job)
+        assert not job.finished.is_set()
+        await job.finished.wait()
+    workers.close()
+
+
+async def test_the_wait_is_for_this_task_and_not_for_one_that_was_given_up() -> None:
+    workers = Workers(1, spares=1, patience_ms=PATIENT_MS)
+    hung = Job(waits=True)
+    workers.submit(hung)
+    await enter(hung)
+    workers.give_up(hung)
+    await one_quick(workers)
+    hung.let_go.set()
+    job = Job()
+    workers.submit(job)
+    await asyncio.gather(job.finished.wait(), hung.finished.wait())
+    assert (workers.hung, workers.threads) == (0, 1)
+    workers.close()
