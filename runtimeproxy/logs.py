@@ -34,6 +34,8 @@ Format = Literal["auto", "text", "json"]
 
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+_TO_JSON: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+
 logger = logging.getLogger(__name__)
 
 
@@ -208,7 +210,7 @@ def format_json(record: logging.LogRecord) -> str:
         entry[f"{key}_" if key in entry else key] = value
     if trace := _traceback(record):
         entry["error"] = trace
-    return json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
+    return _TO_JSON.encode(entry)
 
 
 def _message(record: logging.LogRecord) -> str:

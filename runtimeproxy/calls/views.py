@@ -46,7 +46,11 @@ class LastValues(Mapping[str, bytes]):
 
 
 class PodSketch(NamedTuple):
-    """What decides whether policies are concerned with a pod: most pods are never looked at more closely."""
+    """What decides whether policies are concerned with a pod: most pods are never looked at more closely.
+
+    Labels and annotations may be the request's own, for `get` and `in` only: looking up a name that is not
+    there would put it into the request. Policies are shown copies.
+    """
 
     namespace: str
     name: str
@@ -58,11 +62,12 @@ class PodSketch(NamedTuple):
 def sketched_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSketch:
     """The beginning of `requested_pod`."""
     about = config.metadata
-    labels, annotations = read_entries(config.labels), read_entries(config.annotations)
-    if known is not None:
-        labels = with_changes(labels, known.label_changes)
-        annotations = with_changes(annotations, known.annotation_changes)
-    return PodSketch(about.namespace, about.name, _frozen(labels), _frozen(annotations), qos_class(labels))
+    labels: Mapping[str, str] = config.labels
+    annotations: Mapping[str, str] = config.annotations
+    if known is not None and (known.label_changes or known.annotation_changes):
+        labels = with_changes(read_entries(labels), known.label_changes)
+        annotations = with_changes(read_entries(annotations), known.annotation_changes)
+    return PodSketch(about.namespace, about.name, labels, annotations, qos_class(labels))
 
 
 def recorded_sketch(record: PodRecord) -> PodSketch:
@@ -90,6 +95,7 @@ def requested_pod(
     """
     about, linux = config.metadata, config.linux
     sketch = sketch or sketched_pod(config, known)
+    labels = read_entries(sketch.labels)
     parent = (known.cgroup_parent if known is not None else "") or linux.cgroup_parent
     return PodView(
         id=known.id if known is not None else "",
@@ -97,15 +103,15 @@ def requested_pod(
         namespace=sketch.namespace,
         uid=about.uid,
         attempt=about.attempt,
-        labels=sketch.labels,
-        annotations=sketch.annotations,
+        labels=_frozen(labels),
+        annotations=_frozen(read_entries(sketch.annotations)),
         runtime_handler=known.runtime_handler if known is not None else handler,
         cgroup_parent=parent,
         overhead=read_resources(linux.overhead),
         resources=read_resources(linux.resources),
         qos=sketch.qos,
         kube_qos=kube_qos_class(parent),
-        priority=priority_class(sketch.labels),
+        priority=priority_class(labels),
     )
 
 

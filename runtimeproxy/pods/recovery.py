@@ -123,10 +123,11 @@ class Recovery:
         await self._fill_details()
 
     async def _fill_details(self) -> None:
-        pods = [pod.id for pod in self._store.pods if _lacks_details(pod)]
-        containers = [container.id for container in self._store.containers if _lacks_details(container)]
-        await self._in_parallel([(self._fill_pod, identity) for identity in pods])
-        await self._in_parallel([(self._fill_container, identity) for identity in containers])
+        pods = [(self._fill_pod, pod.id) for pod in self._store.pods if _lacks_details(pod)]
+        containers = [
+            (self._fill_container, found.id) for found in self._store.containers if _lacks_details(found)
+        ]
+        await self._in_parallel([*pods, *containers])
 
     async def _in_parallel(self, jobs: list[tuple[Callable[[str], Awaitable[None]], str]]) -> None:
         """Works the jobs off with a few tasks; the first error ends them all."""

@@ -1,15 +1,19 @@
-"""From a call's path to the servicers, on raw messages; answers of long lists are remembered."""
+"""From a call's path to the servicers, on raw messages.
+
+Answers of long lists are remembered. Calls of which nothing is noted take a short way.
+"""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import grpc
 
 from cri_api.runtime import v1, v1alpha2
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing.behaviours import Behaviours
+from runtimeproxy.testing.behaviours import NORMAL, Behaviours
 from runtimeproxy.testing.handling import Handling, Method
 from runtimeproxy.testing.image_service import FakeImageService
 from runtimeproxy.testing.records import RecordedCall, RecordedCalls
@@ -37,6 +41,12 @@ class CallDispatch(grpc.GenericRpcHandler):
         self._state = runtime.state
         self._methods = methods_by_path(runtime, images)
         self._cache: dict[tuple[str, bytes], tuple[int, bytes]] = {}
+        # What is noted of a call costs as much as its answer.
+        self._unnoted: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            path: grpc.unary_unary_rpc_method_handler(partial(self._carry_out, method))
+            for path, method in self._methods.items()
+            if not method.streaming
+        }
         self._lock = threading.Lock()
         self._open: dict[int, RecordedCall] = {}
 
@@ -45,10 +55,13 @@ class CallDispatch(grpc.GenericRpcHandler):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The handler of a call; ``None``, and so UNIMPLEMENTED, for what the CRI does not have."""
         path = handler_call_details.method
-        method = self._methods.get(v1alpha2.v1_path(path))
+        v1_path = v1alpha2.v1_path(path)
+        method = self._methods.get(v1_path)
         if method is None:
             return None
         behaviour = self.behaviours.take(method.name)
+        if behaviour is NORMAL and self.recorded is None and v1_path in self._unnoted:
+            return self._unnoted[v1_path]
         handling = Handling(method, path, behaviour, self._carry_out, self._opened, self._closed)
         if method.streaming:
             return grpc.unary_stream_rpc_method_handler(handling.stream)

@@ -48,6 +48,22 @@ async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings,
     assert len(found.seen) == (2 if qos == "BE" else 0)
 
 
+async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_request(
+    desk: Surroundings,
+) -> None:
+    """A map of a message takes in what is looked up in it the wrong way."""
+    other = policy("other", pre_create_container=None)
+    other.concern = Concern(annotations=("example.com/absent",))  # type: ignore[misc]
+    await desk.load(other, policy(pre_create_container=SHARES))
+    pod = pod_sandbox_config(labels={"app": "web"}, annotations={"example.com/a": "b"})
+    await desk.run_pod(pod, POD_ID)
+    call = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+    sent = await call.sent(api_pb2.CreateContainerRequest)
+    assert sent.config.linux.resources.cpu_shares == 2048
+    assert sent.sandbox_config == pod
+    assert other.seen == []
+
+
 @pytest.mark.conformance(9)
 async def test_a_call_that_no_policy_changes_is_forwarded_as_it_came(desk: Surroundings) -> None:
     same = ContainerChange(resources=ResourceChange(cpu_shares=2))

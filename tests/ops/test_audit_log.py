@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,14 +37,36 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, *entries: AuditEntry) -> list[logging.LogRecord]:
-    audit = AuditLog(gather_s=0.0)
+    audit = AuditLog()
     for each in entries:
         audit(each)
     assert caplog.records == []
-    async with asyncio.timeout(30):
-        while not caplog.records:
-            await asyncio.sleep(0)
+    audit.flush()
     return caplog.records
+
+
+class Noticed(logging.Handler):
+    """Lets a test wait for lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s: asyncio.Queue[float] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.times_s.put_nowait(record.created)
+
+    async def next_s(self) -> float:
+        """The time of the next line."""
+        async with asyncio.timeout(30):
+            return await self.times_s.get()
+
+
+@pytest.fixture
+def noticed() -> Iterator[Noticed]:
+    handler = Noticed()
+    logging.getLogger("runtimeproxy.audit").addHandler(handler)
+    yield handler
+    logging.getLogger("runtimeproxy.audit").removeHandler(handler)
 
 
 async def test_all_fields_of_one_decision_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,14 +140,14 @@ async def test_calls_of_one_moment_are_written_together(caplog: pytest.LogCaptur
     assert len(caplog.records) == 2
 
 
-async def test_after_a_flush_the_next_entry_is_not_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+async def test_entries_are_logged_after_a_while_also_behind_a_flush(noticed: Noticed) -> None:
     audit = AuditLog(gather_s=0.0)
-    audit(entry())
-    audit.flush()
+    audit(entry(time_s=1.0))
+    assert await noticed.next_s() == 1.0
     audit(entry(time_s=2.0))
-    async with asyncio.timeout(30):
-        while len(caplog.records) < 2:
-            await asyncio.sleep(0)
+    audit.flush()
+    audit(entry(time_s=3.0))
+    assert [await noticed.next_s(), await noticed.next_s()] == [2.0, 3.0]
 
 
 async def test_nothing_is_made_that_nobody_logs(caplog: pytest.LogCaptureFixture) -> None:
