@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.testing import FakeRuntime, preload
+from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.testing.raw_calls import VERSION_PATH, bytes_call, error_of
 
@@ -76,6 +76,20 @@ def test_records_can_be_forgotten_or_not_kept(socket_folder: Path) -> None:
         with grpc.insecure_channel(fake.endpoint) as channel:
             api_pb2_grpc.RuntimeServiceStub(channel).Version(VERSION)
         assert len(fake.recorded) == 0
+
+
+def test_calls_that_nobody_notes_can_be_obstructed(socket_folder: Path) -> None:
+    with (
+        FakeRuntime(socket_folder / "r.sock", record=False) as fake,
+        grpc.insecure_channel(fake.endpoint) as channel,
+    ):
+        runtime = api_pb2_grpc.RuntimeServiceStub(channel)
+        assert runtime.Version(VERSION).runtime_name == "fake-runtime"
+        fake.on("Version", error=CallError("UNAVAILABLE"), times=1)
+        with pytest.raises(grpc.RpcError) as caught:
+            runtime.Version(VERSION)
+        assert error_of(caught.value)[0] is grpc.StatusCode.UNAVAILABLE
+        assert runtime.Version(VERSION).runtime_name == "fake-runtime"
 
 
 def test_waiting_for_calls_that_do_not_come_ends(fake_runtime: FakeRuntime) -> None:
