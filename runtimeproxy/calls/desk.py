@@ -133,7 +133,11 @@ class Desk:
 
     def concerns(self, chain: Chain, question: Question) -> bool:
         """Whether a question has to be put to the policies; costs no thread."""
-        return chain.concerns(question.hook, question.pod) and not self.skips(question.pod)
+        return (
+            chain.wants(question.hook)
+            and not self.skips(question.pod)
+            and chain.concerns(question.hook, question.pod)
+        )
 
 
 def _load() -> Operations:

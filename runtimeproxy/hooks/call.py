@@ -63,14 +63,14 @@ class Call:
         is_over: whether it is decided or cancelled.
     """
 
-    __slots__ = ("_chain", "_deadline_s", "_decided", "_leg", "_subject", "_work", "_workers", "is_over")
+    __slots__ = ("_chain", "_deadline_s", "_decided", "_finish", "_leg", "_subject", "_workers", "is_over")
 
     def __init__(self, chain: Chain, order: Order, decided: Callable[[Decision], None]) -> None:
         self._chain = chain
         self._decided = decided
         self._subject = Subject(order.hook, order.view, time.time())
         self._deadline_s = time.monotonic() + order.budget_s
-        self._work = Work(self._subject, chain.rule, chain.hung, order.finish, self._ended, self._dropped)
+        self._finish = order.finish
         self._workers = chain.workers
         self._leg: Leg | None = None
         self.is_over = False
@@ -100,7 +100,7 @@ class Call:
 
     def _go_on(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
         """Let a thread do what is left to do, or conclude if that is nothing."""
-        if progress.refusal is not None or not (policies or (self._work.finish and progress.real.claims)):
+        if progress.refusal is not None or not (policies or (self._finish and progress.real.claims)):
             self._conclude(decision_of(self._subject, progress))
             return
         now_s = time.monotonic()
@@ -108,12 +108,17 @@ class Call:
             self._go_on((), self._skipped(progress, policies, _NO_TIME))
             return
         until_s = self._deadline_s if policies else max(self._deadline_s, now_s + WRITE_GRACE_S)
-        self._leg = leg = Leg(self._work, policies, progress, until_s)
+        # Only the leg knows its call by it, so that none of them has to be found by a collector.
+        work = Work(
+            self._subject, self._chain.rule, self._chain.hung, self._finish, self._ended, self._dropped
+        )
+        self._leg = leg = Leg(work, policies, progress, until_s)
+        wait_s = leg.wait_s(now_s)
         if not self._workers.submit(leg):
             self._dropped(leg)
         elif self._leg is leg:
-            now_s = time.monotonic()
-            self._chain.watch.add(self, now_s, leg.wait_s(now_s))
+            # Most are done by now and need no watch.
+            self._chain.watch.add(self, now_s, wait_s)
 
     def look(self, now_s: float) -> float | None:
         """The time of something may be up; find out of what."""
@@ -191,7 +196,7 @@ class Call:
 
     def _unwritten(self, decision: Decision, reason: str) -> Decision:
         """Return the decision when its writes were not made, or not to the end."""
-        if decision.change is None or self._work.finish is None:
+        if decision.change is None or self._finish is None:
             return decision
         owners = {decision.owners[f"{CGROUP}[{name}]"] for name in decision.change.cgroup}
         losers = [policy for policy in self._chain.policies if policy.name in owners]

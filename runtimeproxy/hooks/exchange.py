@@ -83,9 +83,10 @@ class Exchange(Generic[TaskT]):
         is_done = task in self._done
         if is_done:
             self._done.remove(task)
-            self._on_done(task)
         if self._done and self._loop is not None:
             self._loop.call_soon(self._collect)
+        if is_done:
+            self._on_done(task)
         return is_done
 
     def _collect(self) -> None:

@@ -71,11 +71,14 @@ def _problem(change: CgroupChange) -> str | None:
 
 
 def _container_problem(change: ContainerChange) -> str | None:
+    problem = _entry_problem("env", change.env, may_hold_equals=False)
+    if problem is not None:
+        return problem
     if not _are_mounts(change.mounts):
         return "mounts is not a tuple of mounts with absolute paths"
     if not _are_devices(change.devices):
         return "devices is not a tuple of devices with absolute paths and permissions out of rwm"
-    return _entry_problem("env", change.env, may_hold_equals=False)
+    return None
 
 
 def _parent_problem(parent: object) -> str | None:

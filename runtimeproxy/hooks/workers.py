@@ -7,6 +7,7 @@ place. When no thread is left, tasks are refused at once instead of waiting for 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ DEFAULT_SIZE: Final = 4
 """Threads that work at the same time. Policies compute little, and one interpreter lock serves them all."""
 
 PATIENCE_MS: Final = 1
-"""How long the loop stands still for a task that is alone, if the one before took no longer.
+"""How long the loop stands still for a task that is alone, if the one before took no longer; once a turn.
 
 While a thread computes, the loop could do little, for they share the interpreter. A task that is done in that
 time saves two wake-ups, and what follows from it is written together with what the loop has begun.
@@ -61,6 +62,7 @@ class Workers:
         self.spares = size if spares is None else spares
         self._patience_ms = patience_ms
         self._is_quick = False
+        self._has_waited = False
         self._lone: Task | None = None
         self._lone_since_s = 0.0
         self._exchange: Exchange[Task] = Exchange(self._completed)
@@ -94,14 +96,21 @@ class Workers:
         self._exchange.put(task)
         if self._pending == 1:
             self._lone, self._lone_since_s = task, time.monotonic()
-            if self._is_quick:
+            if self._is_quick and not self._has_waited:
+                self._has_waited = True
+                asyncio.get_running_loop().call_soon(self._next_turn)
                 self._exchange.wait_for(task, self._patience_ms)
         return True
+
+    def _next_turn(self) -> None:
+        self._has_waited = False
 
     def give_up(self, task: Task) -> None:
         """Count the thread that runs the task as lost until it returns."""
         self._stuck.add(task)
         self._pending -= 1
+        if task is self._lone:
+            self._lone, self._is_quick = None, False
         self._grow(self._pending)
         if self._threads == len(self._stuck):
             self._drop_waiting()
@@ -111,8 +120,7 @@ class Workers:
         self._closed = True
         for _ in range(self._threads):
             self._exchange.put(None)
-        if not self._pending:
-            self._exchange.leave()
+        self._leave_when_idle()
 
     def _grow(self, wanted: int) -> None:
         working = self._threads - len(self._stuck)
@@ -138,6 +146,12 @@ class Workers:
             took_ms = (time.monotonic() - self._lone_since_s) * 1000
             self._is_quick = took_ms < self._patience_ms
         task.done()
+        if self._closed:
+            self._leave_when_idle()
+
+    def _leave_when_idle(self) -> None:
+        if not (self._pending or self._stuck):
+            self._exchange.leave()
 
     def _shrink(self) -> None:
         if self._threads - len(self._stuck) > self.size:

@@ -15,11 +15,28 @@ from runtimeproxy.relay.state import SpecialStream
 from runtimeproxy.relay.swallowed import SwallowedStream
 
 if TYPE_CHECKING:
+    from runtimeproxy.interception import CallHandler
     from runtimeproxy.relay.headers import RequestHead
     from runtimeproxy.relay.state import ConnectionState
 
 MAX_OBSERVED_BYTES: Final = 1024 * 1024
 """Of a response that is kept for the records; those of held calls have a few hundred bytes."""
+
+
+class _Nobody:
+    """Handles a call that is over."""
+
+    def message(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def cancelled(self) -> None:
+        """There is no work to stop."""
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        """It was told already."""
+
+
+_NOBODY: Final = _Nobody()
 
 
 class _Stage(Enum):
@@ -59,7 +76,7 @@ class HeldStream(SpecialStream):
         self._response = bytearray()
         self._response_bytes = 0
         call = CallHead(head.path, head.timeout_s, head.encoding or "identity")
-        self._handler = state.options.interceptor.open(call, self)
+        self._handler: CallHandler = state.options.interceptor.open(call, self)
         self._intake.grant_prefix()
 
     @property
@@ -84,17 +101,16 @@ class HeldStream(SpecialStream):
         elif is_last:
             self._stage = _Stage.DECIDING
             self._handler.message(self._intake.message())
-        passes = self._stage is _Stage.SENT and self._is_untaken
-        if passes:
-            self._state.credit.window_bytes -= flow_bytes
+        if self._passes:
             self._untaken_bytes = None
+            return True
         self._take_frame()
-        return passes
+        return False
 
     @property
-    def _is_untaken(self) -> bool:
-        """Whether the client's frame can still pass as it came."""
-        return self._untaken_bytes is not None
+    def _passes(self) -> bool:
+        """Whether the client's frame, which is not taken, goes on as it came."""
+        return self._stage is _Stage.SENT and self._untaken_bytes is not None
 
     def _take_frame(self) -> None:
         """The client's frame does not pass: it gets its connection credit back."""
@@ -121,7 +137,8 @@ class HeldStream(SpecialStream):
         """Sends the message on, changed or as it came."""
         if self._stage is not _Stage.DECIDING:
             return
-        if data is None and self._is_untaken:
+        if data is None and self._untaken_bytes is not None and self._passes_window(self._untaken_bytes):
+            self._state.credit.window_bytes -= self._untaken_bytes
             self._intake.drop()
             self._sent()
             return
@@ -262,20 +279,22 @@ class HeldStream(SpecialStream):
                 self._intake.grant_rest()
 
     def _end(self, outcome: Outcome, data: bytes = b"") -> None:
-        self._finish()
+        handler = self._finish()
         self._state.special.pop(self.stream_id, None)
-        self._handler.responded(outcome, data)
+        handler.responded(outcome, data)
 
     def _cancel(self) -> None:
         if self._stage is not _Stage.OVER:
-            self._finish()
-            self._handler.cancelled()
+            self._finish().cancelled()
 
-    def _finish(self) -> None:
+    def _finish(self) -> CallHandler:
+        """Lets go of all that knows this stream, so that no collector has to find it; returns the handler."""
+        handler, self._handler = self._handler, _NOBODY
         self._stage = _Stage.OVER
         self._take_frame()
-        self._own.drop()
+        self._own.end()
         self._intake.end()
+        return handler
 
     def _swallow(self, *, is_refused: bool) -> SwallowedStream:
         swallowed = SwallowedStream(self._state, self.stream_id, is_refused)

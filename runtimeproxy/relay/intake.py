@@ -19,6 +19,10 @@ SURPLUS_BYTES: Final = 4096
 """Stream credit at a time for bytes beyond the declared message, which only a broken client sends."""
 
 
+def _nobody() -> None:
+    """Nobody waits for it any more."""
+
+
 class MessageIntake:
     """Takes the client's DATA of one held stream, as much as the bound and the budget allow.
 
@@ -107,6 +111,7 @@ class MessageIntake:
     def end(self) -> None:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
+        self._on_late = _nobody
         self.drop()
         self.release()
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _NOTHING: Final = memoryview(b"")
 
 
+def _nobody() -> None:
+    """Nobody waits for it any more."""
+
+
 class OwnMessage:
     """What is still to be sent on one stream, and how much of it the runtime accepts there.
 
@@ -63,9 +67,10 @@ class OwnMessage:
         self._runtime_credit_bytes += increment_bytes
         self.go_on()
 
-    def drop(self) -> None:
+    def end(self) -> None:
         """Nothing more of it is sent."""
         self._unsent = _NOTHING
+        self._on_sent = _nobody
         self.is_sending = False
         self._state.sender.forget(self)
 

@@ -12,6 +12,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.calls.one_container import SHARES
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, create, policy
+from tests.garbage import collected
 
 PATIENT_MS = 30_000
 """No machine is so slow that these policies take longer."""
@@ -74,7 +75,7 @@ async def test_a_cancel_after_the_decision_finds_nothing_to_stop(quick: Surround
     call.handler.cancelled()
     assert chain.stats.cancelled == 0
     later = quick.call("CreateContainer", create())
-    assert later.reply.is_done
+    await later.reply.done()
 
 
 async def test_a_call_whose_pod_must_be_looked_up_first_goes_on_later(quick: Surroundings) -> None:
@@ -85,3 +86,24 @@ async def test_a_call_whose_pod_must_be_looked_up_first_goes_on_later(quick: Sur
     assert not call.reply.is_done
     await call.reply.done()
     assert not call.reply.refused
+
+
+@pytest.mark.parametrize(
+    "annotations", [{}, {"keep": "yes"}, {"refuse": "yes"}], ids=["changed", "kept", "refused"]
+)
+async def test_nothing_of_a_call_is_left_for_the_collector(
+    quick: Surroundings, annotations: dict[str, str]
+) -> None:
+    await asked_once(quick)
+
+    async def one_call() -> None:
+        call = quick.call("CreateContainer", create(annotations=annotations))
+        await call.reply.done()
+        if not call.reply.refused:
+            await call.succeeded(api_pb2.CreateContainerResponse(container_id=CONTAINER_ID))
+        await quick.idle()
+
+    with collected() as names:
+        for _ in range(20):
+            await one_call()
+    assert names == []

@@ -99,6 +99,17 @@ async def test_an_error_in_one_costs_the_others_nothing(caplog: pytest.LogCaptur
     exchange.leave()
 
 
+async def test_an_error_in_the_awaited_one_costs_the_others_nothing() -> None:
+    exchange = followed(taken := Taken())
+    taken.refused.add("task")
+    exchange.finish("late")
+    exchange.finish("task")
+    with pytest.raises(RuntimeError, match="no task"):
+        exchange.wait_for("task", 0)
+    await taken.until("task", "late")
+    exchange.leave()
+
+
 async def test_who_has_left_is_told_nothing() -> None:
     exchange = followed(taken := Taken())
     other = followed(asked := Taken())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -147,7 +149,71 @@ async def test_after_a_quick_task_the_next_is_done_when_it_is_submitted() -> Non
         assert workers.submit(job)
         assert job.finished.is_set()
         assert job.thread != threading.current_thread().name
+        await asyncio.sleep(0)
     workers.close()
+
+
+async def test_the_loop_waits_once_a_turn() -> None:
+    """However many calls come in one read."""
+    workers = Workers(2, patience_ms=PATIENT_MS)
+    await one_quick(workers)
+    first, second, third = Job(), Job(), Job()
+    workers.submit(first)
+    workers.submit(second)
+    assert (first.finished.is_set(), second.finished.is_set()) == (True, False)
+    await second.finished.wait()
+    await asyncio.sleep(0)
+    workers.submit(third)
+    assert third.finished.is_set()
+    workers.close()
+
+
+async def test_after_a_task_that_hung_the_loop_does_not_wait() -> None:
+    workers = Workers(1, spares=1, patience_ms=1)
+    await one_quick(workers)
+    hung = Job(waits=True)
+    workers.submit(hung)
+    await enter(hung)
+    workers.give_up(hung)
+    job = Job()
+    workers.submit(job)
+    assert not job.finished.is_set()
+    hung.let_go.set()
+    await asyncio.gather(job.finished.wait(), hung.finished.wait())
+    workers.close()
+
+
+async def test_what_hung_is_told_of_also_behind_the_end() -> None:
+    workers = Workers(1, spares=0)
+    hung = Job(waits=True)
+    workers.submit(hung)
+    await enter(hung)
+    workers.give_up(hung)
+    workers.close()
+    hung.let_go.set()
+    await hung.finished.wait()
+    assert workers.hung == 0
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+async def test_a_closed_pool_lets_go_of_its_loop(is_busy: bool) -> None:
+    workers = Workers(1, patience_ms=0)
+    job = Job(waits=True)
+    if not is_busy:
+        await one_quick(workers)
+    else:
+        workers.submit(job)
+    gone = weakref.ref(workers)
+    workers.close()
+    job.let_go.set()
+    if is_busy:
+        await job.finished.wait()
+    await asyncio.sleep(0)
+    del workers
+    async with asyncio.timeout(30):
+        while gone() is not None:
+            gc.collect()
+            await asyncio.sleep(0)
 
 
 async def test_nobody_waits_for_a_task_beside_others() -> None:

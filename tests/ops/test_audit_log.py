@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.ops.audit_log import AuditLog
+from runtimeproxy.ops.audit_log import LINES_A_TURN, AuditLog
 
 
 def entry(**changes: Any) -> AuditEntry:
@@ -148,6 +149,28 @@ async def test_entries_are_logged_after_a_while_also_behind_a_flush(noticed: Not
     audit.flush()
     audit(entry(time_s=3.0))
     assert [await noticed.next_s(), await noticed.next_s()] == [2.0, 3.0]
+
+
+async def test_many_lines_take_some_turns(noticed: Noticed) -> None:
+    audit = AuditLog(gather_s=0.0)
+    count = 3 * LINES_A_TURN + 1
+    seen: list[int] = []
+    ended = asyncio.Event()
+
+    def look() -> None:
+        seen.append(noticed.times_s.qsize())
+        if seen[-1] < count:
+            asyncio.get_running_loop().call_soon(look)
+        else:
+            ended.set()
+
+    for number in range(count):
+        audit(entry(time_s=float(number)))
+    look()
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert max(later - before for before, later in pairwise(seen)) == LINES_A_TURN
+    assert [await noticed.next_s() for _ in range(count)] == [float(number) for number in range(count)]
 
 
 async def test_nothing_is_made_that_nobody_logs(caplog: pytest.LogCaptureFixture) -> None:

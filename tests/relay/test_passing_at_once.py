@@ -117,6 +117,25 @@ def test_a_message_for_which_the_relay_gave_stream_credit_is_taken() -> None:
     assert credit(0, len(message(b""))) in play.client_got()
 
 
+def test_what_another_call_sends_meanwhile_counts() -> None:
+    """The window is looked at when the frame passes, and not only before."""
+    earlier: list[ScriptedCall] = []
+
+    def decide(call: ScriptedCall, _: bytes) -> None:
+        if earlier:
+            earlier[0].reply.forward(None)
+            call.reply.forward(None)
+        earlier.append(call)
+
+    play = opened(decide)
+    spend(play, leave_bytes=200, stream_id=3)
+    play.client(play.call(5, HELD), data(5, bytes(100), end=True))
+    play.client(play.call(7, HELD), data(7, bytes(150), end=True))
+    assert play.core.state.credit.window_bytes == 0
+    sent = [(frame.stream_id, len(frame.payload)) for frame in play.runtime_got() if frame.type_ == DATA]
+    assert sent == [(5, 100), (7, 100)]
+
+
 def test_before_the_runtime_is_there_a_message_is_taken() -> None:
     play = Play(forward_as_it_came)
     play.client(play.call(1, HELD), data(1, MESSAGE, end=True))
