@@ -148,8 +148,11 @@ class HeldStream(SpecialStream):
         self._state.guard(lambda: self._start(message))
 
     def _start(self, message: bytes) -> None:
-        self._take_frame()
+        """Sends the message; the credit of the client's frame pays for it, if that is not given back yet."""
         self._own.start(message)
+        if self._untaken_bytes is not None:
+            self._untaken_bytes = self._state.credit.settle(self._untaken_bytes)
+            self._take_frame()
 
     def _sent(self) -> None:
         """The runtime has the whole message."""
