@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_a_pod_that_the_runtime_half_made_is_removed(fake_runtime: FakeRuntime) 
     assert not fake_runtime.state.sandboxes
 
 
+@pytest.fixture
+def hangup_counts() -> Iterator[None]:
+    """Also where the tests themselves run below nohup, which all children inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_counts")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_behind_when_it_is_ended(fake_runtime: FakeRuntime, end: signal.Signals) -> None:
     fake_runtime.state.images.add("busybox:latest")
