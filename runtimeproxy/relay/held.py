@@ -69,7 +69,7 @@ class HeldStream(SpecialStream):
         self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
         self._intake = MessageIntake(state, stream_id, self._late)
-        self._own = OwnMessage(state, stream_id, self._sent)
+        self._own = OwnMessage(state, stream_id)
         self._has_half_closed = False
         self._has_response_headers = False
         self._untaken_bytes: int | None = None
@@ -77,7 +77,8 @@ class HeldStream(SpecialStream):
         self._response_bytes = 0
         call = CallHead(head.path, head.timeout_s, head.encoding or "identity")
         self._handler: CallHandler = state.options.interceptor.open(call, self)
-        self._intake.grant_prefix()
+        if state.runtime_settings.smallest.initial_window_bytes < PREFIX_BYTES:
+            self._intake.grant_prefix()
 
     @property
     def is_pending(self) -> bool:
@@ -149,7 +150,7 @@ class HeldStream(SpecialStream):
 
     def _start(self, message: bytes) -> None:
         """Sends the message; the credit of the client's frame pays for it, if that is not given back yet."""
-        self._own.start(message)
+        self._own.start(message, self._sent)
         if self._untaken_bytes is not None:
             self._untaken_bytes = self._state.credit.settle(self._untaken_bytes)
             self._take_frame()
@@ -295,7 +296,8 @@ class HeldStream(SpecialStream):
         handler, self._handler = self._handler, _NOBODY
         self._stage = _Stage.OVER
         self._take_frame()
-        self._own.end()
+        if self._own.is_sending:
+            self._own.drop()
         self._intake.end()
         return handler
 

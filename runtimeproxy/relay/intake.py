@@ -76,6 +76,8 @@ class MessageIntake:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
+        if is_last and not self._received and self._take_whole(content):
+            return None
         self._append(content)
         if not self._is_within_bound():
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
@@ -115,11 +117,20 @@ class MessageIntake:
         self.drop()
         self.release()
 
+    def _take_whole(self, content: bytes) -> bool:
+        """Takes a message that comes in one frame, as most do; returns whether nothing is wrong with it."""
+        size_bytes = len(content)
+        declared_bytes = PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES], "big")
+        if max(size_bytes, declared_bytes) > self._limit_bytes or self._reservation is not None:
+            return False
+        if not self._state.options.budget.take(size_bytes):
+            return False
+        self._share_bytes = size_bytes
+        self._received = content
+        self._is_receiving = False
+        return True
+
     def _append(self, content: bytes) -> None:
-        """Most messages come in one frame and are never copied."""
-        if not self._received:
-            self._received = content
-            return
         if isinstance(self._received, bytes):
             self._received = bytearray(self._received)
         self._received += content
@@ -138,9 +149,6 @@ class MessageIntake:
             if len(self._received) <= self._reservation.size_bytes:
                 return True
             self.release()
-        elif is_last and self._state.options.budget.take(len(self._received)):
-            self._share_bytes = len(self._received)
-            return True
         # More than was declared may become as much as the bound: then that is reserved, once.
         surplus = self._expected_bytes < len(self._received)
         size_bytes = self._limit_bytes if surplus else self._expected_bytes

@@ -23,7 +23,6 @@ class OwnMessage:
     Args:
         state: of the connection.
         stream_id: the stream.
-        on_sent: called when the last byte was taken.
 
     Attributes:
         is_sending: whether some of the message is still to be sent.
@@ -41,18 +40,24 @@ class OwnMessage:
         "stream_id",
     )
 
-    def __init__(self, state: ConnectionState, stream_id: int, on_sent: Callable[[], None]) -> None:
+    def __init__(self, state: ConnectionState, stream_id: int) -> None:
         self._state = state
         self.stream_id = stream_id
-        self._on_sent = on_sent
+        self._on_sent: Callable[[], None] = _nobody
         self._unsent = _NOTHING
         self._sent_bytes = 0
         self._runtime_credit_bytes = 0
         self.is_sending = False
         self.is_queued = False
 
-    def start(self, data: bytes) -> None:
-        """Sends a whole message, as far as windows and transport allow now."""
+    def start(self, data: bytes, on_sent: Callable[[], None]) -> None:
+        """Sends a whole message, as far as windows and transport allow now.
+
+        Args:
+            data: the message.
+            on_sent: called when the last byte was taken.
+        """
+        self._on_sent = on_sent
         self._unsent = memoryview(data)
         self.is_sending = True
         self._state.sender.send(self)
@@ -67,7 +72,7 @@ class OwnMessage:
         self._runtime_credit_bytes += increment_bytes
         self.go_on()
 
-    def end(self) -> None:
+    def drop(self) -> None:
         """Nothing more of it is sent."""
         self._unsent = _NOTHING
         self._on_sent = _nobody
@@ -94,5 +99,6 @@ class OwnMessage:
         self._sent_bytes += size_bytes
         if not self._unsent:
             self.is_sending = False
-            self._on_sent()
+            on_sent, self._on_sent = self._on_sent, _nobody
+            on_sent()
         return content
