@@ -137,12 +137,16 @@ class Recovery:
             for job, identity in waiting:
                 await job(identity)
 
+        causes: list[str] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._settings.concurrency, len(jobs))):
                     group.create_task(work())
         except* RuntimeUnavailableError as errors:
-            raise RuntimeUnavailableError(str(errors.exceptions[0])) from errors
+            causes += map(str, errors.exceptions)
+        if causes:
+            # Not where the group is caught: Python 3.11.2, Debian's, makes a group of what is raised there.
+            raise RuntimeUnavailableError(causes[0])
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:

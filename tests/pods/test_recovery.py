@@ -68,6 +68,28 @@ async def test_a_runtime_that_comes_late_is_waited_for(
         assert len(store.containers) == 1
 
 
+async def test_a_runtime_that_goes_behind_its_lists_is_waited_for(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    preload(fake_runtime.state, 2, 6)
+    for method in ("PodSandboxStatus", "ContainerStatus"):
+        fake_runtime.on(method, error=CallError("UNAVAILABLE"), times=1)
+    store = PodStore()
+    async with running(Recovery(store, client)):
+        assert all(record.detailed for record in (*store.pods, *store.containers))
+
+
+async def test_a_runtime_that_goes_while_saved_records_are_compared_is_waited_for(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    store, container_id = saved_store(fake_runtime.state, 2)
+    recovery = Recovery(store, client)
+    recovery.confirm([container_id])
+    fake_runtime.on("ContainerStatus", error=CallError("UNAVAILABLE"), times=1)
+    async with running(recovery), asyncio.timeout(30):
+        await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus", 2)
+
+
 async def test_a_comparison_drops_what_is_gone_and_adds_what_is_new(
     fake_runtime: FakeRuntime, client: GrpcRuntimeClient
 ) -> None:
