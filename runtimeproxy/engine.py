@@ -68,7 +68,7 @@ class Engine:
         self._spawn = spawn
         self._is_bypassed = is_bypassed
         self._workers = Workers(settings.hooks.worker_threads)
-        self._waiting_workers = Workers(SERVER_THREADS, patience_ms=0)
+        self._waiting_workers = Workers(SERVER_THREADS)
         self._audit = AuditLog()
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor)

@@ -34,8 +34,6 @@ Format = Literal["auto", "text", "json"]
 
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-_TO_JSON: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
-
 logger = logging.getLogger(__name__)
 
 
@@ -210,7 +208,7 @@ def format_json(record: logging.LogRecord) -> str:
         entry[f"{key}_" if key in entry else key] = value
     if trace := _traceback(record):
         entry["error"] = trace
-    return _TO_JSON.encode(entry)
+    return json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
 
 
 def _message(record: logging.LogRecord) -> str:

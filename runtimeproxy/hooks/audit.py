@@ -70,25 +70,22 @@ class Subject(NamedTuple):
         self, kind: AuditKind, policy: LoadedPolicy, reason: str, step: Step | None = None
     ) -> AuditEntry:
         """Return an entry about this call, and about one field of it if `step` is given."""
-        view = self.view
-        pod, container = (view, "") if isinstance(view, PodView) else (view.pod, view.name)
-        field, old, new = "", "", ""
-        if step is not None:
-            field, old, new = str(step.field), shown(step.field, step.old), shown(step.field, step.new)
+        is_pod = isinstance(self.view, PodView)
+        pod = self.view if isinstance(self.view, PodView) else self.view.pod
         return AuditEntry(
-            self.time_s,
-            self.hook,
-            kind,
-            policy.name,
-            policy.mode,
-            pod.namespace,
-            pod.name,
-            pod.uid,
-            container,
-            field,
-            old,
-            new,
-            reason,
+            time_s=self.time_s,
+            hook=self.hook,
+            kind=kind,
+            policy=policy.name,
+            mode=policy.mode,
+            pod_namespace=pod.namespace,
+            pod_name=pod.name,
+            pod_uid=pod.uid,
+            container="" if is_pod else self.view.name,
+            field=str(step.field) if step else "",
+            old=shown(step.field, step.old) if step else "",
+            new=shown(step.field, step.new) if step else "",
+            reason=reason,
         )
 
 

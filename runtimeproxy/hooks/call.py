@@ -113,12 +113,10 @@ class Call:
             self._subject, self._chain.rule, self._chain.hung, self._finish, self._ended, self._dropped
         )
         self._leg = leg = Leg(work, policies, progress, until_s)
-        wait_s = leg.wait_s(now_s)
+        self._chain.watch.add(self, now_s, leg.wait_s(now_s))
+        # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
         if not self._workers.submit(leg):
             self._dropped(leg)
-        elif self._leg is leg:
-            # Most are done by now and need no watch.
-            self._chain.watch.add(self, now_s, wait_s)
 
     def look(self, now_s: float) -> float | None:
         """The time of something may be up; find out of what."""

@@ -94,11 +94,7 @@ class Chain:
     def concerns(self, hook: Hook, view: PodTraits | View) -> bool:
         """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
         plan = self._plans.get(hook)
-        if plan is not None:
-            for each in plan.policies:
-                if each.policy.concern.matches(view):
-                    return True
-        return False
+        return plan is not None and any(each.policy.concern.matches(view) for each in plan.policies)
 
     def threads_for(self, plan: Plan, view: View) -> Workers:
         """Return the threads in which a call's policies run."""

@@ -51,7 +51,7 @@ class Concern:
         pod = view.pod if isinstance(view, ContainerView) else view
         if self.qos_classes is not None and pod.qos not in self.qos_classes:
             return False
-        return not self.annotations or any(map(pod.annotations.__contains__, self.annotations))
+        return not self.annotations or any(key in pod.annotations for key in self.annotations)
 
 
 EVERY_POD: Final = Concern()

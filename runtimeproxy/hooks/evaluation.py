@@ -183,9 +183,9 @@ def _folded(
         shadow, steps = fold(shadow, policy.name, change, reason=answer.reason, rule=rule)
     if policy.enforces:
         real, steps = fold(real, policy.name, change, reason=answer.reason, rule=rule)
-    entries = (*progress.entries, *_entries(policy, subject, steps, answer.reason, rule))
+    entries = _entries(policy, subject, steps, answer.reason, rule)
     kind = OutcomeKind.CHANGED if steps else OutcomeKind.UNCHANGED
-    return Progress(real, shadow, entries, progress.refusal), Outcome(policy, kind)
+    return _noted(progress, *entries)._replace(real=real, shadow=shadow), Outcome(policy, kind)
 
 
 def _entries(

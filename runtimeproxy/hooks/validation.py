@@ -56,33 +56,37 @@ def problem_of(hook: Hook, answer: object) -> str | None:
 
 def _problem(change: CgroupChange) -> str | None:
     reason: object = change.reason
-    problem = _cgroup_problem(change.cgroup) or (None if isinstance(reason, str) else "reason is no text")
-    if problem is None and isinstance(change, PodChange | ContainerChange):
-        problem = (
-            _resource_problem(change.resources)
-            or _entry_problem("annotations", change.annotations)
-            or _parent_problem(change.cgroup_parent)
-        )
-    if problem is None and isinstance(change, PodChange):
-        return _entry_problem("labels", change.labels)
-    if problem is None and isinstance(change, ContainerChange):
-        return _container_problem(change)
-    return problem
+    return (
+        _cgroup_problem(change.cgroup)
+        or _unless(isinstance(reason, str), "reason is no text")
+        or (_request_problem(change) if isinstance(change, PodChange | ContainerChange) else None)
+    )
+
+
+def _request_problem(change: PodChange | ContainerChange) -> str | None:
+    parent = change.cgroup_parent
+    return (
+        _resource_problem(change.resources)
+        or _entry_problem("annotations", change.annotations)
+        or _unless(parent is None or _is_cgroup_path(parent), "cgroup_parent is empty or no path")
+        or (_container_problem(change) if isinstance(change, ContainerChange) else None)
+        or (_entry_problem("labels", change.labels) if isinstance(change, PodChange) else None)
+    )
 
 
 def _container_problem(change: ContainerChange) -> str | None:
-    problem = _entry_problem("env", change.env, may_hold_equals=False)
-    if problem is not None:
-        return problem
-    if not _are_mounts(change.mounts):
-        return "mounts is not a tuple of mounts with absolute paths"
-    if not _are_devices(change.devices):
-        return "devices is not a tuple of devices with absolute paths and permissions out of rwm"
-    return None
+    return (
+        _entry_problem("env", change.env, may_hold_equals=False)
+        or _unless(_are_mounts(change.mounts), "mounts is not a tuple of mounts with absolute paths")
+        or _unless(
+            _are_devices(change.devices),
+            "devices is not a tuple of devices with absolute paths and permissions out of rwm",
+        )
+    )
 
 
-def _parent_problem(parent: object) -> str | None:
-    return None if parent is None or _is_cgroup_path(parent) else "cgroup_parent is empty or no path"
+def _unless(is_right: bool, problem: str) -> str | None:
+    return None if is_right else problem
 
 
 def _resource_problem(resources: object) -> str | None:
@@ -94,10 +98,11 @@ def _resource_problem(resources: object) -> str | None:
         value = getattr(resources, name)
         if value is not None and value is not CLEAR and not _RESOURCE_CHECKS[name](value):
             return f"resources.{name}: {_shown(value)} is out of range"
-    problem = _entry_problem("resources.unified", resources.unified)
-    if problem is not None:
-        return problem
-    strange = next((key for key in resources.unified if not _FILE_NAME.fullmatch(key)), None)
+    return _entry_problem("resources.unified", resources.unified) or _file_problem(resources.unified)
+
+
+def _file_problem(files: Mapping[str, object]) -> str | None:
+    strange = next((key for key in files if not _FILE_NAME.fullmatch(key)), None)
     return None if strange is None else f"resources.unified: {_shown(strange)} is no cgroup file"
 
 

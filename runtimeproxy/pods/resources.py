@@ -95,8 +95,6 @@ def resources_from_json(found: Mapping[str, Any]) -> Resources:
 
     Anything of another type than the CRI's counts as "no value given".
     """
-    if not found:
-        return NO_RESOURCES
     values: dict[str, Any] = {}
     for name, cri_name in SCALARS.items():
         value = found.get(cri_name)

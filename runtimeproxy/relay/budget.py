@@ -65,22 +65,6 @@ class MemoryBudget:
         self._grant()
         return reservation
 
-    def take(self, size_bytes: int) -> bool:
-        """Takes a share without a reservation, for a message that is wholly there; `give_back` ends it.
-
-        Returns:
-            Whether it is taken; not if others wait, or if it is over the limit.
-        """
-        if self._waiting or not self._has_room(size_bytes):
-            return False
-        self.used_bytes += size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """A share that was taken is free again."""
-        self.used_bytes -= size_bytes
-        self._grant()
-
     def expire(self) -> None:
         """Looks for messages that do not come; to be called every few seconds.
 
@@ -97,7 +81,7 @@ class MemoryBudget:
     def _grant(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            if not self._has_room(first.size_bytes):
+            if self.used_bytes and self.used_bytes + first.size_bytes > self.limit_bytes:
                 return
             self._waiting.popleft()
             self.waiting_bytes -= first.present_bytes
@@ -105,9 +89,6 @@ class MemoryBudget:
             first.granted = True
             self._granted[first] = None
             first.on_granted()
-
-    def _has_room(self, size_bytes: int) -> bool:
-        return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
 
     def _release(self, reservation: Reservation) -> None:
         if reservation.granted:

@@ -30,10 +30,6 @@ class RuntimeCredit:
     def receive(self, increment_bytes: int) -> int:
         """The runtime gave connection credit; returns how much of it is passed to the client."""
         self.window_bytes += increment_bytes
-        return self.settle(increment_bytes)
-
-    def settle(self, credit_bytes: int) -> int:
-        """Credit is due to the client: it pays the debt first; returns how much is left for the client."""
-        paid = min(self.debt_bytes, credit_bytes)
+        paid = min(self.debt_bytes, increment_bytes)
         self.debt_bytes -= paid
-        return credit_bytes - paid
+        return increment_bytes - paid

@@ -51,8 +51,10 @@ class HeldStream(SpecialStream):
     """One held call on one stream; it is also the `Reply` that the interceptor answers with."""
 
     __slots__ = (
+        "_frame_bytes",
         "_handler",
         "_has_half_closed",
+        "_has_passed",
         "_has_response_headers",
         "_intake",
         "_own",
@@ -60,7 +62,6 @@ class HeldStream(SpecialStream):
         "_response_bytes",
         "_stage",
         "_state",
-        "_untaken_bytes",
         "stream_id",
     )
 
@@ -69,16 +70,16 @@ class HeldStream(SpecialStream):
         self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
         self._intake = MessageIntake(state, stream_id, self._late)
-        self._own = OwnMessage(state, stream_id)
+        self._own = OwnMessage(state, stream_id, self._sent)
         self._has_half_closed = False
         self._has_response_headers = False
-        self._untaken_bytes: int | None = None
+        self._frame_bytes = 0
+        self._has_passed = False
         self._response = bytearray()
         self._response_bytes = 0
         call = CallHead(head.path, head.timeout_s, head.encoding or "identity")
         self._handler: CallHandler = state.options.interceptor.open(call, self)
-        if state.runtime_settings.smallest.initial_window_bytes < PREFIX_BYTES:
-            self._intake.grant_prefix()
+        self._intake.grant_prefix()
 
     @property
     def is_pending(self) -> bool:
@@ -92,8 +93,8 @@ class HeldStream(SpecialStream):
 
         A message of one frame that is sent on at once, as it came, is not taken at all: its frame passes.
         """
-        self._untaken_bytes = flow_bytes
-        if not (is_last and self._intake.is_empty and self._passes_window(flow_bytes)):
+        self._frame_bytes = flow_bytes
+        if not (is_last and self._intake.is_empty):
             self._take_frame()
         too_much = self._intake.take(content, flow_bytes, is_last)
         self._has_half_closed = is_last
@@ -102,28 +103,19 @@ class HeldStream(SpecialStream):
         elif is_last:
             self._stage = _Stage.DECIDING
             self._handler.message(self._intake.message())
-        if self._passes:
-            self._untaken_bytes = None
-            return True
         self._take_frame()
-        return False
-
-    @property
-    def _passes(self) -> bool:
-        """Whether the client's frame, which is not taken, goes on as it came."""
-        return self._stage is _Stage.SENT and self._untaken_bytes is not None
+        return self._has_passed
 
     def _take_frame(self) -> None:
-        """The client's frame does not pass: it gets its connection credit back."""
-        taken_bytes, self._untaken_bytes = self._untaken_bytes, None
-        if taken_bytes is not None:
-            self._state.to_client.credit(0, taken_bytes)
+        """The client's frame does not pass, unless it has: the client gets the connection credit back."""
+        taken_bytes, self._frame_bytes = self._frame_bytes, 0
+        self._state.to_client.credit(0, taken_bytes)
 
-    def _passes_window(self, flow_bytes: int) -> bool:
-        """Whether DATA of the client's own may go to the runtime now."""
+    def _may_pass(self) -> bool:
+        """Whether the message is one frame, which was just read and may go to the runtime now."""
         state = self._state
         is_free = state.is_open and not state.sender.waiting and not self._intake.is_granted
-        return is_free and flow_bytes <= state.credit.window_bytes
+        return is_free and 0 < self._frame_bytes <= state.credit.window_bytes
 
     def _late(self) -> None:
         if self._stage is _Stage.RECEIVING:
@@ -138,22 +130,17 @@ class HeldStream(SpecialStream):
         """Sends the message on, changed or as it came."""
         if self._stage is not _Stage.DECIDING:
             return
-        if data is None and self._untaken_bytes is not None and self._passes_window(self._untaken_bytes):
-            self._state.credit.window_bytes -= self._untaken_bytes
+        if data is None and self._may_pass():
+            self._state.credit.window_bytes -= self._frame_bytes
+            self._frame_bytes = 0
+            self._has_passed = True
             self._intake.drop()
             self._sent()
             return
         self._stage = _Stage.SENDING
         message = self._intake.message() if data is None else data
         self._intake.drop()
-        self._state.guard(lambda: self._start(message))
-
-    def _start(self, message: bytes) -> None:
-        """Sends the message; the credit of the client's frame pays for it, if that is not given back yet."""
-        self._own.start(message, self._sent)
-        if self._untaken_bytes is not None:
-            self._untaken_bytes = self._state.credit.settle(self._untaken_bytes)
-            self._take_frame()
+        self._state.guard(lambda: self._own.start(message))
 
     def _sent(self) -> None:
         """The runtime has the whole message."""
@@ -266,7 +253,6 @@ class HeldStream(SpecialStream):
 
     def lost(self) -> None:
         """A connection is gone: a message that was sent may have taken effect."""
-        self._untaken_bytes = None
         if self._stage is _Stage.SENT:
             self._end(Outcome.UNKNOWN)
         else:
@@ -295,9 +281,7 @@ class HeldStream(SpecialStream):
         """Lets go of all that knows this stream, so that no collector has to find it; returns the handler."""
         handler, self._handler = self._handler, _NOBODY
         self._stage = _Stage.OVER
-        self._take_frame()
-        if self._own.is_sending:
-            self._own.drop()
+        self._own.drop()
         self._intake.end()
         return handler
 

@@ -19,10 +19,6 @@ SURPLUS_BYTES: Final = 4096
 """Stream credit at a time for bytes beyond the declared message, which only a broken client sends."""
 
 
-def _nobody() -> None:
-    """Nobody waits for it any more."""
-
-
 class MessageIntake:
     """Takes the client's DATA of one held stream, as much as the bound and the budget allow.
 
@@ -39,7 +35,6 @@ class MessageIntake:
         "_received",
         "_received_flow_bytes",
         "_reservation",
-        "_share_bytes",
         "_state",
         "_stream_id",
     )
@@ -47,15 +42,14 @@ class MessageIntake:
     def __init__(self, state: ConnectionState, stream_id: int, on_late: Callable[[], None]) -> None:
         self._state = state
         self._stream_id = stream_id
-        self._on_late = on_late
+        self._on_late: Callable[[], None] | None = on_late
         self._limit_bytes = state.options.max_message_bytes + PREFIX_BYTES
         self._is_receiving = True
-        self._received: bytes | bytearray = b""
+        self._received = bytearray()
         self._received_flow_bytes = 0
         self._expected_bytes = 0
         self._granted_bytes = 0
         self._reservation: Reservation | None = None
-        self._share_bytes = 0
 
     # --- bytes -------------------------------------------------------------------------------------------
 
@@ -76,9 +70,7 @@ class MessageIntake:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
-        if is_last and not self._received and self._take_whole(content):
-            return None
-        self._append(content)
+        self._received += content
         if not self._is_within_bound():
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
         if not is_last and not self._expected_bytes:
@@ -108,32 +100,14 @@ class MessageIntake:
 
     def drop(self) -> None:
         """The bytes are of no use any more."""
-        self._received = b""
+        self._received = bytearray()
 
     def end(self) -> None:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
-        self._on_late = _nobody
+        self._on_late = None
         self.drop()
         self.release()
-
-    def _take_whole(self, content: bytes) -> bool:
-        """Takes a message that comes in one frame, as most do; returns whether nothing is wrong with it."""
-        size_bytes = len(content)
-        declared_bytes = PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES], "big")
-        if max(size_bytes, declared_bytes) > self._limit_bytes or self._reservation is not None:
-            return False
-        if not self._state.options.budget.take(size_bytes):
-            return False
-        self._share_bytes = size_bytes
-        self._received = content
-        self._is_receiving = False
-        return True
-
-    def _append(self, content: bytes) -> None:
-        if isinstance(self._received, bytes):
-            self._received = bytearray(self._received)
-        self._received += content
 
     def _is_within_bound(self) -> bool:
         """Reads the declared length as soon as it is there."""
@@ -168,9 +142,6 @@ class MessageIntake:
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
-        elif self._share_bytes:
-            self._state.options.budget.give_back(self._share_bytes)
-            self._share_bytes = 0
 
     # --- stream credit -----------------------------------------------------------------------------------
 

@@ -13,16 +13,13 @@ if TYPE_CHECKING:
 _NOTHING: Final = memoryview(b"")
 
 
-def _nobody() -> None:
-    """Nobody waits for it any more."""
-
-
 class OwnMessage:
     """What is still to be sent on one stream, and how much of it the runtime accepts there.
 
     Args:
         state: of the connection.
         stream_id: the stream.
+        on_sent: called when the last byte was taken, unless the rest was dropped.
 
     Attributes:
         is_sending: whether some of the message is still to be sent.
@@ -40,24 +37,18 @@ class OwnMessage:
         "stream_id",
     )
 
-    def __init__(self, state: ConnectionState, stream_id: int) -> None:
+    def __init__(self, state: ConnectionState, stream_id: int, on_sent: Callable[[], None]) -> None:
         self._state = state
         self.stream_id = stream_id
-        self._on_sent: Callable[[], None] = _nobody
+        self._on_sent: Callable[[], None] | None = on_sent
         self._unsent = _NOTHING
         self._sent_bytes = 0
         self._runtime_credit_bytes = 0
         self.is_sending = False
         self.is_queued = False
 
-    def start(self, data: bytes, on_sent: Callable[[], None]) -> None:
-        """Sends a whole message, as far as windows and transport allow now.
-
-        Args:
-            data: the message.
-            on_sent: called when the last byte was taken.
-        """
-        self._on_sent = on_sent
+    def start(self, data: bytes) -> None:
+        """Sends a whole message, as far as windows and transport allow now."""
         self._unsent = memoryview(data)
         self.is_sending = True
         self._state.sender.send(self)
@@ -73,9 +64,9 @@ class OwnMessage:
         self.go_on()
 
     def drop(self) -> None:
-        """Nothing more of it is sent."""
+        """Nothing more of it is sent, and nobody is told."""
+        self._on_sent = None
         self._unsent = _NOTHING
-        self._on_sent = _nobody
         self.is_sending = False
         self._state.sender.forget(self)
 
@@ -99,6 +90,6 @@ class OwnMessage:
         self._sent_bytes += size_bytes
         if not self._unsent:
             self.is_sending = False
-            on_sent, self._on_sent = self._on_sent, _nobody
-            on_sent()
+            if self._on_sent is not None:
+                self._on_sent()
         return content

@@ -22,7 +22,7 @@ from runtimeproxy.hooks import CgroupChange, Policy
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.hooks.workers import PATIENCE_MS, Workers
+from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.interception import CallHandler, CallHead, Outcome
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -127,17 +127,12 @@ class RecordedWriter:
 class Surroundings:
     """An interceptor with everything around it; to be closed."""
 
-    def __init__(
-        self,
-        settings: CallSettings = PATIENT,
-        lookup_timeout_s: float = 30.0,
-        patience_ms: int = PATIENCE_MS,
-    ) -> None:
+    def __init__(self, settings: CallSettings = PATIENT, lookup_timeout_s: float = 30.0) -> None:
         self.store = PodStore()
         self.runtime = ScriptedRuntime()
         self.writer = RecordedWriter()
         self.unsettled = 0
-        self.workers = Workers(patience_ms=patience_ms)
+        self.workers = Workers()
         self._executor = ThreadPoolExecutor(2)
         self._tasks: set[asyncio.Task[None]] = set()
         self.context = CallContext(self.store, Lookups(self.store, self.runtime, lookup_timeout_s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections import Counter
 from functools import partial
 
@@ -215,21 +214,3 @@ async def test_many_calls_with_policies_that_hang_raise_and_are_cancelled_all_en
     await until(lambda: not chain.hung and pool.hung == 0 and chain.watch.watched == 0)
     assert pool.threads <= pool.size
     pool.close()
-
-
-async def test_a_deadline_while_the_loop_stands_still_is_not_an_error_of_ours() -> None:
-    """The loop does nothing while the time of a policy ends, and finds out only when the policy is back."""
-    workers = Workers(1, patience_ms=30_000)
-    entered = threading.Event()
-    delay_s = 0.0
-
-    def answer(_: ContainerView) -> None:
-        entered.wait(delay_s)
-
-    chain = Chain([scripted("a", answer)], workers)
-    await decide(chain)
-    delay_s = 0.05
-    decision = await decide(chain, budget_s=0.01)
-    assert kinds(decision) == []
-    assert chain.stats.outcomes["a", OutcomeKind.UNCHANGED] == 2
-    workers.close()

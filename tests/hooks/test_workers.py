@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 
 import pytest
 
@@ -128,61 +126,6 @@ async def test_threads_do_not_keep_the_process_alive() -> None:
     assert not workers.submit(Job())
 
 
-PATIENT_MS = 30_000
-"""No machine is so slow that a task which does nothing takes longer."""
-
-
-async def one_quick(workers: Workers) -> None:
-    job = Job()
-    workers.submit(job)
-    await job.finished.wait()
-
-
-async def test_after_a_quick_task_the_next_is_done_when_it_is_submitted() -> None:
-    workers = Workers(2, patience_ms=PATIENT_MS)
-    first = Job()
-    workers.submit(first)
-    assert not first.finished.is_set()
-    await first.finished.wait()
-    for _ in range(3):
-        job = Job()
-        assert workers.submit(job)
-        assert job.finished.is_set()
-        assert job.thread != threading.current_thread().name
-        await asyncio.sleep(0)
-    workers.close()
-
-
-async def test_the_loop_waits_once_a_turn() -> None:
-    """However many calls come in one read."""
-    workers = Workers(2, patience_ms=PATIENT_MS)
-    await one_quick(workers)
-    first, second, third = Job(), Job(), Job()
-    workers.submit(first)
-    workers.submit(second)
-    assert (first.finished.is_set(), second.finished.is_set()) == (True, False)
-    await second.finished.wait()
-    await asyncio.sleep(0)
-    workers.submit(third)
-    assert third.finished.is_set()
-    workers.close()
-
-
-async def test_after_a_task_that_hung_the_loop_does_not_wait() -> None:
-    workers = Workers(1, spares=1, patience_ms=1)
-    await one_quick(workers)
-    hung = Job(waits=True)
-    workers.submit(hung)
-    await enter(hung)
-    workers.give_up(hung)
-    job = Job()
-    workers.submit(job)
-    assert not job.finished.is_set()
-    hung.let_go.set()
-    await asyncio.gather(job.finished.wait(), hung.finished.wait())
-    workers.close()
-
-
 async def test_what_hung_is_told_of_also_behind_the_end() -> None:
     workers = Workers(1, spares=0)
     hung = Job(waits=True)
@@ -193,73 +136,3 @@ async def test_what_hung_is_told_of_also_behind_the_end() -> None:
     hung.let_go.set()
     await hung.finished.wait()
     assert workers.hung == 0
-
-
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-async def test_a_closed_pool_lets_go_of_its_loop(is_busy: bool) -> None:
-    workers = Workers(1, patience_ms=0)
-    job = Job(waits=True)
-    if not is_busy:
-        await one_quick(workers)
-    else:
-        workers.submit(job)
-    gone = weakref.ref(workers)
-    workers.close()
-    job.let_go.set()
-    if is_busy:
-        await job.finished.wait()
-    await asyncio.sleep(0)
-    del workers
-    async with asyncio.timeout(30):
-        while gone() is not None:
-            gc.collect()
-            await asyncio.sleep(0)
-
-
-async def test_nobody_waits_for_a_task_beside_others() -> None:
-    workers = Workers(2, patience_ms=PATIENT_MS)
-    busy, beside = Job(waits=True), Job()
-    workers.submit(busy)
-    workers.submit(beside)
-    assert not beside.finished.is_set()
-    await beside.finished.wait()
-    busy.let_go.set()
-    await busy.finished.wait()
-    workers.close()
-
-
-async def test_a_task_that_takes_longer_is_done_later() -> None:
-    workers = Workers(1, patience_ms=1)
-    await one_quick(workers)
-    slow = Job(waits=True)
-    workers.submit(slow)
-    assert not slow.finished.is_set()
-    slow.let_go.set()
-    await slow.finished.wait()
-    await one_quick(workers)
-    workers.close()
-
-
-async def test_without_patience_the_loop_never_waits() -> None:
-    workers = Workers(1, patience_ms=0)
-    for _ in range(3):
-        job = Job()
-        workers.submit(job)
-        assert not job.finished.is_set()
-        await job.finished.wait()
-    workers.close()
-
-
-async def test_the_wait_is_for_this_task_and_not_for_one_that_was_given_up() -> None:
-    workers = Workers(1, spares=1, patience_ms=PATIENT_MS)
-    hung = Job(waits=True)
-    workers.submit(hung)
-    await enter(hung)
-    workers.give_up(hung)
-    await one_quick(workers)
-    hung.let_go.set()
-    job = Job()
-    workers.submit(job)
-    await asyncio.gather(job.finished.wait(), hung.finished.wait())
-    assert (workers.hung, workers.threads) == (0, 1)
-    workers.close()

@@ -96,27 +96,3 @@ def test_a_grant_may_release_another_share() -> None:
     first.release()
     assert order == ["second", "third"]
     assert budget.used_bytes == 80
-
-
-def test_a_whole_message_takes_its_share_at_once_while_there_is_room() -> None:
-    budget = MemoryBudget(100)
-    assert budget.take(60)
-    assert not budget.take(41)
-    budget.give_back(60)
-    assert budget.take(500), "over the limit, but alone"
-    assert not budget.take(1)
-    budget.give_back(500)
-    assert budget.used_bytes == 0
-
-
-def test_a_whole_message_does_not_overtake_those_that_wait() -> None:
-    budget, granted = MemoryBudget(100), list[int]()
-    assert budget.take(90)
-    waiting = reserved(budget, 50, granted)
-    assert not budget.take(1)
-    budget.give_back(90)
-    assert granted == [50]
-    assert budget.take(1)
-    waiting.release()
-    budget.give_back(1)
-    assert (budget.used_bytes, budget.waiting_bytes) == (0, 0)

@@ -10,9 +10,11 @@ from runtimeproxy.relay.frames import PeerError
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, opened
 from tests.relay.wire import (
     CANCEL,
+    HEADERS,
     INITIAL_WINDOW,
     NO_ERROR,
     SETTINGS_ACK,
+    WINDOW_UPDATE,
     Frame,
     credit,
     data,
@@ -171,7 +173,7 @@ def test_bytes_beyond_the_declared_message_are_bounded_too(is_whole: bool) -> No
     play = opened(max_message_bytes=1000)
     call = play.hold(3)
     play.client(data(3, message(b"abc") + bytes(2000), end=is_whole))
-    assert [frame.type_ for frame in play.client_got()][:2] == [8, 1]
+    assert {frame.type_ for frame in play.client_got()} >= {WINDOW_UPDATE, HEADERS}
     assert call.names == ["cancelled"]
 
 
