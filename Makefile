@@ -1,5 +1,9 @@
 # `make run` and `make test` do all their own set-up; `make help` lists the rest.
-PYTHON ?= python3
+# The system's own Python, if it is new enough and can make environments: a node has that one, and distributions
+# build it with a profile and across modules, which makes it 1.4 times as fast as a plain build.
+SYSTEM_PYTHON := /usr/bin/python3
+CAN_BE_USED := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYSTEM_PYTHON) || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

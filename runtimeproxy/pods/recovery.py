@@ -137,16 +137,15 @@ class Recovery:
             for job, identity in waiting:
                 await job(identity)
 
-        causes: list[str] = []
+        # No task group: that of Python 3.11.2, Debian's, leaves the task that caught its errors in a state in
+        # which the next timeout cancels it.
+        tasks = [asyncio.create_task(work()) for _ in range(min(self._settings.concurrency, len(jobs)))]
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._settings.concurrency, len(jobs))):
-                    group.create_task(work())
-        except* RuntimeUnavailableError as errors:
-            causes += map(str, errors.exceptions)
-        if causes:
-            # Not where the group is caught: Python 3.11.2, Debian's, makes a group of what is raised there.
-            raise RuntimeUnavailableError(causes[0])
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:
