@@ -99,11 +99,9 @@ async def test_a_message_of_three_megabytes_is_held_and_changed(stage: Stage) ->
     client, runtime = await stage.pair()
     whole = message(bytes(3 * MEBIBYTE))
     client.send(client.call(3, HELD))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(upload(client, 3, whole))
-        arrived = tasks.create_task(download(runtime, 3))
+    _, arrived = await asyncio.gather(upload(client, 3, whole), download(runtime, 3))
     assert stage.held[0].events == [("message", whole)]
-    assert arrived.result() == changed
+    assert arrived == changed
 
 
 async def test_own_data_takes_turns_with_what_passes(stage: Stage) -> None:
