@@ -97,6 +97,7 @@ class HeldCall:
             self._task.cancel()
         if self._asked is not None:
             self._asked.cancel()
+            self._asked = None
         if self._turn is not None:
             # A task that never ran has no chance to do it.
             self._turn.leave()

@@ -138,8 +138,7 @@ class Chain:
         self.stats.calls[order.hook] += 1
         call = Call(self, order, decided)
         call.begin(self._plans[order.hook])
-        if not call.is_over:
-            self._turns.begin()
+        self._turns.begin()
         return call
 
     def concluded(self, decision: Decision) -> None:

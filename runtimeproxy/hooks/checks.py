@@ -13,6 +13,7 @@ from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.concern import Concern
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
 from runtimeproxy.hooks.policy import Hook, Policy
+from runtimeproxy.qos import QoSClass
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LENGTH: Final = 63
@@ -52,11 +53,29 @@ def _check_attributes(policy: type[Policy]) -> None:
     priority: object = policy.priority
     if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise _error(policy, f"priority {priority!r} is not a number in {MIN_PRIORITY} to {MAX_PRIORITY}")
-    if not isinstance(policy.concern, Concern):
-        raise _error(policy, f"concern {policy.concern!r} is not a Concern")
+    _check_concern(policy)
     timeout_s: object = policy.timeout_s
     if type(timeout_s) not in (int, float) or not policy.timeout_s > 0:
         raise _error(policy, f"timeout_s {timeout_s!r} is not a time above 0")
+
+
+def _check_concern(policy: type[Policy]) -> None:
+    """The event loop looks at it, in the request's own maps: nothing in it may raise, or change them."""
+    concern: object = policy.concern
+    if type(concern) is not Concern:
+        raise _error(policy, f"concern {concern!r} is not a Concern")
+    keys: object = concern.annotations
+    if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
+        raise _error(policy, f"concern: annotations {keys!r} is not a tuple of annotations' keys")
+    classes: object = concern.qos_classes
+    if classes is not None and not (
+        isinstance(classes, frozenset) and all(isinstance(each, QoSClass) for each in classes)
+    ):
+        raise _error(policy, f"concern: qos_classes {classes!r} is not a frozenset of QoS classes")
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str) and key != "" and key.isascii()
 
 
 def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:

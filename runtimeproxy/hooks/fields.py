@@ -109,7 +109,7 @@ def fields_of(change: CgroupChange, groups: frozenset[str]) -> dict[Field, Value
 def _add(
     fields: dict[Field, Value], groups: frozenset[str], group: str, entries: Mapping[str, Value]
 ) -> None:
-    if entries and group in groups:
+    if group in groups:
         for key, value in entries.items():
             fields[Field(group, key)] = value
 

@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 class Work(NamedTuple):
-    """What all legs of one call share."""
+    """What a leg needs of its call."""
 
     subject: Subject
     rule: ConflictRule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -43,14 +44,18 @@ class AuditLog:
     def flush(self) -> None:
         """Logs all that is gathered."""
         while self._decisions:
-            self._log_next()
+            with suppress(Exception):  # whose handler raises must not keep the daemon from its end
+                self._log_next()
 
     def _write(self) -> None:
         """Logs what is gathered, some lines in each turn of the loop."""
-        for _ in range(min(len(self._decisions), LINES_A_TURN)):
-            self._log_next()
-        if self._decisions:
-            asyncio.get_running_loop().call_soon(self._write)
+        try:
+            for _ in range(min(len(self._decisions), LINES_A_TURN)):
+                self._log_next()
+        finally:
+            # Also when somebody's handler raises: the loop tells that, and the other lines follow.
+            if self._decisions:
+                asyncio.get_running_loop().call_soon(self._write)
 
     def _log_next(self) -> None:
         entries = self._decisions.pop(next(iter(self._decisions)))
@@ -84,6 +89,7 @@ def _log(entries: list[AuditEntry]) -> None:
     record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None, extra=fields)
     # The line tells when the call came, not when the line was written.
     record.created = first.time_s
+    record.msecs = first.time_s % 1 * 1000
     logger.handle(record)
 
 

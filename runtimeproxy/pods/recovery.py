@@ -146,7 +146,9 @@ class Recovery:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, RuntimeUnavailableError):
+                    LOG.error("a record could not be compared", exc_info=result)
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:

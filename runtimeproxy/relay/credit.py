@@ -8,7 +8,7 @@ from runtimeproxy.relay.frames import DEFAULT_WINDOW_BYTES
 class RuntimeCredit:
     """Keeps the client's and the runtime's connection windows consistent.
 
-    The client gets credit at once for the DATA of held streams, which the runtime never sees; what the
+    The client gets credit at once for the DATA that is taken, which the runtime never sees; what the
     relay sends instead uses the runtime's window without the client's knowledge. That is the debt, and it
     is taken out of the runtime's next connection WINDOW_UPDATEs. At any time
     `client's window + waiting bytes = window_bytes + debt_bytes`.

@@ -1,4 +1,4 @@
-"""A held call: its message is taken, shown to the interceptor, and sent on or refused."""
+"""A held call: its message is held back, shown to the interceptor, and sent on or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_OBSERVED_BYTES: Final = 1024 * 1024
 
 
 class _Nobody:
-    """Handles a call that is over."""
+    """Stands for the handler of a call that is over, which is told nothing more."""
 
     def message(self, data: bytes) -> None:
         """Nobody reads it."""
@@ -107,7 +107,7 @@ class HeldStream(SpecialStream):
         return self._has_passed
 
     def _take_frame(self) -> None:
-        """The client's frame does not pass, unless it has: the client gets the connection credit back."""
+        """Gives the connection credit of the frame back, unless that has passed or was taken before."""
         taken_bytes, self._frame_bytes = self._frame_bytes, 0
         self._state.to_client.credit(0, taken_bytes)
 

@@ -83,3 +83,32 @@ def test_a_concern_of_another_type_is_refused_at_load() -> None:
 
     with pytest.raises(PolicyLoadError, match="is not a Concern"):
         check_policy_class(Wrong)
+
+
+class _Broader(Concern):
+    """One that looks where it likes."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (_Broader(), "is not a Concern"),
+        (Concern(annotations="key"), "annotations"),  # type: ignore[arg-type]
+        (Concern(annotations=(1,)), "annotations"),  # type: ignore[arg-type]
+        (Concern(annotations=(b"key",)), "annotations"),  # type: ignore[arg-type]
+        (Concern(annotations=("\ud800",)), "annotations"),
+        (Concern(annotations=("",)), "annotations"),
+        (Concern(qos_classes={QoSClass.BE}), "qos_classes"),  # type: ignore[arg-type]
+        (Concern(qos_classes=frozenset({"BE"})), "qos_classes"),  # type: ignore[arg-type]
+    ],
+    ids=["subclass", "text", "number", "bytes", "surrogate", "empty", "set", "class as text"],
+)
+def test_a_concern_that_could_disturb_the_loop_is_refused_at_load(wrong: Concern, why: str) -> None:
+    class Wrong(Needs):
+        """Has conditions that cannot be looked at."""
+
+        name = "wrong"
+        concern = wrong
+
+    with pytest.raises(PolicyLoadError, match=why):
+        check_policy_class(Wrong)

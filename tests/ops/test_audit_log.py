@@ -47,13 +47,16 @@ async def logged(caplog: pytest.LogCaptureFixture, *entries: AuditEntry) -> list
 
 
 class Noticed(logging.Handler):
-    """Lets a test wait for lines."""
+    """Lets a test wait for lines; raises for one at a time of `bad_s`."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.bad_s = -1.0
         self.times_s: asyncio.Queue[float] = asyncio.Queue()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.created == self.bad_s:
+            raise RuntimeError("a handler of somebody else")
         self.times_s.put_nowait(record.created)
 
     async def next_s(self) -> float:
@@ -125,7 +128,7 @@ async def test_a_pods_line_names_no_container(caplog: pytest.LogCaptureFixture) 
 
 async def test_a_line_tells_when_its_call_came(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = await logged(caplog, entry(time_s=17.25))
-    assert record.created == 17.25
+    assert (record.created, record.msecs) == (17.25, 250)
 
 
 async def test_calls_of_one_moment_are_written_together(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,3 +182,25 @@ async def test_nothing_is_made_that_nobody_logs(caplog: pytest.LogCaptureFixture
     audit(entry())
     audit.flush()
     assert caplog.records == []
+
+
+async def test_a_handler_that_raises_costs_one_line(noticed: Noticed) -> None:
+    told = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: told.set())
+    noticed.bad_s = 2.0
+    audit = AuditLog(gather_s=0)
+    for time_s in (1.0, 2.0, 3.0):
+        audit(entry(time_s=time_s))
+    assert [await noticed.next_s(), await noticed.next_s()] == [1.0, 3.0]
+    assert told.is_set()
+    audit(entry(time_s=4.0))
+    assert await noticed.next_s() == 4.0
+
+
+async def test_a_handler_that_raises_at_the_end_costs_one_line(noticed: Noticed) -> None:
+    noticed.bad_s = 1.0
+    audit = AuditLog()
+    for time_s in (1.0, 2.0):
+        audit(entry(time_s=time_s))
+    audit.flush()
+    assert await noticed.next_s() == 2.0

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
+from runtimeproxy.pods.runtime import RuntimeUnavailableError
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CallError, FakeRuntime, RuntimeState, preload
@@ -257,3 +260,18 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     assert container is not None
     assert pod.annotation_changes == {"a": "b"}
     assert container.owners == {"resources.cpu_shares": "mine"}
+
+
+async def test_an_error_of_our_own_is_told_beside_a_runtime_that_is_away(
+    client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(_: str) -> None:
+        raise RuntimeUnavailableError("away")
+
+    async def defect(_: str) -> None:
+        raise KeyError("defect")
+
+    with pytest.raises(RuntimeUnavailableError, match="away"):
+        await Recovery(PodStore(), client)._in_parallel([(away, "a"), (defect, "b")])
+    assert "could not be compared" in caplog.text
+    assert "KeyError: 'defect'" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.interception import Outcome
+from runtimeproxy.relay.held import HeldStream
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, ScriptedCall, forward_as_it_came, opened, spend
 from tests.relay.wire import CANCEL, DATA, INITIAL_WINDOW, credit, data, message, reset
 
@@ -40,16 +41,18 @@ def test_its_credit_is_the_runtimes_to_give() -> None:
 def test_the_answer_is_observed_and_the_memory_free() -> None:
     play = opened(forward_as_it_came)
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
-    assert play.budget.used_bytes == 0
+    held = play.core.state.special[3]
+    assert isinstance(held, HeldStream)
+    assert (play.budget.used_bytes, held._intake.message()) == (0, b"")
     assert responded(play, 3) == ["message", "responded"]
     assert play.interceptor.calls[-1].events[-1] == ("responded", Outcome.SUCCEEDED, message(b"yes"))
     assert not play.core.has_held_calls
 
 
-def test_an_empty_message_passes_too() -> None:
+def test_of_an_empty_message_the_end_is_sent() -> None:
     play = opened(forward_as_it_came)
-    play.client(play.call(3, HELD), frame := data(3, b"", end=True))
-    assert frame in play.runtime_got()
+    play.client(play.call(3, HELD), data(3, b"", end=True))
+    assert play.runtime_got()[1:] == [data(3, b"", end=True)]
     assert play.client_got() == []
 
 
@@ -96,8 +99,7 @@ def test_a_message_over_the_runtimes_connection_window_is_taken() -> None:
     assert credit(0, len(MESSAGE)) in play.client_got()
 
 
-def test_a_message_behind_data_that_waits_is_taken() -> None:
-    """What waits for the connection's window is not overtaken."""
+def test_an_empty_message_does_not_overtake_data_that_waits() -> None:
     play = opened(lambda call, asked: call.reply.forward(asked if len(asked) > 1000 else None))
     spend(play, leave_bytes=1000, stream_id=3)
     play.client(play.call(5, HELD), data(5, bytes(1500), end=True))
