@@ -203,7 +203,7 @@ class Surroundings:
         """Waits for all background tasks."""
         async with asyncio.timeout(30):
             while self._tasks:
-                await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
+                await asyncio.wait(tuple(self._tasks))
 
     async def close(self) -> None:
         for task in tuple(self._tasks):

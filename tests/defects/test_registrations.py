@@ -17,6 +17,7 @@ from tests.defects.node import Node, Registrations, asked_about
 from tests.hooks.remote.hook_server_process import HookServerProcess
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.programs import need_user_namespaces
 
 GONE_S = 25.0
 """A change counts within a second; a busy machine gets more. Koordinator's proxy takes up to 60."""
@@ -155,6 +156,7 @@ def test_a_misspelt_name_is_told(registrations: Registrations, server: HookServe
 @pytest.mark.defect(20)
 def test_without_inotify_files_count_nevertheless(new_node: MakeNode, server: HookServerProcess) -> None:
     """The limit is of a user namespace of the daemon's own, so that no other program has it too."""
+    need_user_namespaces()
     limit = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
     made: Node = new_node(wrapper=("unshare", "--user", "--map-root-user", "sh", "-c", limit, "sh"))
     made.runtime.start()

@@ -49,12 +49,23 @@ def debian_program(name: str) -> Path:
     return Path(found)
 
 
-def containerd_program(version: ContainerdVersion) -> Path:
-    """The daemon of that version, if everything that it needs to run containers is there."""
+def need_root_and_cgroup_v1() -> None:
+    """Skips the test where it cannot make cgroups that it can read."""
     if os.geteuid() != 0:
         missing("containers need root")
     if not Path("/sys/fs/cgroup/cpu").is_dir():
         missing("the tests read cgroup version 1, which is not mounted")
+
+
+def need_user_namespaces() -> None:
+    """Skips the test where a program cannot have a user namespace of its own."""
+    if subprocess.run(("unshare", "--user", "true"), capture_output=True, check=False).returncode:
+        missing("user namespaces cannot be made here")
+
+
+def containerd_program(version: ContainerdVersion) -> Path:
+    """The daemon of that version, if everything that it needs to run containers is there."""
+    need_root_and_cgroup_v1()
     debian_program("runc")
     debian_program("busybox")
     if version == "1.6":

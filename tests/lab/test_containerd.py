@@ -12,7 +12,7 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import run_sandbox, running_pod, start_container
 from tests.lab.pods import PodSpec, sandbox_config
-from tests.lab.programs import ContainerdVersion
+from tests.lab.programs import ContainerdVersion, need_root_and_cgroup_v1
 
 pytestmark = pytest.mark.containerd
 
@@ -61,6 +61,7 @@ def test_leaves_nothing_of_pods_that_were_not_removed(version: ContainerdVersion
 
 
 def test_pod_cgroup_is_removed_with_everything_below_it() -> None:
+    need_root_and_cgroup_v1()
     path = PodSpec("empty", "besteffort").cgroup_parent
     with cgroup_v1.pod_cgroup(path):
         cgroup_v1.file("memory", path, "below").mkdir()
