@@ -18,6 +18,7 @@ import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups import DEFAULT_ROOT
+from runtimeproxy.config.endpoints import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.cgroups import demo_cgroup_parent, remove_demo_cgroups
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
 from runtimeproxy.demo.runtime import (
@@ -28,6 +29,7 @@ from runtimeproxy.demo.runtime import (
     find_runtime,
     remove_demo_pods,
 )
+from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 
@@ -36,15 +38,26 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
+_POLL_S: Final = 0.02
+_SOCKET: Final = "proxy.sock"
 _COLUMNS: Final = ("container", "field", "from", "to", "policy", "reason")
 
 Row = tuple[str, ...]
 
 
+class DemoError(RuntimeProxyError):
+    """The demo cannot be shown; the text says why."""
+
+
 def run_demo(settings: Settings) -> int:
-    """Drives a pod of each QoS class through the proxy; returns 0 if policies changed something."""
+    """Drives a pod of each QoS class through the proxy; returns 0 if policies changed something.
+
+    Raises:
+        DemoError: the proxy did not start.
+    """
     _end_as_by_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="koord-runtime-proxy-demo-") as folder:
+        _check_length(Path(folder))
         runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
         if runtime is not None:
             print(f"runtime: {runtime.name} on {runtime.socket_path}")
@@ -54,6 +67,13 @@ def run_demo(settings: Settings) -> int:
             reason = "that runtime cannot run the pods of the demo"
         print(f"runtime: the built-in fake ({reason})")
         return _report(_on_fake_runtime(Path(folder)) or [])
+
+
+def _check_length(folder: Path) -> None:
+    try:
+        parse_endpoint(str(folder / _SOCKET), spare_bytes=TEMPORARY_SUFFIX_BYTES)
+    except ValueError as error:
+        raise DemoError(f"{error}; let TMPDIR name a folder with a shorter path") from None
 
 
 def _end_as_by_ctrl_c() -> None:
@@ -99,7 +119,7 @@ def _driven(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = No
 @contextlib.contextmanager
 def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> Iterator[Path]:
     """The real daemon, in a process of its own, with all its paths in the folder."""
-    socket_path = folder / "proxy.sock"
+    socket_path = folder / _SOCKET
     config = folder / "config.toml"
     config.write_text(f'[cgroups]\nroot = "{cgroup_root}"\n', encoding="utf-8")
     command = (
@@ -118,19 +138,32 @@ def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> 
         ) as process,
     ):
         try:
-            _wait_for(socket_path, process)
+            if not _comes(socket_path, process):
+                raise DemoError(f"the proxy did not start: {_last_message(log)}")
             yield socket_path
         finally:
             process.terminate()
             process.wait(START_TIMEOUT_S)
 
 
-def _wait_for(socket_path: Path, process: subprocess.Popen[bytes]) -> None:
+def _comes(socket_path: Path, process: subprocess.Popen[bytes]) -> bool:
+    """Waits for the proxy's socket; returns whether it came in time."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not socket_path.exists():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit("the proxy did not start")
-        time.sleep(0.02)
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _last_message(log: Path) -> str:
+    """What the proxy said last: a line of JSON, or plain text where it ended before it could log."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    try:
+        return str(json.loads(last)["message"])
+    except (ValueError, TypeError, KeyError):
+        return last
 
 
 def _run_pod(

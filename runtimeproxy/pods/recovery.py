@@ -130,12 +130,21 @@ class Recovery:
         await self._in_parallel([*pods, *containers])
 
     async def _in_parallel(self, jobs: list[tuple[Callable[[str], Awaitable[None]], str]]) -> None:
-        """Works the jobs off with a few tasks; the first error ends them all."""
+        """Works the jobs off with a few tasks; a runtime that is away ends them all.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer.
+        """
         waiting = iter(jobs)
 
         async def work() -> None:
             for job, identity in waiting:
-                await job(identity)
+                try:
+                    await job(identity)
+                except RuntimeUnavailableError:
+                    raise
+                except Exception:  # a defect that one record shows must not keep the others from coming
+                    LOG.exception("a record cannot be compared", extra={"id": identity})
 
         # No task group: it leaves the task that catches its errors marked as cancelled, and Python 3.11.2,
         # which is Debian's, then takes the next timeout for the cancellation.
@@ -146,9 +155,7 @@ class Recovery:
         finally:
             for task in tasks:
                 task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Exception) and not isinstance(result, RuntimeUnavailableError):
-                    LOG.error("a record could not be compared", exc_info=result)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.demo.main import _report, _rows
+from runtimeproxy.demo.main import DemoError, _driven, _report, _rows
 from runtimeproxy.demo.pods import DEMO_PODS, kubelet_resources
 from runtimeproxy.demo.runtime import channel, find_runtime
 from runtimeproxy.testing import CallError, CgroupDriver, FakeRuntime
@@ -193,3 +193,30 @@ def test_the_channel_speaks_as_the_kubelet_does(fake_runtime: FakeRuntime) -> No
             response_deserializer=api_pb2.VersionResponse.FromString,
         )
         assert call(api_pb2.VersionRequest(), timeout=30).runtime_name == "fake-runtime"
+
+
+def test_a_folder_with_too_long_a_path_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 110)
+    folder.mkdir()
+    done = subprocess.run(
+        demo_command("/nowhere.sock"),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("koord-runtime-proxy: the socket path has ")
+    assert line.endswith("; let TMPDIR name a folder with a shorter path")
+
+
+def test_a_proxy_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_HOOKS_WORKER_THREADS", "many")
+    with FakeRuntime(tmp_path / "fake.sock") as fake:
+        fake.state.images.add("busybox:latest")
+        runtime, _ = find_runtime((str(fake.socket_path),))
+        assert runtime is not None
+        with pytest.raises(DemoError, match="did not start: .*WORKER_THREADS"):
+            _driven(tmp_path, runtime)

@@ -13,7 +13,6 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CallError, FakeRuntime, RuntimeState, preload
@@ -262,16 +261,21 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     assert container.owners == {"resources.cpu_shares": "mine"}
 
 
-async def test_an_error_of_our_own_is_told_beside_a_runtime_that_is_away(
-    client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
+async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def away(_: str) -> None:
-        raise RuntimeUnavailableError("away")
+    preload(fake_runtime.state, 1, 3)
+    bad, *_ = fake_runtime.state.containers
+    ask = client.container
 
-    async def defect(_: str) -> None:
-        raise KeyError("defect")
+    async def container(identity: str) -> ContainerRecord | None:
+        if identity == bad:
+            raise KeyError("defect")
+        return await ask(identity)
 
-    with pytest.raises(RuntimeUnavailableError, match="away"):
-        await Recovery(PodStore(), client)._in_parallel([(away, "a"), (defect, "b")])
-    assert "could not be compared" in caplog.text
+    client.container = container  # type: ignore[method-assign]
+    store = PodStore()
+    async with running(Recovery(store, client)):
+        assert {record.id for record in store.containers if not record.detailed} == {bad}
+    assert "cannot be compared" in caplog.text
     assert "KeyError: 'defect'" in caplog.text
