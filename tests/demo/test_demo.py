@@ -218,5 +218,5 @@ def test_a_proxy_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pyte
         fake.state.images.add("busybox:latest")
         runtime, _ = find_runtime((str(fake.socket_path),))
         assert runtime is not None
-        with pytest.raises(DemoError, match="did not start: .*WORKER_THREADS"):
+        with pytest.raises(DemoError, match=r"did not start: .*WORKER_THREADS"):
             _driven(tmp_path, runtime)
