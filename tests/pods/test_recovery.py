@@ -262,18 +262,21 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
 
 
 async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(
-    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
+    fake_runtime: FakeRuntime,
+    client: GrpcRuntimeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     preload(fake_runtime.state, 1, 3)
     bad, *_ = fake_runtime.state.containers
     ask = client.container
 
-    async def container(identity: str) -> ContainerRecord | None:
+    async def container(identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
         if identity == bad:
             raise KeyError("defect")
-        return await ask(identity)
+        return await ask(identity, with_pod=with_pod)
 
-    client.container = container  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "container", container)
     store = PodStore()
     async with running(Recovery(store, client)):
         assert {record.id for record in store.containers if not record.detailed} == {bad}
