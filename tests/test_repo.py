@@ -35,6 +35,7 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/daemon.py": "tests/daemon/test_start.py",
     "runtimeproxy/engine.py": "tests/daemon/test_records.py",
     "runtimeproxy/errors.py": "tests/conformance/test_status.py",
+    "runtimeproxy/http2/huffman_length.py": "tests/http2/test_header_fields.py",
     "runtimeproxy/hooks/call.py": "tests/hooks/test_chain.py",
     "runtimeproxy/hooks/changes.py": "tests/hooks/test_fields.py",
     "runtimeproxy/hooks/decision.py": "tests/hooks/test_chain.py",

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from runtimeproxy.relay.frames import ACK, EMPTY_SETTINGS, FRAME_HEADER, HEADER_BYTES, PING, PREFACE, ping
+from runtimeproxy.http2.frames import ACK, EMPTY_SETTINGS, FRAME_HEADER, HEADER_BYTES, PING, PREFACE, ping
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from hpack import Decoder, Encoder, HPACKError
 
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.relay.frames import (
+from runtimeproxy.http2.frames import (
     ACK,
     DATA,
     EMPTY_SETTINGS,

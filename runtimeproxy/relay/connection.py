@@ -8,8 +8,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from runtimeproxy.http2.frames import PREFACE, ErrorCode, PeerError
 from runtimeproxy.relay.dial import Dial
-from runtimeproxy.relay.frames import PREFACE, ErrorCode, PeerError
 from runtimeproxy.relay.relaying import GRACE_S, Relaying
 from runtimeproxy.relay.side import Side
 from runtimeproxy.relay.splice import Splice

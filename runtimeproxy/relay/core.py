@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
-from runtimeproxy.relay import frames
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import ErrorCode
 from runtimeproxy.relay.data import DataSender
-from runtimeproxy.relay.frames import ErrorCode
 from runtimeproxy.relay.refusal import refusal
 from runtimeproxy.relay.request import RequestDirection
 from runtimeproxy.relay.response import ResponseDirection

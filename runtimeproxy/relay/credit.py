@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtimeproxy.relay.frames import DEFAULT_WINDOW_BYTES
+from runtimeproxy.http2.frames import DEFAULT_WINDOW_BYTES
 
 
 class RuntimeCredit:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.relay.frames import (
+from runtimeproxy.http2.frames import (
     DATA,
     DEFAULT_MAX_FRAME_BYTES,
     END_STREAM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.relay.frames import (
+from runtimeproxy.http2.frames import (
     ACK,
     GOAWAY,
     HEADER_BYTES,

@@ -8,11 +8,14 @@ from typing import Final, NamedTuple
 
 from hpack import HPACKError
 
-from runtimeproxy.relay.frames import ErrorCode, PeerError
-from runtimeproxy.relay.header_fields import FieldReader
+from runtimeproxy.http2.frames import ErrorCode, PeerError
+from runtimeproxy.http2.header_fields import FieldReader, Fields
 
 MAX_BLOCK_BYTES: Final = 128 * 1024
 """Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
+
+FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding")
+"""What the relay reads of a request's headers."""
 
 _REMEMBERED_BLOCKS: Final = 64
 _REMEMBERED_BLOCK_BYTES: Final = 2048
@@ -82,7 +85,7 @@ class HeaderTracker:
     __slots__ = ("_reader", "_remembered")
 
     def __init__(self) -> None:
-        self._reader = FieldReader()
+        self._reader = FieldReader(FIELDS)
         self._remembered: dict[bytes, RequestHead] = {}
 
     def decode(self, block: bytes, max_table_bytes: int) -> RequestHead:

@@ -6,8 +6,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.http2.frames import ErrorCode, rst_stream
 from runtimeproxy.interception import CallHead, Outcome
-from runtimeproxy.relay.frames import ErrorCode, rst_stream
 from runtimeproxy.relay.intake import PREFIX_BYTES, MessageIntake
 from runtimeproxy.relay.own_message import OwnMessage
 from runtimeproxy.relay.refusal import refusal

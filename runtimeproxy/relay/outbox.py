@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.relay.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
+from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtimeproxy.relay.frames import END_HEADERS, END_STREAM, HEADERS, frame
+from runtimeproxy.http2.frames import END_HEADERS, END_STREAM, HEADERS, frame
 
 MAX_MESSAGE_BYTES: Final = 6 * 1024
 """Of the percent-encoded message: with it the whole block stays under 8 KiB."""

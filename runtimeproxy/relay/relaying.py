@@ -10,7 +10,7 @@ from runtimeproxy.relay.core import RelayCore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.frames import ErrorCode
+    from runtimeproxy.http2.frames import ErrorCode
     from runtimeproxy.relay.side import Side
     from runtimeproxy.relay.state import RelayOptions, Upstream
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtimeproxy.relay import frames
-from runtimeproxy.relay.early import EarlyBytes, check_early
-from runtimeproxy.relay.frames import (
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -27,6 +26,7 @@ from runtimeproxy.relay.frames import (
     ErrorCode,
     PeerError,
 )
+from runtimeproxy.relay.early import EarlyBytes, check_early
 from runtimeproxy.relay.headers import OpenBlock
 from runtimeproxy.relay.request_headers import RequestHeaders
 

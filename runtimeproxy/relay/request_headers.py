@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.relay.frames import END_STREAM, ErrorCode, PeerError, rst_stream
+from runtimeproxy.http2.frames import END_STREAM, ErrorCode, PeerError, rst_stream
 from runtimeproxy.relay.headers import HeaderTracker
 from runtimeproxy.relay.held import HeldStream
 

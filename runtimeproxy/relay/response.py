@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.relay import frames
-from runtimeproxy.relay.frames import (
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runtimeproxy.relay.frames import DEFAULT_MAX_FRAME_BYTES, DEFAULT_WINDOW_BYTES, ErrorCode, PeerError
+from runtimeproxy.http2.frames import DEFAULT_MAX_FRAME_BYTES, DEFAULT_WINDOW_BYTES, ErrorCode, PeerError
 
 HEADER_TABLE_SIZE: Final = 0x1
 INITIAL_WINDOW_SIZE: Final = 0x4

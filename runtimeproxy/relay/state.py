@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from runtimeproxy.http2.frames import MAX_STREAM_ID, goaway
 from runtimeproxy.relay.credit import RuntimeCredit
-from runtimeproxy.relay.frames import MAX_STREAM_ID, goaway
 from runtimeproxy.relay.outbox import Outbox
 from runtimeproxy.relay.presence import Presence
 from runtimeproxy.relay.settings import DEFAULT_HEADER_TABLE_BYTES, PeerSettings

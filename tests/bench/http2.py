@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hpack import Decoder, Encoder
 
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from tests.relay import wire
 from tests.relay.wire import (
     ACK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from runtimeproxy.relay.frames import DEFAULT_MAX_FRAME_BYTES, PREFACE
+from runtimeproxy.http2.frames import DEFAULT_MAX_FRAME_BYTES, PREFACE
 from tests.conformance.http2 import Fields, Http2End, Stream
 from tests.relay import wire
 from tests.relay.wire import DATA, END_HEADERS, END_STREAM, HEADERS, Frame

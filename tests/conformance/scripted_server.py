@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtimeproxy.relay.frames import PREFACE, ErrorCode
+from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from tests.conformance.bytes_client import WAIT_S
 from tests.conformance.http2 import LARGEST_WINDOW, Fields, Http2End, Stream
 from tests.relay import wire

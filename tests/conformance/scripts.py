@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 
-from runtimeproxy.relay.frames import ErrorCode
+from runtimeproxy.http2.frames import ErrorCode
 from tests.conformance.http2 import Fields
 from tests.conformance.scripted_server import RESPONSE, Script, ServerEnd, silent
 from tests.relay import wire

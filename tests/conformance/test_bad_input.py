@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.relay.frames import PREFACE, ErrorCode
+from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
 from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of

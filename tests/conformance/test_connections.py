@@ -12,7 +12,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.errors import MESSAGE_PREFIX
-from runtimeproxy.relay.frames import MAX_STREAM_ID, ErrorCode
+from runtimeproxy.http2.frames import MAX_STREAM_ID, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk

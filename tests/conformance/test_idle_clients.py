@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.frames import PREFACE, ErrorCode
+from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.bytes_client import WAIT_S
 from tests.conformance.http2_client import Http2Client

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from runtimeproxy.errors import MESSAGE_PREFIX
-from runtimeproxy.relay.frames import ErrorCode
+from runtimeproxy.http2.frames import ErrorCode
 from runtimeproxy.testing import CallError, FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
 from tests.conformance.bytes_client import Answer, BytesClient, answer_of

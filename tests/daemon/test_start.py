@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.relay.frames import EMPTY_SETTINGS
+from runtimeproxy.http2.frames import EMPTY_SETTINGS
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, release, shares_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.data import OWN_BYTES_PER_TURN
-from runtimeproxy.relay.frames import PeerError
 from tests.relay.playbook import HELD, Play, grant, opened
 from tests.relay.wire import CANCEL, Frame, credit, data, message, ping, ping_ack, reset
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import Outcome
-from runtimeproxy.relay.frames import PeerError
 from tests.relay.playbook import HELD, Play, ScriptedCall, opened, spend
 from tests.relay.wire import (
     CANCEL,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtimeproxy.http2.frames import ErrorCode, PeerError
+from runtimeproxy.http2.header_fields import MAX_LIST_BYTES
 from runtimeproxy.interception import CallHandler, CallHead, Reply
-from runtimeproxy.relay.frames import ErrorCode, PeerError
-from runtimeproxy.relay.header_fields import MAX_LIST_BYTES
 from runtimeproxy.relay.headers import MAX_BLOCK_BYTES
 from tests.relay.playbook import HELD, Play, opened
 from tests.relay.wire import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.data import MAX_WAITING
-from runtimeproxy.relay.frames import PeerError
 from runtimeproxy.relay.request_headers import MAX_SPECIAL_STREAMS
 from runtimeproxy.relay.settings import MAX_UNACKNOWLEDGED
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hpack import Decoder
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.headers import HeaderTracker, RequestHead, parse_timeout
 from tests.relay.wire import Headers
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.budget import MemoryBudget
-from runtimeproxy.relay.frames import PeerError
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, opened
 from tests.relay.wire import (
     CANCEL,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.relay.core import MAX_EARLY_BYTES
-from runtimeproxy.relay.frames import PREFACE
 from tests.relay.playbook import ELSEWHERE, HELD, OTHER, RUNTIME, Play, forward_as_it_came
 from tests.relay.wire import (
     SETTINGS_ACK,

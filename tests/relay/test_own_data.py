@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from tests.relay.playbook import DEFAULT_WINDOW, Play, ScriptedCall, grant, opened, spend
 from tests.relay.wire import (
     INITIAL_WINDOW,

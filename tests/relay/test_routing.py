@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from tests.relay.playbook import ELSEWHERE, HELD, PASSING, opened
 from tests.relay.wire import CANCEL, credit, data, goaway, message, ping, priority, reset
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.settings import PeerSettings, Settings
 from tests.relay.playbook import Play, opened
 from tests.relay.wire import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpack import Decoder, Encoder
 
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 
 NAMES = (
     "DATA",

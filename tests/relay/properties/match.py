@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from tests.relay.playbook import Play, ScriptedCall
 from tests.relay.properties.endpoint import Endpoint
 from tests.relay.properties.plans import (

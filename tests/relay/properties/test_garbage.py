@@ -7,7 +7,7 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from tests.relay.playbook import HELD, PASSING, Play, forward_as_it_came
 from tests.relay.properties.profile import bounded
 from tests.relay.wire import NAMES, SETTINGS_ACK, Frame, Headers, message, settings, wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.frames import PeerError
+from runtimeproxy.http2.frames import PeerError
 from tests.relay.playbook import HELD, Play, opened
 from tests.relay.wire import NO_ERROR, PROTOCOL_ERROR, continuation, data, headers, message, reset
 

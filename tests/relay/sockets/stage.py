@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.interception import Interceptor
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.core import RelayCore
-from runtimeproxy.relay.frames import PREFACE
 from runtimeproxy.relay.listener import Listener, listen
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.relay.state import RelayOptions, Upstream

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import Peer, Stage, soon, until
 from tests.relay.wire import (

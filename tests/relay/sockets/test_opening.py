@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from tests.relay.playbook import ELSEWHERE, HELD
 from tests.relay.sockets.stage import Peer, Stage, soon, until
 from tests.relay.wire import GOAWAY, HEADERS, SETTINGS_ACK, data, goaway, message, settings, unknown, wire

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay import frames
-from runtimeproxy.relay.frames import ErrorCode, PeerError
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import ErrorCode, PeerError
 from tests.relay.wire import PADDED, PRIORITY_FLAG, credit, goaway, ping, ping_ack, reset, settings
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes: constants, the frame header, and the few frames that the relay writes itself.
+"""HTTP/2 frames as bytes: constants, the frame header, and the few frames that are written here.
 
 Source of all numbers: RFC 9113, sections 4.1, 6 and 7.
 """
@@ -48,7 +48,7 @@ SETTINGS_ACK: Final = b"\x00\x00\x00\x04\x01\x00\x00\x00\x00"
 
 
 class ErrorCode(IntEnum):
-    """HTTP/2 error codes (7) that the relay sends."""
+    """HTTP/2 error codes (7) that are sent."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1

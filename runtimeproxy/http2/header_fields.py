@@ -1,8 +1,8 @@
-"""Reads HPACK header blocks for the little that the relay must know of them (RFC 7541).
+"""Reads HPACK header blocks for the few fields that the reader needs (RFC 7541).
 
-The relay forwards blocks as they came. Of their fields it needs the values of three, and of all others only
-what keeps the dynamic table right: which field an entry is, and its size. So other values are never decoded.
-For the kubelet's blocks that takes a fifth of the time of a decoder which makes a list of all fields.
+Of all other fields only what keeps the dynamic table right is read: which field an entry is, and its size.
+So their values are never decoded. For the kubelet's blocks that takes a fifth of the time of a decoder which
+makes a list of all fields.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ from hpack import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from runtimeproxy.relay.huffman_length import huffman_length
+from runtimeproxy.http2.huffman_length import huffman_length
 
 MAX_LIST_BYTES: Final = 1024 * 1024
 """Of a decoded header list (as RFC 9113, 6.5.2 counts it): a short block can name long table entries."""
-
-WANTED: Final = (b":path", b"grpc-timeout", b"grpc-encoding")
-"""The fields whose values are read."""
-
-_OTHER: Final = len(WANTED)
-_KIND_OF: Final = {name: kind for kind, name in enumerate(WANTED)}
 
 _ENTRY_OVERHEAD_BYTES: Final = 32
 """What an entry counts beside its name and value. Source: RFC 7541, 4.1."""
@@ -40,7 +34,7 @@ _HUFFMAN: Final = 0x80
 
 class _Entry(NamedTuple):
     kind: int
-    """Index in `WANTED`, or `_OTHER`."""
+    """Index in the names of `Fields`, or their number for any other field."""
     name_bytes: int
     size_bytes: int
     value: bytes
@@ -51,24 +45,44 @@ def _entry(kind: int, name_bytes: int, value_bytes: int, value: bytes) -> _Entry
     return _Entry(kind, name_bytes, name_bytes + value_bytes + _ENTRY_OVERHEAD_BYTES, value)
 
 
-_STATIC: Final = tuple(
-    _entry(_KIND_OF.get(name, _OTHER), len(name), len(value), value)
-    for name, value in HeaderTable.STATIC_TABLE
-)
-_STATIC_ENTRIES: Final = len(_STATIC)
+_STATIC_ENTRIES: Final = len(HeaderTable.STATIC_TABLE)
+
+
+class Fields:
+    """The fields whose values are read; made once for all readers of the same ones.
+
+    Attributes:
+        names: the fields' names.
+        other: the kind of all other fields.
+    """
+
+    __slots__ = ("kind_of", "names", "other", "static")
+
+    def __init__(self, *names: bytes) -> None:
+        self.names = names
+        self.other = len(names)
+        self.kind_of = {name: kind for kind, name in enumerate(names)}
+        self.static = tuple(
+            _entry(self.kind_of.get(name, self.other), len(name), len(value), value)
+            for name, value in HeaderTable.STATIC_TABLE
+        )
 
 
 class FieldReader:
     """Follows the dynamic table of one sender.
+
+    Args:
+        fields: the fields whose values are read.
 
     Attributes:
         version: changes with every insertion and every size update, also one that ends where it began.
         table_bytes: how much the dynamic table may hold.
     """
 
-    __slots__ = ("_dynamic", "_used_bytes", "table_bytes", "version")
+    __slots__ = ("_dynamic", "_fields", "_used_bytes", "table_bytes", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
         self.version = 0
         self.table_bytes = _FIRST_TABLE_BYTES
         self._used_bytes = 0
@@ -76,7 +90,9 @@ class FieldReader:
         """The newest entry is the last one."""
 
     def read(self, block: bytes, max_table_bytes: int) -> Sequence[bytes]:
-        """Reads the next whole block; returns the values of `WANTED`, the last one if a field repeats.
+        """Reads the next whole block; returns the values of `fields`, the last one if a field repeats.
+
+        A field that is not there is empty. One value more stands at the end, of all other fields.
 
         Args:
             block: the block.
@@ -91,7 +107,7 @@ class FieldReader:
             raise HPACKDecodingError("the block ends within a field") from None
 
     def _read(self, block: bytes, max_table_bytes: int) -> Sequence[bytes]:
-        values = [b""] * (_OTHER + 1)
+        values = [b""] * (self._fields.other + 1)
         end = len(block)
         position = list_bytes = 0
         while position < end:
@@ -123,9 +139,9 @@ class FieldReader:
         else:
             name, is_coded, position = _string(block, position)
             name = decode_huffman(name) if is_coded else name
-            kind, name_bytes = _KIND_OF.get(name, _OTHER), len(name)
+            kind, name_bytes = self._fields.kind_of.get(name, self._fields.other), len(name)
         value, is_coded, position = _string(block, position)
-        if kind == _OTHER:
+        if kind == self._fields.other:
             return _entry(kind, name_bytes, huffman_length(value) if is_coded else len(value), b""), position
         value = decode_huffman(value) if is_coded else value
         return _entry(kind, name_bytes, len(value), value), position
@@ -135,7 +151,7 @@ class FieldReader:
         if 0 < age <= len(self._dynamic):
             return self._dynamic[-age]
         if 0 < index <= _STATIC_ENTRIES:
-            return _STATIC[index - 1]
+            return self._fields.static[index - 1]
         raise HPACKDecodingError(f"no entry {index} in the header table")
 
     def _insert(self, entry: _Entry) -> None:
