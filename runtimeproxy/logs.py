@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Final, Literal, TextIO
@@ -29,6 +30,9 @@ TEXT_LIMIT: Final = 2_048
 """Longest message and field value, in characters."""
 TRACEBACK_LIMIT: Final = 16_384
 """Longest traceback, in characters."""
+FAILURE_INTERVAL_S: Final = 60.0
+FAILURE_CAUSES: Final = 1_000
+"""Of one `FailureLog`: some hundred KiB at most."""
 
 Format = Literal["auto", "text", "json"]
 
@@ -157,32 +161,105 @@ class LogHandler(logging.Handler):
         self._write(report)
 
 
-class LogLimiter:
-    """Lets one log line per cause and interval through and counts the others; safe for all threads."""
+class FailureLog:
+    """Logs each cause at most once per interval, with the number of repetitions since; for all threads.
+
+    Everything that others can set off at will, such as a broken connection or a failing policy, is logged
+    through this.
+
+    Args:
+        interval_s: least time between two lines of one cause.
+        clock: a monotonic time in seconds.
+        output: where the lines go; None for the logger of this module.
+        limit: how many causes are remembered; the oldest go first.
+    """
 
     def __init__(
-        self, interval_s: float = 60.0, *, limit: int = 1_024, clock: Callable[[], float] = time.monotonic
+        self,
+        interval_s: float = FAILURE_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        output: logging.Logger | None = None,
+        limit: int = FAILURE_CAUSES,
     ) -> None:
-        """Takes the interval, how many causes are remembered (the oldest go first), and the clock."""
         self._interval_s = interval_s
-        self._limit = limit
         self._clock = clock
+        self._output = output or logger
+        self._limit = limit
         self._lock = threading.Lock()
-        self._causes: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        self._causes: OrderedDict[Hashable, _Cause] = OrderedDict()
 
-    def admit(self, cause: Hashable) -> int | None:
-        """How many lines were held back since the last one of this cause; None: hold this one back too."""
-        now = self._clock()
+    def __len__(self) -> int:
+        """How many causes are remembered."""
+        return len(self._causes)
+
+    def report(
+        self,
+        source: str,
+        cause: Hashable,
+        text: str,
+        *,
+        level: int = logging.WARNING,
+        error: BaseException | None = None,
+        **fields: object,
+    ) -> bool:
+        """Logs a failure; returns whether there was a line, False if it was only counted.
+
+        Args:
+            source: what failed, such as a policy's name.
+            cause: the same for failures that need no second line; of one source.
+            text: what happened; holds nothing secret.
+            level: of the line.
+            error: whose traceback belongs to the line.
+            fields: of the line.
+        """
+        now_s = self._clock()
         with self._lock:
-            until, suppressed = self._causes.get(cause, (0.0, 0))
-            if cause in self._causes and now < until:
-                self._causes[cause] = until, suppressed + 1
-                return None
-            self._causes[cause] = now + self._interval_s, 0
-            self._causes.move_to_end(cause)
+            known = self._causes.get((source, cause))
+            if known is not None and now_s < known.until_s:
+                known.suppressed += 1
+                return False
+            repeated = known.suppressed if known is not None else 0
+            self._causes[source, cause] = _Cause(source, text, level, now_s + self._interval_s)
+            self._causes.move_to_end((source, cause))
             if len(self._causes) > self._limit:
                 self._causes.popitem(last=False)
-        return suppressed
+        self._log(level, source, text, repeated, error, fields)
+        return True
+
+    def flush(self) -> None:
+        """Logs what was suppressed of causes that did not come again since their interval ended."""
+        now_s = self._clock()
+        with self._lock:
+            over = [each for each in self._causes.values() if each.suppressed and now_s >= each.until_s]
+            due = [(each.level, each.source, each.text, each.suppressed) for each in over]
+            for each in over:
+                each.suppressed = 0
+        for level, source, text, suppressed in due:
+            self._log(level, source, text, suppressed, None, {})
+
+    def _log(
+        self,
+        level: int,
+        source: str,
+        text: str,
+        repeated: int,
+        error: BaseException | None,
+        fields: Mapping[str, object],
+    ) -> None:
+        suffix = f" ({repeated} more times since the last report)" if repeated else ""
+        self._output.log(level, "%s: %s%s", source, text, suffix, exc_info=error, extra=dict(fields))
+
+
+@dataclass(slots=True)
+class _Cause:
+    """A cause that was logged, until when it is only counted, and how often it was."""
+
+    source: str
+    text: str
+    level: int
+    until_s: float
+    suppressed: int = 0
 
 
 def format_text(record: logging.LogRecord) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from runtimeproxy import logs
-from runtimeproxy.logs import LogHandler, LogLimiter, format_json, format_text
+from runtimeproxy.logs import FailureLog, LogHandler, format_json, format_text
 
 
 def record(message: str, *args: object, **fields: object) -> logging.LogRecord:
@@ -247,20 +247,48 @@ class Clock:
         return self.now_s
 
 
-def test_a_cause_is_logged_once_per_interval() -> None:
+def test_a_failure_is_logged_once_per_cause_and_interval(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    limiter = LogLimiter(60, clock=clock)
-    assert limiter.admit("hung") == 0
-    assert limiter.admit("other cause") == 0
-    assert [limiter.admit("hung") for _ in range(3)] == [None] * 3
+    failures = FailureLog(60, clock)
+    assert failures.report("p", "cause", "text")
+    assert [failures.report("p", "cause", "text") for _ in range(4)] == [False] * 4
+    failures.report("p", "other cause", "other text")
+    failures.report("q", "cause", "text")
+    assert caplog.messages == ["p: text", "p: other text", "q: text"]
     clock.now_s = 60
-    assert limiter.admit("hung") == 3
-    assert limiter.admit("hung") is None
+    failures.report("p", "cause", "text")
+    assert caplog.messages[-1] == "p: text (4 more times since the last report)"
 
 
-def test_causes_are_bounded() -> None:
-    limiter = LogLimiter(60, limit=2, clock=Clock())
-    for cause in ("a", "b", "c"):
-        assert limiter.admit(cause) == 0
-    assert limiter.admit("a") == 0
-    assert limiter.admit("c") is None
+def test_what_was_suppressed_is_logged_when_the_cause_does_not_come_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    failures = FailureLog(60, clock)
+    for _ in range(3):
+        failures.report("p", "cause", "text")
+    failures.report("p", "once", "other text")
+    failures.flush()
+    assert len(caplog.messages) == 2
+    clock.now_s = 60
+    failures.flush()
+    failures.flush()
+    assert caplog.messages[2:] == ["p: text (2 more times since the last report)"]
+
+
+def test_causes_are_bounded_and_the_oldest_go_first(caplog: pytest.LogCaptureFixture) -> None:
+    failures = FailureLog(60, Clock(), limit=2)
+    for cause in ("a", "b", "c", "a", "c"):
+        failures.report("p", cause, cause)
+    assert caplog.messages == ["p: a", "p: b", "p: c", "p: a"]
+    assert len(failures) == 2
+
+
+def test_a_failure_has_its_level_fields_and_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    output = logging.getLogger("runtimeproxy.elsewhere")
+    error = ValueError("why")
+    FailureLog(output=output).report("p", 1, "text", level=logging.ERROR, error=error, pod="web")
+    (record,) = caplog.records
+    assert (record.name, record.levelno, vars(record)["pod"]) == (output.name, logging.ERROR, "web")
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error

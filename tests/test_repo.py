@@ -41,6 +41,7 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/hooks/decision.py": "tests/hooks/test_chain.py",
     "runtimeproxy/hooks/loaded.py": "tests/hooks/test_loading.py",
     "runtimeproxy/hooks/policy.py": "tests/hooks/test_checks.py",
+    "runtimeproxy/hooks/reports.py": "tests/hooks/test_chain.py",
     "runtimeproxy/hooks/settings.py": "tests/hooks/test_loading.py",
     "runtimeproxy/hooks/views.py": "tests/hooks/test_fields.py",
     "runtimeproxy/interception.py": "tests/test_gate.py",

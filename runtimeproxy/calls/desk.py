@@ -14,7 +14,7 @@ from runtimeproxy.calls.message import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.calls.methods import CallKind
 from runtimeproxy.calls.operation import CallContext, Operation, Question
 from runtimeproxy.hooks import FailurePolicy
-from runtimeproxy.hooks.reports import FailureLog
+from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups import WriteResult

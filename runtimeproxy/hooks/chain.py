@@ -23,11 +23,12 @@ from runtimeproxy.hooks.fields import View
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.reports import ChainStats, FailureLog
+from runtimeproxy.hooks.reports import ChainStats
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.turns import Turns
 from runtimeproxy.hooks.watch import Watch
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.logs import FailureLog
 
 _REPORTED: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.INVALID, OutcomeKind.TIMED_OUT})
 
