@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments without the program's name; None for the process's own.
     """
+    # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         argv = sys.argv[1:] if argv is None else argv
         parser = _parser()

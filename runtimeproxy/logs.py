@@ -1,8 +1,8 @@
 """Structured logs on standard error: text on a terminal, JSON elsewhere; logging never blocks its caller.
 
-Records go through a bounded queue to a thread that writes them; what does not fit is dropped and counted.
-Fields come from `extra={...}`. Nothing secret belongs into a message or field; both are cut when they are
-long, so that no whole request gets there by mistake.
+A record becomes text in the thread that logs; only this text goes through a bounded queue to the
+thread that writes it. What does not fit is dropped and counted. Fields come from `extra={...}`. Nothing
+secret belongs into a message or field; both are cut when long, so no whole request gets there by mistake.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Final, Literal, TextIO
 
 QUEUE_LIMIT: Final = 4_096
-"""Records that may wait: some MiB at most, and seconds of a busy node."""
+"""Lines that may wait: some MiB at most, and seconds of a busy node."""
 DROP_REPORT_INTERVAL_S: Final = 10.0
 """Least time between two lines that report dropped records."""
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -35,6 +38,27 @@ FAILURE_CAUSES: Final = 1_000
 """Of one `FailureLog`: some hundred KiB at most."""
 
 Format = Literal["auto", "text", "json"]
+
+JOURNAL_VARIABLE: Final = "JOURNAL_STREAM"
+"""Names journald's stream by device and inode. Source: systemd.exec(5), Environment Variables Set."""
+
+_PRIORITIES: Final = (
+    (logging.CRITICAL, "<2>"),
+    (logging.ERROR, "<3>"),
+    (logging.WARNING, "<4>"),
+    (logging.INFO, "<6>"),
+)
+_DEBUG_PRIORITY: Final = "<7>"
+"""Prefixes of lines, by the lowest level that has each. Source: sd-daemon(3), SD_CRIT to SD_DEBUG."""
+
+_QUIET_LOGGERS: Final = ("hpack", "grpc", "asyncio")
+"""Libraries whose debug lines are of no use here; hpack's hold decoded headers, credentials among them."""
+
+_CHAIN_LIMIT: Final = 16
+"""Exceptions that led to each other and are shown; of a chain of thousands the last ones tell enough."""
+
+_FRAME_LIMIT: Final = 64
+"""Frames of one traceback that are shown; deeper ones are of a recursion."""
 
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -54,20 +78,46 @@ def configure(level: str = "info", format_name: Format = "auto", stream: TextIO 
     """
     stream = stream or sys.stderr
     is_text = stream.isatty() if format_name == "auto" else format_name == "text"
-    handler = LogHandler(stream, format_text if is_text else format_json)
+    formatted = format_text if is_text else format_json
+    handler = LogHandler(stream, with_priority(formatted) if is_journal(stream) else formatted)
     root = logging.getLogger()
     for earlier in [each for each in root.handlers if isinstance(each, LogHandler)]:
         root.removeHandler(earlier)
         earlier.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # Its debug lines hold decoded request headers, credentials among them.
-    logging.getLogger("hpack").setLevel(logging.WARNING)
+    for name in _QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return handler
 
 
+def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream leads to journald, which takes a line's priority from its first characters."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        # Closed, or no file at all (io.UnsupportedOperation is both).
+        return False
+    return environ.get(JOURNAL_VARIABLE) == f"{status.st_dev}:{status.st_ino}"
+
+
+def with_priority(format_record: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:
+    """The same format with a priority before each line, as journald reads it."""
+
+    def formatted(record: logging.LogRecord) -> str:
+        level = record.levelno
+        prefix = next((text for lowest, text in _PRIORITIES if level >= lowest), _DEBUG_PRIORITY)
+        return prefix + format_record(record).replace("\n", f"\n{prefix}")
+
+    return formatted
+
+
 class LogHandler(logging.Handler):
-    """Hands records to a thread that formats and writes them; drops and counts what does not fit."""
+    """Formats records in the thread that logs, and hands the text to a thread that writes it.
+
+    No record is used in another thread than the one that made it: not even its dict may be iterated there, as
+    the first thread may still change it.
+    """
 
     def __init__(
         self,
@@ -84,7 +134,8 @@ class LogHandler(logging.Handler):
         self._limit = limit
         self._clock = clock
         self._close_timeout_s = close_timeout_s
-        self._queue: SimpleQueue[logging.LogRecord | threading.Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[str | threading.Event | None] = SimpleQueue()
+        self._counting = threading.Lock()
         self._overflowed = 0
         self._failed = 0
         self._reported = 0
@@ -98,14 +149,24 @@ class LogHandler(logging.Handler):
         """Records lost since the start because the queue was full or the stream failed."""
         return self._overflowed + self._failed
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Emits a record that passes the filters; without the base's lock, so no thread waits for another."""
+        if not self.filter(record):
+            return False
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
-        """Queues a record; never blocks and never raises."""
+        """Formats and queues a record; never blocks and never raises."""
         if self._is_closed or self._queue.qsize() >= self._limit:
-            self._overflowed += 1
+            self._count_overflow()
             return
-        # The arguments may change before the other thread formats them.
-        record.msg, record.args = _message(record), None
-        self._queue.put(record)
+        try:
+            line = self._format_record(record)
+        except Exception:  # noqa: BLE001 - a field may be of any kind; logging must not raise
+            self._count_overflow()
+            return
+        self._queue.put(line)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Waits until what was queued before is written, but not longer than the time given."""
@@ -127,13 +188,17 @@ class LogHandler(logging.Handler):
         while (item := self._next()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-            elif isinstance(item, logging.LogRecord):
+            elif isinstance(item, str):
                 self._write(item)
             self._report_dropped()
         self._report_at = 0.0
         self._report_dropped()
 
-    def _next(self) -> logging.LogRecord | threading.Event | Literal[False] | None:
+    def _count_overflow(self) -> None:
+        with self._counting:
+            self._overflowed += 1
+
+    def _next(self) -> str | threading.Event | Literal[False] | None:
         """The next item; None at the end; False when it is time to report dropped records."""
         has_unreported = self.dropped > self._reported
         try:
@@ -143,11 +208,11 @@ class LogHandler(logging.Handler):
         except Empty:
             return False
 
-    def _write(self, record: logging.LogRecord) -> None:
+    def _write(self, line: str) -> None:
         try:
-            self._stream.write(self._format_record(record) + "\n")
+            self._stream.write(f"{line}\n")
             self._stream.flush()
-        except Exception:  # noqa: BLE001 - a full disk, a closed pipe or a strange field: nobody is left to be told
+        except Exception:  # noqa: BLE001 - a full disk or a closed pipe: nobody is left to be told
             self._failed += 1
 
     def _report_dropped(self) -> None:
@@ -158,7 +223,7 @@ class LogHandler(logging.Handler):
         lost, self._reported = dropped - self._reported, dropped
         report = logger.makeRecord(logger.name, logging.WARNING, __file__, 0, "log records dropped", (), None)
         report.dropped = lost
-        self._write(report)
+        self._write(self._format_record(report))
 
 
 class FailureLog:
@@ -265,10 +330,15 @@ class _Cause:
 def format_text(record: logging.LogRecord) -> str:
     """One line for people: time, level, message, `key=value` fields; a traceback follows on its own lines.
 
-    Fields that are tables, or lists of them, are left out: they are for programs, and the message says it.
+    Of a list of tables only the reasons are shown, each once: the message has the rest in its own words.
     """
     parts = [_time(record), f"{record.levelname:<7}", _printable(_cut(_message(record)))]
-    parts += [f"{key}={_quoted(value)}" for key, value in _fields(record).items() if not _is_table(value)]
+    for key, value in _fields(record):
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            rows = [each for each in value if isinstance(each, dict)]
+            parts += (f"reason={_quoted(reason)}" for reason in dict.fromkeys(_reasons(rows)))
+        elif not isinstance(value, dict):
+            parts.append(f"{key}={_quoted(value)}")
     line = " ".join(parts)
     return f"{line}\n{trace}" if (trace := _traceback(record)) else line
 
@@ -281,11 +351,14 @@ def format_json(record: logging.LogRecord) -> str:
         "logger": record.name,
         "message": _cut(_message(record)),
     }
-    for key, value in _fields(record).items():
+    for key, value in _fields(record):
         entry[f"{key}_" if key in entry else key] = value
     if trace := _traceback(record):
         entry["error"] = trace
-    return json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
+    return _JSON.encode(entry)
+
+
+_JSON: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -296,25 +369,47 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second = int(record.created // 1)
+    return f"{_second(second)}.{int((record.created - second) * 1000):03}Z"
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: _plain(value) for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES}
+@lru_cache(maxsize=8)
+def _second(since_epoch_s: int) -> str:
+    return datetime.fromtimestamp(since_epoch_s, UTC).replace(tzinfo=None).isoformat()
+
+
+def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+    for key, value in vars(record).items():
+        if key not in _STANDARD_ATTRIBUTES:
+            yield key, _plain(value)
+
+
+def _reasons(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    return (reason for row in rows if isinstance(reason := row.get("reason"), str) and reason)
 
 
 def _plain(value: object) -> object:
     """The value as JSON can carry it: finite numbers, None, text, and tables and lists of such."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, Mapping):
-        return {_cut(str(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_LIMIT else _cut(value)
+    if isinstance(value, dict):
+        return {_cut(_shown(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return _cut(str(value))
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return _plain(dict(value))
+    return _cut(_shown(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - its own __str__ may raise; logging must not
+        return f"({type(value).__name__} that cannot be shown)"
 
 
 def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -323,10 +418,6 @@ def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_is_table, value)))
 
 
 def _quoted(value: object) -> str:
@@ -338,6 +429,26 @@ def _quoted(value: object) -> str:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    if record.exc_info:
-        return _cut(logging.Formatter().formatException(record.exc_info), TRACEBACK_LIMIT)
+    if record.exc_info and record.exc_info[1] is not None:
+        return _cut("\n".join(_trace_lines(record.exc_info[1])), TRACEBACK_LIMIT)
     return _cut(record.exc_text or "", TRACEBACK_LIMIT)
+
+
+def _trace_lines(error: BaseException, above: frozenset[int] = frozenset()) -> Iterator[str]:
+    """The lines of a traceback with its causes. No source lines: a thread that logs reads no files."""
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    above |= {id(error)}
+    if earlier is not None and id(earlier) not in above and len(above) < _CHAIN_LIMIT:
+        yield from _trace_lines(earlier, above)
+        yield "which led to:"
+    yield "Traceback (most recent call last):"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in frames[:_FRAME_LIMIT]:
+        yield f'  File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_qualname}'
+    if len(frames) > _FRAME_LIMIT:
+        yield f"  ({len(frames) - _FRAME_LIMIT} more)"
+    yield "".join(traceback.format_exception_only(error)).rstrip()
+    if isinstance(error, BaseExceptionGroup) and len(above) < _CHAIN_LIMIT:
+        for inner in error.exceptions:
+            yield "of which one is:"
+            yield from _trace_lines(inner, above)

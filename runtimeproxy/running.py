@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,9 @@ TURN_S: Final = 0.00005
 """How long a thread may keep the interpreter while the relay's loop waits for it; Python's default is 5 ms.
 While a policy computes for long it is less: see `runtimeproxy.hooks.turns`."""
 
+_STANDARD_ERROR: Final = 2
+"""The descriptor, for `sys.stderr` may be an object without one."""
+
 
 def run(settings: Settings, reload: Reload) -> int:
     """Serves until SIGTERM; returns the exit code: 0, 1 when it cannot serve, 2 for bad configuration.
@@ -31,8 +34,8 @@ def run(settings: Settings, reload: Reload) -> int:
         settings: what to serve.
         reload: reads the settings again; raises ConfigError.
     """
-    # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # A crash of the interpreter leaves the stacks of all threads in the journal, also after an upgrade.
+    faulthandler.enable(_STANDARD_ERROR)
     sys.setswitchinterval(TURN_S)
     limit_arenas()
     try:

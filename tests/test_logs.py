@@ -2,10 +2,12 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 
@@ -172,6 +174,62 @@ def test_arguments_are_taken_when_the_line_is_logged() -> None:
     assert stream.getvalue().endswith("members ['a']\n")
 
 
+class Witness:
+    """A value of a field that notes which thread reads it."""
+
+    def __init__(self) -> None:
+        self.readers: list[threading.Thread] = []
+
+    def __str__(self) -> str:
+        self.readers.append(threading.current_thread())
+        return "seen"
+
+
+@pytest.mark.parametrize("format_record", [format_json, format_text])
+def test_a_record_is_read_in_the_thread_that_logs_only(
+    format_record: Callable[[logging.LogRecord], str],
+) -> None:
+    stream = Gate()
+    handler = LogHandler(stream, format_record)
+    witness = Witness()
+    table = {"inner": ["before"]}
+    made = record("changed", witness=witness, members=["before"], table=table)
+    failure = ValueError("before")
+    made.exc_info = (ValueError, failure, None)
+    handler.handle(made)
+    assert witness.readers == [threading.current_thread()]
+    vars(made).update(members=["after"], later="after")
+    table["inner"].append("after")
+    failure.args = ("after",)
+    stream.opened.set()
+    handler.close()
+    assert witness.readers == [threading.current_thread()]
+    assert "before" in stream.getvalue()
+    assert "after" not in stream.getvalue()
+
+
+def test_threads_that_log_do_not_wait_for_each_other() -> None:
+    class Slow:
+        def __str__(self) -> str:
+            entered.set()
+            opened.wait(30)
+            return "slow"
+
+    entered, opened = threading.Event(), threading.Event()
+    stream = io.StringIO()
+    handler = LogHandler(stream, format_text)
+    slow = threading.Thread(target=lambda: handler.handle(record("one", field=Slow())))
+    slow.start()
+    assert entered.wait(30)
+    handler.handle(record("two"))
+    handler.flush(30)
+    assert stream.getvalue().endswith("two\n")
+    opened.set()
+    slow.join()
+    handler.close()
+    assert stream.getvalue().endswith("one field=slow\n")
+
+
 def test_losses_are_reported_at_most_once_per_interval() -> None:
     now_s = 100.0
     stream = Gate()
@@ -184,6 +242,77 @@ def test_losses_are_reported_at_most_once_per_interval() -> None:
     assert len(stream.getvalue().splitlines()) == 1
     handler.close()
     assert [json.loads(line)["dropped"] for line in stream.getvalue().splitlines()] == [1, 1]
+
+
+def test_a_field_that_cannot_be_shown_costs_no_line() -> None:
+    assert 'field="(Unshowable that cannot be shown)"' in format_text(record("x", field=Unshowable()))
+
+
+def test_text_shows_the_reasons_of_tables_once_each() -> None:
+    rows = [{"field": "a", "reason": "limit 500"}, {"field": "b", "reason": "limit 500"}, {"field": "c"}]
+    line = format_text(record("changed", changes=rows, detail={"reason": "of one table"}))
+    assert line.endswith('WARNING changed reason="limit 500"')
+
+
+def test_a_deep_or_endless_chain_of_errors_is_cut() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    made = record("failed")
+    made.exc_info = (ValueError, first, None)
+    assert format_text(made).count("ValueError: ") == 2
+
+    def recurse() -> None:
+        recurse()
+
+    try:
+        recurse()
+    except RecursionError:
+        made.exc_info = sys.exc_info()
+    trace = format_text(made)
+    assert trace.count("in test_a_deep_or_endless_chain_of_errors_is_cut") == logs._FRAME_LIMIT
+    assert trace.splitlines()[-1].startswith("RecursionError: ")
+
+
+def test_a_traceback_has_causes_and_the_members_of_a_group() -> None:
+    made = record("failed")
+    try:
+        try:
+            int("reason")
+        except ValueError as error:
+            raise ExceptionGroup("both", [OSError("one"), KeyError("two")]) from error
+    except ExceptionGroup:
+        made.exc_info = sys.exc_info()
+    trace = format_text(made)
+    texts = (
+        "ValueError: invalid",
+        "which led to:",
+        "ExceptionGroup: both",
+        "OSError: one",
+        "KeyError: 'two'",
+    )
+    places = [trace.index(text) for text in texts]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("level", "prefix"),
+    [
+        (logging.DEBUG, "<7>"),
+        (logging.INFO, "<6>"),
+        (logging.WARNING, "<4>"),
+        (logging.ERROR, "<3>"),
+        (logging.CRITICAL, "<2>"),
+    ],
+)
+@pytest.mark.parametrize("format_record", [format_json, format_text])
+def test_each_line_for_the_journal_begins_with_its_priority(
+    level: int, prefix: str, format_record: Callable[[logging.LogRecord], str]
+) -> None:
+    made = failing()
+    made.levelno = level
+    lines = logs.with_priority(format_record)(made).split("\n")
+    assert all(line.startswith(prefix) for line in lines)
+    assert "\n".join(line.removeprefix(prefix) for line in lines) == format_record(made)
 
 
 @pytest.fixture
@@ -237,6 +366,29 @@ def test_the_end_of_the_process_loses_no_line() -> None:
     assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == [
         f"line {number}" for number in range(1000)
     ]
+
+
+IN_THE_JOURNAL = """
+import logging
+from runtimeproxy import logs
+logs.configure("info", "{format_name}")
+logging.getLogger("x").warning("careful")
+"""
+
+
+@pytest.mark.parametrize(("format_name", "first"), [("json", '<4>{"time":'), ("text", "<4>20")])
+def test_the_journals_stream_is_recognised(format_name: Literal["json", "text"], first: str) -> None:
+    ours, journal = socket.socketpair()
+    with ours, journal:
+        status = os.fstat(journal.fileno())
+        for stream, expected in ((f"{status.st_dev}:{status.st_ino}", first), ("1:1", first[3:])):
+            subprocess.run(
+                [sys.executable, "-c", IN_THE_JOURNAL.format(format_name=format_name)],
+                stderr=journal.fileno(),
+                env={**os.environ, "JOURNAL_STREAM": stream},
+                check=True,
+            )
+            assert ours.recv(65_536).decode().startswith(expected)
 
 
 class Clock:

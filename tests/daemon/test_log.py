@@ -1,16 +1,30 @@
 """The log: one line per changed container, and nothing secret."""
 
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod, pod
-from tests.lab.cri_client import CriClient
+from tests.daemon.upgrading import Family
+from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
 SECRET = "c0rrect-h0rse-battery"  # noqa: S105
 BROKEN = {"node.koordinator.sh/extended-resource-spec": f'{{"broken": "{SECRET}-annotation"'}
+
+WITH_STANDARD_ERROR = """
+import os, sys
+os.dup2(int(sys.argv[1]), 2)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def audit(daemon: ProxyProcess) -> list[dict[str, Any]]:
@@ -83,3 +97,59 @@ def test_a_pods_line_has_the_old_value_and_what_was_not_written(
     memory = "cgroup[memory.limit_in_bytes] - -> 134217728 (batch-resource; not written: ENOENT: "
     assert quota in record["message"]
     assert memory in record["message"]
+
+
+def test_libraries_write_no_debug_lines_of_their_own(daemons: Daemons) -> None:
+    daemon = daemons.start(log_level="debug")
+    with Family(daemon) as family:
+        with CriClient(daemon.socket) as client:
+            batch_pod(client).run().create().start()
+            wait_until(
+                lambda: outcome_of(lambda: client.raw("/grpc.health.v1.Health/Check"))[0] == "OK", "health"
+            )
+        successor = family.upgrade()
+        assert daemon.wait() == 0
+        family.signal(signal.SIGTERM)
+        family.wait_until_ended(successor)
+    assert daemon.log
+    assert [line for line in daemon.log if not line.startswith("{")] == []
+    assert {record["logger"].partition(".")[0] for record in daemon.log_records} == {"runtimeproxy"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess, number: signal.Signals) -> None:
+    daemon.signal(number)
+    assert daemon.wait() == -number
+    assert_stacks("\n".join(line for line in daemon.log if not line.startswith("{")))
+
+
+def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemons) -> None:
+    ours, journal = socket.socketpair()
+    with ours, journal, ThreadPoolExecutor(1) as reader, ours.makefile(errors="replace") as text:
+        reading = reader.submit(text.readlines)
+        status = os.fstat(journal.fileno())
+        try:
+            daemon = daemons.prepare(
+                wrapper=(sys.executable, "-c", WITH_STANDARD_ERROR, str(journal.fileno())),
+                inherited=(journal.fileno(),),
+                environment=daemons.environment | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"},
+            )
+            daemon.start()
+            with Family(daemon) as family:
+                successor = family.upgrade()
+                assert daemon.wait() == 0
+                family.signal(signal.SIGABRT)
+                family.wait_until_ended(successor)
+        finally:
+            journal.shutdown(socket.SHUT_WR)
+        lines = reading.result()
+    crash = [line for line in lines if not line.startswith("<6>{")]
+    assert len(crash) < len(lines)
+    assert_stacks("".join(crash))
+
+
+def assert_stacks(crash: str) -> None:
+    assert crash.startswith("Fatal Python error: ")
+    assert "Current thread" in crash
+    assert "logs.py" in crash
+    assert "running.py" in crash
