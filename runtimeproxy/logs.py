@@ -54,6 +54,9 @@ _DEBUG_PRIORITY: Final = "<7>"
 _QUIET_LOGGERS: Final = ("hpack", "grpc", "asyncio")
 """Libraries whose debug lines are of no use here; hpack's hold decoded headers, credentials among them."""
 
+_LIMITED_LOGGERS: Final = frozenset({"grpc", "asyncio"})
+"""Libraries that log with a traceback what clients can set off, such as a request that does not parse."""
+
 _CHAIN_LIMIT: Final = 16
 """Exceptions that led to each other and are shown; of a chain of thousands the last ones tell enough."""
 
@@ -80,6 +83,7 @@ def configure(level: str = "info", format_name: Format = "auto", stream: TextIO 
     is_text = stream.isatty() if format_name == "auto" else format_name == "text"
     formatted = format_text if is_text else format_json
     handler = LogHandler(stream, with_priority(formatted) if is_journal(stream) else formatted)
+    handler.addFilter(LibraryFailures())
     root = logging.getLogger()
     for earlier in [each for each in root.handlers if isinstance(each, LogHandler)]:
         root.removeHandler(earlier)
@@ -325,6 +329,31 @@ class _Cause:
     level: int
     until_s: float
     suppressed: int = 0
+
+
+class LibraryFailures(logging.Filter):
+    """Logs what libraries report once per cause and interval: their records go through a `FailureLog`."""
+
+    def __init__(self, failures: FailureLog | None = None) -> None:
+        super().__init__()
+        self._failures = failures or FailureLog()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for a library's record, which is reported instead."""
+        if record.name.partition(".")[0] not in _LIMITED_LOGGERS:
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        self._failures.report(
+            record.name, _library_cause(record, error), _message(record), level=record.levelno, error=error
+        )
+        return False
+
+
+def _library_cause(record: logging.LogRecord, error: BaseException | None) -> Hashable:
+    """Where the record and its error come from: texts of libraries hold addresses, which always differ."""
+    frames = list(traceback.walk_tb(error.__traceback__)) if error is not None else []
+    raised = [(frame.f_code.co_filename, line) for frame, line in frames[-1:]]
+    return record.pathname, record.lineno, type(error).__qualname__, *raised
 
 
 def format_text(record: logging.LogRecord) -> str:

@@ -368,6 +368,25 @@ def test_the_end_of_the_process_loses_no_line() -> None:
     ]
 
 
+def test_what_a_library_reports_again_and_again_is_one_line(root: logging.Logger) -> None:
+    logs.configure("info", "json", stream := io.StringIO())
+
+    for address in range(100):
+        for error in (ValueError(address), KeyError(address)):
+            logging.getLogger("asyncio").error("Task at %#x: not retrieved", address, exc_info=error)
+        logging.getLogger("grpc._server").error("Exception %d", address)
+    for handler in root.handlers:
+        handler.flush()
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [entry["message"] for entry in entries] == [
+        "asyncio: Task at 0x0: not retrieved",
+        "asyncio: Task at 0x0: not retrieved",
+        "grpc._server: Exception 0",
+    ]
+    assert ["ValueError: 0" in entries[0]["error"], "KeyError: 0" in entries[1]["error"]] == [True, True]
+    assert [entry["level"] for entry in entries] == ["error"] * 3
+
+
 IN_THE_JOURNAL = """
 import logging
 from runtimeproxy import logs

@@ -116,6 +116,21 @@ def test_libraries_write_no_debug_lines_of_their_own(daemons: Daemons) -> None:
     assert {record["logger"].partition(".")[0] for record in daemon.log_records} == {"runtimeproxy"}
 
 
+@pytest.mark.parametrize(
+    "path", ["/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+)
+def test_requests_that_do_not_parse_are_one_line(daemon: ProxyProcess, path: str) -> None:
+    with CriClient(daemon.socket) as client:
+        wait_until(
+            lambda: outcome_of(lambda: client.raw("/grpc.health.v1.Health/Check"))[0] == "OK", "health"
+        )
+        assert {outcome_of(lambda: client.raw(path, b"\x0a\xff"))[0] for _ in range(50)} == {"UNKNOWN"}
+    assert daemon.terminate() == 0
+    (record,) = [record for record in daemon.log_records if "error" in record]
+    assert "DecodeError" in record["error"]
+    assert path in record["message"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
 def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess, number: signal.Signals) -> None:
     daemon.signal(number)
