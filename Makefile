@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench restarts e2e e2e-node tools proto lock clean
+.PHONY: help run test wheel lint format bench restarts e2e e2e-node tools proto lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -28,6 +28,10 @@ run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show w
 
 test: $(INSTALLED)  ## all tests that this machine can run
 	$(BIN)/pytest
+
+wheel: $(INSTALLED)  ## build the wheel into dist/
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, drift of generated code
 	$(BIN)/ruff check .

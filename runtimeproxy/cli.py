@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
@@ -15,6 +16,34 @@ from runtimeproxy.errors import ConfigError, RuntimeProxyError
 
 _OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
 
+_KLOG_FLAGS: Final = dict.fromkeys(
+    (
+        "log_backtrace_at",
+        "log_dir",
+        "log_file",
+        "log_file_max_size",
+        "log_flush_frequency",
+        "logging_format",
+        "stderrthreshold",
+        "v",
+        "vmodule",
+    ),
+    True,
+) | dict.fromkeys(
+    (
+        "add_dir_header",
+        "alsologtostderr",
+        "logtostderr",
+        "one_output",
+        "skip_headers",
+        "skip_log_headers",
+    ),
+    False,
+)
+"""Whether each flag has a value. Source: klog.InitFlags and k8s.io/component-base/logs."""
+_KLOG_LEVEL: Final = re.compile(r"-v[0-9]+")
+"""Source: spf13/pflag takes `-v4`, too."""
+
 _DESCRIPTION: Final = """\
 A CRI proxy between the kubelet and the container runtime that applies resource policies by QoS class
 and forwards everything else byte for byte. Without a command it serves.
@@ -25,6 +54,8 @@ precedence:
   A flag wins over an environment variable, that over the configuration file, that over the default.
   Every key of the file has a variable: KOORD_RUNTIMEPROXY_<GROUP>_<KEY>, for example
   KOORD_RUNTIMEPROXY_PROXY_DRAIN_S. Sockets are written /path, unix:/path or unix:///path.
+
+  Flags of klog (-v, --logtostderr, ...) are taken and ignored, for command lines that have them.
 
 examples:
   {PROGRAM}
@@ -53,11 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        argv = sys.argv[1:] if argv is None else argv
+        argv, ignored = without_klog_flags(sys.argv[1:] if argv is None else argv)
         parser = _parser()
         if misspelled := _misspelled(argv):
             parser.error(misspelled)
         arguments = parser.parse_args(argv)
+        if ignored:
+            _complain(f"flags of klog are ignored: {', '.join(ignored)}")
         command: Callable[[argparse.Namespace], int] = arguments.run
         return command(arguments)
     except ConfigError as error:
@@ -106,6 +139,27 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(name, **about)
         command.set_defaults(run=each.run)
     return parser
+
+
+def without_klog_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without klog's flags, and the names of those flags as they stand there, each once.
+
+    A flag has one dash or two, and underscores or dashes between its words; a value follows it after `=` or,
+    unless the flag is a boolean, as the next argument. Source: Go's flag, spf13/pflag and klog.InitFlags.
+    """
+    kept: list[str] = []
+    ignored: dict[str, None] = {}
+    remaining = iter(argv)
+    for argument in remaining:
+        spelled, equals, _ = argument.partition("=")
+        name = spelled.removeprefix("-").removeprefix("-").replace("-", "_")
+        if not spelled.startswith("-") or not (name in _KLOG_FLAGS or _KLOG_LEVEL.fullmatch(argument)):
+            kept.append(argument)
+            continue
+        ignored[spelled] = None
+        if name in _KLOG_FLAGS and _KLOG_FLAGS[name] and not equals:
+            next(remaining, None)
+    return kept, list(ignored)
 
 
 def _misspelled(argv: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy import __version__
+from runtimeproxy.cli import without_klog_flags
 from runtimeproxy.config import FLAGS
 
 PROGRAM = [sys.executable, "-m", "runtimeproxy"]
@@ -131,3 +132,49 @@ def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
     assert rows["gpu-env"][2] == "disabled"
     assert "pre_create_container" in done.stdout
     assert all(line.strip() for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-v=4"],
+        ["-v", "4"],
+        ["-v4"],
+        ["--v=4"],
+        ["--v", "4"],
+        ["-logtostderr"],
+        ["--logtostderr"],
+        ["--logtostderr=false"],
+        ["-alsologtostderr=true"],
+        ["--stderrthreshold", "2"],
+        ["--stderrthreshold=INFO"],
+        ["--vmodule", "a=1,b=2"],
+        ["--log_dir", "/var/log"],
+        ["--log-dir=/var/log"],
+        ["--log_file", "-"],
+        ["--log_file_max_size=1800"],
+        ["--log_backtrace_at", ":0"],
+        ["--skip_headers"],
+        ["--skip_log_headers"],
+        ["--one_output"],
+        ["--add_dir_header"],
+        ["--log-flush-frequency", "5s"],
+    ],
+    ids=" ".join,
+)
+def test_a_flag_of_klog_is_ignored_with_a_warning(flags: list[str]) -> None:
+    assert without_klog_flags([*flags, "version", *flags]) == (["version"], [flags[0].partition("=")[0]])
+
+
+def test_flags_of_klog_are_one_warning() -> None:
+    done = run(
+        "-v=5", "--logtostderr", "--log-level", "debug", "version", "--stderrthreshold", "2", "--v", "1"
+    )
+    warning = "koord-runtime-proxy: flags of klog are ignored: -v, --logtostderr, --stderrthreshold, --v\n"
+    assert (done.returncode, done.stdout) == (0, f"koord-runtime-proxy {__version__}\n")
+    assert done.stderr == warning
+
+
+def test_other_arguments_stay_as_they_are() -> None:
+    argv = ["--log-level", "debug", "--version", "v", "-x", "--", "--config=v=1"]
+    assert without_klog_flags(argv) == (argv, [])

@@ -15,7 +15,7 @@ from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, release, shares_of
 from tests.daemon.site import IMPORT_FIFO, site_folder
-from tests.lab.cri_client import CriClient
+from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
@@ -41,6 +41,14 @@ import runpy
 runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
 """
 
+WITHOUT_WRITABLE_CODE = """\
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
+    sys.exit("no PR_SET_MDWE")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""What MemoryDenyWriteExecute= of the unit does. Source: prctl(2), PR_SET_MDWE, Linux 6.3."""
+
 BOTH_LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 
 
@@ -59,6 +67,21 @@ def test_serves_what_the_runtime_answers(client: CriClient) -> None:
 @BOTH_LOOPS
 def test_changes_what_its_policies_say(client: CriClient) -> None:
     assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+
+
+@BOTH_LOOPS
+def test_needs_no_memory_that_is_writable_and_executable(daemons: Daemons) -> None:
+    wrapper = (sys.executable, "-c", WITHOUT_WRITABLE_CODE)
+    if subprocess.run([*wrapper, "/bin/true"], check=False, capture_output=True).returncode:
+        pytest.skip("this kernel has no PR_SET_MDWE")
+    daemon = daemons.start(wrapper=wrapper)
+    with CriClient(daemon.socket) as client:
+        assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+        wait_until(
+            lambda: outcome_of(lambda: client.raw("/grpc.health.v1.Health/Check"))[0] == "OK", "health"
+        )
+    assert daemon.terminate() == 0
+    assert not [record for record in daemon.log_records if record["level"] in {"warning", "error"}]
 
 
 @BOTH_LOOPS
