@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Outcome(Enum):
@@ -39,10 +42,10 @@ class CallHead:
 
 
 class Reply(Protocol):
-    """The decision on a held call's message: exactly one of the two, once, in the loop's thread.
+    """The decision on a held call's message: `forward` or `refuse`, once, in the loop's thread.
 
-    Both are no-ops before `CallHandler.message` was called (also inside `Interceptor.open`, when the
-    headers have not gone out yet), after the first of them, and after the call has been cancelled.
+    All are no-ops before `CallHandler.message` was called (also inside `Interceptor.open`, when the
+    headers have not gone out yet) and after the call has been cancelled; a second decision is one, too.
     """
 
     def forward(self, data: bytes | None) -> None:
@@ -53,6 +56,20 @@ class Reply(Protocol):
 
     def refuse(self, code: int, text: str) -> None:
         """End the call with a gRPC status; the runtime never sees the message."""
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        """Charge the memory that the handler holds beside the message, as its decompressed or parsed form.
+
+        It is given back by itself when the message is no longer held: written to the runtime, refused or
+        cancelled. `forward` gives up what has not been granted.
+
+        Args:
+            size_bytes: all of it together: takes the place of what this call has reserved here before. Less
+                is given back at once.
+            on_granted: called once, in the loop's thread, when there is room: within this call if there is,
+                which is always so while message and reservation have 64 KiB together. Never after the
+                decision, a later `reserve` or the end of the call.
+        """
 
 
 class CallHandler(Protocol):

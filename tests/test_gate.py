@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,6 +33,9 @@ class Answers:
     def refuse(self, code: int, text: str) -> None:
         self.given.append(("refuse", code, text))
         self.is_given.set()
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        on_granted()
 
 
 class Real:

@@ -1,69 +1,66 @@
-"""Memory for the messages of held calls, shared by all connections."""
+"""Memory for the messages of held calls: what all connections share, and the part of each."""
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 DEFAULT_BUDGET_BYTES: Final = 64 * 1024 * 1024
-"""Four messages of the largest size at a time; ordinary requests have a few KiB."""
+"""Some messages of the largest size at a time; ordinary requests have a few KiB."""
 
+CONNECTION_BYTES: Final = 32 * 1024 * 1024
+"""Of reservations that one connection may be granted together; its others wait."""
 
-class Reservation:
-    """A share of the budget, waiting or granted; `release` gives it back in either state."""
+SMALL_BYTES: Final = 64 * 1024 + 5
+"""A message of 64 KiB with its gRPC prefix: it needs no reservation, so it never waits for others."""
 
-    __slots__ = ("_budget", "granted", "is_old", "on_granted", "on_late", "present_bytes", "size_bytes")
-
-    def __init__(
-        self, budget: MemoryBudget, size_bytes: int, present_bytes: int, on_granted: Callable[[], None]
-    ) -> None:
-        self._budget = budget
-        self.size_bytes = size_bytes
-        self.present_bytes = present_bytes
-        self.on_granted = on_granted
-        self.granted = False
-        self.on_late: Callable[[], None] | None = None
-        self.is_old = False
-
-    def release(self) -> None:
-        """Gives the share back; a second call does nothing."""
-        self._budget._release(self)  # noqa: SLF001  # the two classes are one mechanism
+UNRESERVED_BYTES: Final = 16 * 1024 * 1024
+"""Of one connection, that are held without a reservation: small messages, and the beginnings of those that
+wait. The held calls of 500 pods that start at once have less."""
 
 
 class MemoryBudget:
-    """Grants reservations first come, first served.
+    """Grants reservations of memory, first come, first served.
+
+    What is held already goes before what is still to come: a growing reservation of a whole message needs
+    nothing more from its client. A connection that has reached its own limit makes only itself wait.
+
+    Args:
+        limit_bytes: how much may be granted together. A single reservation over a limit is granted when
+            nothing else is.
+        connection_bytes: how much of it may be granted to one connection.
+        unreserved_bytes: how much one connection may hold without a reservation.
+        small_bytes: up to which size a call needs none.
 
     Attributes:
-        limit_bytes: how much may be granted together.
         used_bytes: how much is granted.
-        waiting_bytes: how much may be in memory and is not granted.
     """
 
-    def __init__(self, limit_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = DEFAULT_BUDGET_BYTES,
+        connection_bytes: int = CONNECTION_BYTES,
+        unreserved_bytes: int = UNRESERVED_BYTES,
+        small_bytes: int = SMALL_BYTES,
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self.connection_bytes = connection_bytes
+        self.unreserved_bytes = unreserved_bytes
+        self.small_bytes = small_bytes
         self.used_bytes = 0
-        self.waiting_bytes = 0
-        self._waiting: deque[Reservation] = deque()
+        self._arrivals = itertools.count()
+        self._connections: dict[ConnectionMemory, None] = {}
+        self._growing: OrderedDict[Reservation, None] = OrderedDict()
         self._granted: dict[Reservation, None] = {}
+        self._overdraft: Reservation | None = None
+        self._is_granting = False
 
-    def reserve(
-        self, size_bytes: int, on_granted: Callable[[], None], present_bytes: int | None = None
-    ) -> Reservation | None:
-        """Asks for a share; `on_granted` is called when it is there, which may be at once.
-
-        A single request over the limit is granted when nothing else is. None means that as much as the
-        limit is waiting already: small messages are in memory before they are granted, so the queue is
-        bounded too.
-        """
-        if self.waiting_bytes >= self.limit_bytes:
-            return None
-        present_bytes = size_bytes if present_bytes is None else min(size_bytes, present_bytes)
-        reservation = Reservation(self, size_bytes, present_bytes, on_granted)
-        self._waiting.append(reservation)
-        self.waiting_bytes += present_bytes
-        self._grant()
-        return reservation
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a reservation waits."""
+        return bool(self._connections or self._growing)
 
     def expire(self) -> None:
         """Looks for messages that do not come; to be called every few seconds.
@@ -71,32 +68,169 @@ class MemoryBudget:
         A message is late that has not come between two calls of this, while others wait for its memory.
         """
         for each in tuple(self._granted):
-            if not self._waiting or each.on_late is None:
+            if not self.has_waiting or each.on_late is None:
                 each.is_old = False
             elif each.is_old:
                 each.on_late()
             else:
                 each.is_old = True
 
-    def _grant(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
-            if self.used_bytes and self.used_bytes + first.size_bytes > self.limit_bytes:
-                return
-            self._waiting.popleft()
-            self.waiting_bytes -= first.present_bytes
-            self.used_bytes += first.size_bytes
-            first.granted = True
-            self._granted[first] = None
-            first.on_granted()
+    def _enqueue(self, reservation: Reservation, *, is_whole: bool) -> None:
+        """Puts a reservation that asks for more behind those that wait."""
+        if is_whole or reservation.granted_bytes:
+            self._growing.setdefault(reservation)
+        elif reservation not in reservation.memory.waiting:
+            reservation.memory.waiting[reservation] = next(self._arrivals)
+            self._connections.setdefault(reservation.memory)
 
-    def _release(self, reservation: Reservation) -> None:
-        if reservation.granted:
-            reservation.granted = False
-            del self._granted[reservation]
-            self.used_bytes -= reservation.size_bytes
-            self._grant()
-        elif reservation in self._waiting:
-            self._waiting.remove(reservation)
-            self.waiting_bytes -= reservation.present_bytes
-            self._grant()
+    def _dequeue(self, reservation: Reservation) -> None:
+        self._growing.pop(reservation, None)
+        memory = reservation.memory
+        if memory.waiting.pop(reservation, None) is not None and not memory.waiting:
+            del self._connections[memory]
+
+    def _set(self, reservation: Reservation, size_bytes: int) -> None:
+        """Grants exactly this much to a reservation, whatever the limits say."""
+        change_bytes = size_bytes - reservation.granted_bytes
+        reservation.granted_bytes = size_bytes
+        reservation.memory.used_bytes += change_bytes
+        self.used_bytes += change_bytes
+        if size_bytes:
+            self._granted[reservation] = None
+        else:
+            self._granted.pop(reservation, None)
+        if change_bytes < 0 and self._overdraft is reservation:
+            self._overdraft = None
+
+    def _grant(self) -> None:
+        """Grants what there is room for; a grant may change everything, this included."""
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            while (reservation := self._next()) is not None:
+                self._dequeue(reservation)
+                self._set(reservation, reservation.size_bytes)
+                reservation.on_granted()
+        finally:
+            self._is_granting = False
+
+    def _next(self) -> Reservation | None:
+        """The next reservation that there is room for."""
+        is_full = False
+        for each in self._growing:
+            if self._fits(each):
+                if self._fits_connection(each):
+                    return each
+            else:
+                is_full = True
+                break
+        holding = next((each for each in self._growing if each.granted_bytes), None)
+        if holding is not None and self._overdraft is None:
+            # Calls that hold memory and wait for more could wait for each other: one at a time need not.
+            self._overdraft = holding
+            return holding
+        heads = [memory.head for memory in self._connections]
+        heads = [each for each in heads if self._fits_connection(each)]
+        if is_full or not heads:
+            return None
+        first = min(heads, key=lambda each: each.memory.waiting[each])
+        return first if self._fits(first) else None
+
+    def _fits(self, reservation: Reservation) -> bool:
+        others_bytes = self.used_bytes - reservation.granted_bytes
+        return not others_bytes or others_bytes + reservation.size_bytes <= self.limit_bytes
+
+    def _fits_connection(self, reservation: Reservation) -> bool:
+        others_bytes = reservation.memory.used_bytes - reservation.granted_bytes
+        return not others_bytes or others_bytes + reservation.size_bytes <= self.connection_bytes
+
+
+class ConnectionMemory:
+    """What one connection holds of the messages of its held calls.
+
+    Attributes:
+        used_bytes: how much is granted to it.
+        unreserved_bytes: how much it holds without a reservation.
+        waiting: reservations of messages that wait, in the order of their arrival.
+    """
+
+    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.used_bytes = 0
+        self.unreserved_bytes = 0
+        self.waiting: OrderedDict[Reservation, int] = OrderedDict()
+
+    @property
+    def head(self) -> Reservation:
+        """The reservation that has waited longest; there has to be one."""
+        return next(iter(self.waiting))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds more without a reservation than it may."""
+        return self.unreserved_bytes > self.budget.unreserved_bytes
+
+
+class Reservation:
+    """A share of the budget for one call.
+
+    Attributes:
+        size_bytes: how much is asked for.
+        granted_bytes: how much of it is granted.
+        on_late: called when the message does not come while others wait for its memory; None when it has.
+    """
+
+    __slots__ = ("granted_bytes", "is_old", "memory", "on_granted", "on_late", "size_bytes")
+
+    def __init__(self, memory: ConnectionMemory) -> None:
+        self.memory = memory
+        self.size_bytes = 0
+        self.granted_bytes = 0
+        self.on_granted: Callable[[], None] = _nothing
+        self.on_late: Callable[[], None] | None = None
+        self.is_old = False
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether all that is asked for is granted."""
+        return self.granted_bytes >= self.size_bytes
+
+    def ask(self, size_bytes: int, on_granted: Callable[[], None], *, is_whole: bool = False) -> None:
+        """Asks for this much in all, instead of what was asked for before.
+
+        Args:
+            size_bytes: less than is granted gives the rest back at once.
+            on_granted: called when it is there, which may be at once.
+            is_whole: whether the message is here already, so that the memory's use does not depend on the
+                client.
+        """
+        budget = self.memory.budget
+        self.size_bytes = size_bytes
+        if size_bytes <= self.granted_bytes:
+            self.on_granted = _nothing
+            self.hold(size_bytes)
+            on_granted()
+            return
+        self.on_granted = on_granted
+        budget._enqueue(self, is_whole=is_whole)  # noqa: SLF001  # the three classes are one mechanism
+        budget._grant()  # noqa: SLF001
+
+    def hold(self, size_bytes: int) -> None:
+        """Takes this much at once, whatever others have: it is in memory already. 0 gives all back."""
+        budget = self.memory.budget
+        budget._dequeue(self)  # noqa: SLF001
+        self.size_bytes = size_bytes
+        budget._set(self, size_bytes)  # noqa: SLF001
+        budget._grant()  # noqa: SLF001
+
+    def release(self) -> None:
+        """Gives everything back; nothing is called any more."""
+        self.on_granted, self.on_late = _nothing, None
+        self.hold(0)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

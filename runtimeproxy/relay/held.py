@@ -15,6 +15,8 @@ from runtimeproxy.relay.state import SpecialStream
 from runtimeproxy.relay.swallowed import SwallowedStream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtimeproxy.interception import CallHandler
     from runtimeproxy.relay.headers import RequestHead
     from runtimeproxy.relay.state import ConnectionState
@@ -69,7 +71,7 @@ class HeldStream(SpecialStream):
         self._state = state
         self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
-        self._intake = MessageIntake(state, stream_id, self._late)
+        self._intake = MessageIntake(state, stream_id, self._whole, self._late)
         self._own = OwnMessage(state, stream_id, self._sent)
         self._has_half_closed = False
         self._has_response_headers = False
@@ -96,15 +98,17 @@ class HeldStream(SpecialStream):
         self._frame_bytes = flow_bytes
         if not (is_last and self._intake.is_empty):
             self._take_frame()
-        too_much = self._intake.take(content, flow_bytes, is_last)
         self._has_half_closed = is_last
+        too_much = self._intake.take(content, flow_bytes, is_last)
         if too_much is not None:
             self._turn_away(too_much)
-        elif is_last:
-            self._stage = _Stage.DECIDING
-            self._handler.message(self._intake.message())
         self._take_frame()
         return self._has_passed
+
+    def _whole(self) -> None:
+        """The message is there, and its memory."""
+        self._stage = _Stage.DECIDING
+        self._handler.message(self._intake.message())
 
     def _take_frame(self) -> None:
         """Gives the connection credit of the frame back, unless that has passed or was taken before."""
@@ -134,18 +138,22 @@ class HeldStream(SpecialStream):
             self._state.credit.window_bytes -= self._frame_bytes
             self._frame_bytes = 0
             self._has_passed = True
-            self._intake.drop()
             self._sent()
             return
         self._stage = _Stage.SENDING
         message = self._intake.message() if data is None else data
-        self._intake.drop()
+        self._intake.replace(len(message))
         self._state.guard(lambda: self._own.start(message))
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        """Charges what the handler holds beside the message."""
+        if self._stage in (_Stage.DECIDING, _Stage.SENDING):
+            self._intake.reserve_extra(size_bytes, on_granted)
 
     def _sent(self) -> None:
         """The runtime has the whole message."""
         self._stage = _Stage.SENT
-        self._intake.release()
+        self._intake.end()
 
     def refuse(self, code: int, text: str) -> None:
         """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError
+from runtimeproxy.relay.budget import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.relay.budget import Reservation
     from runtimeproxy.relay.state import ConnectionState
 
 PREFIX_BYTES: Final = 5
@@ -23,33 +23,58 @@ class MessageIntake:
     """Takes the client's DATA of one held stream, as much as the bound and the budget allow.
 
     Stream credit for what the runtime's windows do not let the client send is given when the declared length
-    is reserved; connection credit is the caller's matter.
+    is reserved; connection credit is the caller's matter. What is held is charged until it is released:
+    small messages to the connection alone, all others to the budget.
+
+    Args:
+        state: of the connection.
+        stream_id: the stream.
+        on_whole: called when the message is there and its memory reserved, possibly within `take`.
+        on_late: called when it does not come while others wait for its memory.
     """
 
     __slots__ = (
         "_expected_bytes",
+        "_extra_bytes",
         "_granted_bytes",
+        "_held_bytes",
         "_is_receiving",
         "_limit_bytes",
+        "_memory",
         "_on_late",
+        "_on_whole",
         "_received",
         "_received_flow_bytes",
         "_reservation",
+        "_small_bytes",
         "_state",
         "_stream_id",
+        "_unreserved_bytes",
     )
 
-    def __init__(self, state: ConnectionState, stream_id: int, on_late: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: ConnectionState,
+        stream_id: int,
+        on_whole: Callable[[], None],
+        on_late: Callable[[], None],
+    ) -> None:
         self._state = state
         self._stream_id = stream_id
+        self._on_whole: Callable[[], None] = on_whole
         self._on_late: Callable[[], None] | None = on_late
         self._limit_bytes = state.options.max_message_bytes + PREFIX_BYTES
         self._is_receiving = True
-        self._received = bytearray()
+        self._received: bytes | bytearray = b""
         self._received_flow_bytes = 0
         self._expected_bytes = 0
         self._granted_bytes = 0
+        self._memory = state.memory
+        self._small_bytes = state.memory.budget.small_bytes
         self._reservation: Reservation | None = None
+        self._held_bytes = 0
+        self._extra_bytes = 0
+        self._unreserved_bytes = 0
 
     # --- bytes -------------------------------------------------------------------------------------------
 
@@ -70,19 +95,28 @@ class MessageIntake:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
-        self._received += content
+        self._is_receiving = not is_last
+        self._add(content)
         if not self._is_within_bound():
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
+        if self._charge():
+            return "too many requests wait on this connection"
         if not is_last and not self._expected_bytes:
             self._grant(flow_bytes - len(content))
-            return None
-        if not self._reserve(is_last):
-            return "too many large requests at the same time"
-        self._is_receiving = not is_last
-        if self._reservation is not None:
-            self._reservation.on_late = self._on_late
-        self._top_up()
+        elif self._reserve(is_last):
+            self._go_on()
         return None
+
+    def _add(self, content: bytes) -> None:
+        """Keeps the content: a message of one frame as it is, a longer one in one growing buffer."""
+        if not self._received:
+            self._received = content
+        elif isinstance(self._received, bytearray):
+            self._received += content
+        else:
+            self._received = bytearray(self._received)
+            self._received += content
+        self._held_bytes = len(self._received)
 
     @property
     def is_empty(self) -> bool:
@@ -95,18 +129,32 @@ class MessageIntake:
         return self._granted_bytes > 0
 
     def message(self) -> bytes:
-        """Returns all that was taken: gRPC prefix and message."""
-        return bytes(self._received)
+        """Returns all that was taken: gRPC prefix and message; there is one copy of it, the one returned."""
+        if not isinstance(self._received, bytes):
+            self._received = bytes(self._received)
+        return self._received
 
-    def drop(self) -> None:
-        """The bytes are of no use any more."""
-        self._received = bytearray()
+    def replace(self, size_bytes: int) -> None:
+        """The received bytes are of no use any more: this much is held instead of them."""
+        reservation = self._reservation
+        if reservation is not None and not reservation.is_granted:
+            # Nobody waits for more any longer.
+            self._extra_bytes = max(0, reservation.granted_bytes - self._held_bytes)
+        self._received = b""
+        self._held_bytes = size_bytes
+        total_bytes = size_bytes + self._extra_bytes
+        if reservation is None and total_bytes > self._small_bytes:
+            reservation = self._reservation = Reservation(self._memory)
+        if reservation is not None:
+            reservation.hold(total_bytes)
+        self._charge()
 
     def end(self) -> None:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
-        self._on_late = None
-        self.drop()
+        self._on_whole, self._on_late = _nothing, None
+        self._received = b""
+        self._held_bytes = 0
         self.release()
 
     def _is_within_bound(self) -> bool:
@@ -115,33 +163,80 @@ class MessageIntake:
             self._expected_bytes = PREFIX_BYTES + int.from_bytes(self._received[1:PREFIX_BYTES], "big")
         return max(self._expected_bytes, len(self._received)) <= self._limit_bytes
 
-    # --- budget ------------------------------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------------------
 
     def _reserve(self, is_last: bool) -> bool:
-        """Reserves memory for what is declared and what is here; returns whether there is room at all."""
-        if self._reservation is not None:
-            if len(self._received) <= self._reservation.size_bytes:
+        """Reserves what the message needs, if it is not small; returns whether it is there already."""
+        size_bytes = self._held_bytes if is_last else self._expected_bytes
+        if size_bytes < self._held_bytes:
+            # More than was declared may become as much as the bound.
+            size_bytes = self._held_bytes if self._held_bytes <= self._small_bytes else self._limit_bytes
+        reservation = self._reservation
+        if reservation is None:
+            if size_bytes <= self._small_bytes:
                 return True
-            self.release()
-        # More than was declared may become as much as the bound: then that is reserved, once.
-        surplus = self._expected_bytes < len(self._received)
-        size_bytes = self._limit_bytes if surplus else self._expected_bytes
-        size_bytes = len(self._received) if is_last else size_bytes
-        # Without stream credit no more than this can come.
-        window_bytes = self._state.runtime_settings.largest.initial_window_bytes
-        present_bytes = max(len(self._received), window_bytes)
-        self._reservation = self._state.options.budget.reserve(size_bytes, self._granted, present_bytes)
-        return self._reservation is not None
+            reservation = self._reservation = Reservation(self._memory)
+            reservation.on_late = self._on_late
+        if is_last:
+            reservation.on_late = None
+        if reservation.size_bytes != size_bytes:
+            reservation.ask(size_bytes, self._granted)
+            return False
+        return reservation.is_granted
 
     def _granted(self) -> None:
         """The budget has room for this message, which another call's end may have made."""
-        self._state.guard(self._top_up)
+        self._state.guard(self._go_on)
+
+    def _go_on(self) -> None:
+        self._charge()
+        if self._is_receiving:
+            self._top_up()
+        else:
+            on_whole, self._on_whole = self._on_whole, _nothing
+            on_whole()
+
+    def reserve_extra(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        """Charges what others hold because of the message, instead of what they held before.
+
+        Args:
+            size_bytes: all of it together.
+            on_granted: called when there is room.
+        """
+        self._extra_bytes = size_bytes
+        total_bytes = self._held_bytes + size_bytes
+        if self._reservation is None:
+            if total_bytes <= self._small_bytes:
+                self._charge()
+                on_granted()
+                return
+            self._reservation = Reservation(self._memory)
+
+        def granted() -> None:
+            self._charge()
+            self._state.guard(on_granted)
+
+        self._reservation.ask(total_bytes, granted, is_whole=True)
+
+    def _charge(self) -> bool:
+        """Charges the connection for what is held and not granted; returns whether it holds too much."""
+        unreserved_bytes = self._held_bytes
+        if self._reservation is not None:
+            unreserved_bytes = max(0, unreserved_bytes - self._reservation.granted_bytes)
+        else:
+            unreserved_bytes += self._extra_bytes
+        grows = unreserved_bytes > self._unreserved_bytes
+        self._memory.unreserved_bytes += unreserved_bytes - self._unreserved_bytes
+        self._unreserved_bytes = unreserved_bytes
+        return grows and self._memory.is_full
 
     def release(self) -> None:
         """The budget is free for other messages."""
+        self._held_bytes = self._extra_bytes = 0
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
+        self._charge()
 
     # --- stream credit -----------------------------------------------------------------------------------
 
@@ -155,14 +250,14 @@ class MessageIntake:
 
     def settings_changed(self) -> None:
         """The stream's window may have changed with the runtime's SETTINGS."""
-        if self._is_receiving and self._reservation is None:
+        if self._is_receiving and not self._expected_bytes:
             self.grant_prefix()
         else:
             self._top_up()
 
     def _top_up(self) -> None:
         """Tops the client's stream window up to the rest of the message, if that is reserved."""
-        if not self._is_receiving or self._reservation is None or not self._reservation.granted:
+        if not self._is_receiving or (self._reservation is not None and not self._reservation.is_granted):
             return
         rest = self._expected_bytes - len(self._received)
         self._grant_up_to(rest if rest > 0 else SURPLUS_BYTES)
@@ -179,3 +274,7 @@ class MessageIntake:
         if size_bytes > 0:
             self._granted_bytes += size_bytes
             self._state.to_client.credit(self._stream_id, size_bytes)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

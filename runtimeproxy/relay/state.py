@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.http2.frames import MAX_STREAM_ID, goaway
+from runtimeproxy.relay.budget import ConnectionMemory
 from runtimeproxy.relay.credit import RuntimeCredit
 from runtimeproxy.relay.outbox import Outbox
 from runtimeproxy.relay.presence import Presence
@@ -156,6 +157,7 @@ class ConnectionState:
         promised_id: the lowest last stream id of any GOAWAY that went to the client.
         failure: why the connection ends, found outside of its own reads; None while it goes on.
         is_open: whether the runtime connection is there.
+        memory: what the messages of held calls take.
         own_acks: how many SETTINGS of the client the relay acknowledged itself.
     """
 
@@ -167,6 +169,7 @@ class ConnectionState:
         "goaway_id",
         "highest_id",
         "is_open",
+        "memory",
         "open_streams",
         "options",
         "own_acks",
@@ -191,6 +194,7 @@ class ConnectionState:
         self.client_settings = PeerSettings()
         self.runtime_settings = PeerSettings()
         self.credit = RuntimeCredit()
+        self.memory = ConnectionMemory(options.budget)
         self.table_updates = TableUpdates()
         self.special: dict[int, SpecialStream] = {}
         self.open_streams: set[int] = set()

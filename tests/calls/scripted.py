@@ -53,6 +53,9 @@ class RecordedReply:
         self.refused.append((code, text))
         self._done.set()
 
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        on_granted()
+
     @property
     def is_done(self) -> bool:
         return self._done.is_set()

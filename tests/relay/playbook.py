@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
-from runtimeproxy.relay.budget import MemoryBudget
+from runtimeproxy.relay.budget import SMALL_BYTES, MemoryBudget
 from runtimeproxy.relay.core import RelayCore
 from runtimeproxy.relay.state import RelayOptions, Upstream
 from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, credit, headers, settings, wire
@@ -112,6 +112,7 @@ class Play:
     Args:
         decide: what the interceptor does with each message at once.
         budget_bytes: for the messages of held calls.
+        small_bytes: up to which size a held call needs nothing of it.
         max_message_bytes: bound per message.
     """
 
@@ -120,11 +121,12 @@ class Play:
         decide: Decide | None = None,
         *,
         budget_bytes: int = 1 << 26,
+        small_bytes: int = SMALL_BYTES,
         max_message_bytes: int = 1 << 24,
         budget: MemoryBudget | None = None,
     ) -> None:
         self.interceptor = ScriptedInterceptor(decide)
-        self.budget = budget or MemoryBudget(budget_bytes)
+        self.budget = budget or MemoryBudget(budget_bytes, small_bytes=small_bytes)
         options = RelayOptions(route, self.interceptor, self.budget, max_message_bytes)
         self.upstreams: list[Upstream] = []
         self.wakes = 0
@@ -218,6 +220,17 @@ def opened(
 ) -> Play:
     """A play after its opening: stream 1 has passed, SETTINGS are acknowledged in both directions."""
     play = Play(decide, **options)  # type: ignore[arg-type]  # MemoryBudget is never among them
+    return _opened(play, runtime_settings, client_settings)
+
+
+def opened_with(budget: MemoryBudget, runtime_settings: dict[int, int] | None = None) -> Play:
+    """The same, with a budget that others use too."""
+    return _opened(Play(budget=budget), runtime_settings, None)
+
+
+def _opened(
+    play: Play, runtime_settings: dict[int, int] | None, client_settings: dict[int, int] | None
+) -> Play:
     play.client(settings(client_settings), SETTINGS_ACK, play.call(1, end=True))
     play.open()
     play.runtime(settings(runtime_settings), SETTINGS_ACK, play.trailers(1))

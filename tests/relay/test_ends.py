@@ -73,7 +73,8 @@ def test_every_end_before_the_message_was_sent_cancels(
     end(play)
     assert call.names[-1] == "cancelled"
     assert call.names.count("cancelled") == 1
-    assert play.budget.used_bytes == play.budget.waiting_bytes == 0
+    assert not play.budget.used_bytes
+    assert not play.budget.has_waiting
     assert not play.core.has_held_calls
     play.forget()
     call.reply.forward(b"late")

@@ -7,7 +7,7 @@ import pytest
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.budget import MemoryBudget
-from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, opened
+from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened, opened_with
 from tests.relay.wire import (
     CANCEL,
     HEADERS,
@@ -131,21 +131,69 @@ def test_credit_waits_for_its_share_of_the_global_budget_first_come_first_served
 def test_the_share_is_given_back_when_the_message_is_sent() -> None:
     play = opened(forward_as_it_came)
     play.hold(3)
-    play.client(data(3, message(bytes(3000))[:10]))
-    assert play.budget.used_bytes == 3000 + PREFIX
-    play.client(data(3, message(bytes(3000))[10:], end=True))
+    whole = message(bytes(100_000))
+    for at in range(0, len(whole) - 5, 20_000):
+        play.client(Frame(0, 0, 3, whole[at : at + 16_000]), Frame(0, 0, 3, whole[at + 16_000 : at + 20_000]))
+        assert play.budget.used_bytes == len(whole)
+    grant(play, 0, 100_000)
+    play.client(data(3, whole[-5:], end=True))
+    assert play.budget.used_bytes == len(whole)
+    grant(play, 3, 100_000)
+    assert play.interceptor.calls[0].names == ["message"]
     assert play.budget.used_bytes == 0
 
 
-def test_whole_messages_count_in_the_budget_too() -> None:
-    play = opened(budget_bytes=100_000)
+def test_small_messages_need_no_reservation_and_are_not_refused_for_those_of_others() -> None:
+    budget = MemoryBudget(100_000)
+    other = Play(budget=budget)
+    other.client(other.call(1, HELD), data(1, message(bytes(100_000))[:10]))
+    play = opened_with(budget)
+    for stream_id in range(3, 203, 2):
+        play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
+    assert [call.names for call in play.interceptor.calls] == [["message"]] * 100
+    assert budget.used_bytes == 100_005
+
+
+def test_the_queue_of_one_connection_is_bounded() -> None:
+    budget = MemoryBudget(unreserved_bytes=100_000)
+    play, other = opened_with(budget), opened_with(budget)
     for stream_id in range(3, 31, 2):
         play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
-    refused = [frame.stream_id for frame in play.client_got() if frame.type_ == 1]
-    taken = [call for call in play.interceptor.calls if "cancelled" not in call.names]
-    assert refused
-    assert len(taken) + len(refused) == 14
-    assert len(taken) * 16_005 <= 2 * 100_000 + 16_005
+    refused = [frame for frame in play.client_got() if frame.type_ == HEADERS]
+    assert len(refused) == 14 - 100_000 // 16_005
+    fields = [play.read_refusal(frame) for frame in refused]
+    assert {each["grpc-status"] for each in fields} == {"8"}
+    assert {each["grpc-message"] for each in fields} == {
+        "koord-runtime-proxy: too many requests wait on this connection"
+    }
+    other.hold(3)
+    other.client(data(3, message(bytes(16_000)), end=True))
+    assert other.interceptor.calls[-1].names == ["message"]
+    # What is refused or cancelled takes no room.
+    for call in play.interceptor.calls[:3]:
+        call.reply.refuse(9, "no")
+    for stream_id in (33, 35, 37):
+        play.hold(stream_id)
+        play.client(data(stream_id, message(bytes(16_000)), end=True))
+        assert play.interceptor.calls[-1].names == ["message"]
+
+
+def test_a_whole_message_that_waits_for_memory_is_decided_on_when_there_is_some() -> None:
+    budget = MemoryBudget(100_000)
+    other = opened_with(budget)
+    other.hold(3)
+    other.client(data(3, message(bytes(90_000))[:10]))
+    # The runtime's windows let the whole message come without any credit of the relay's.
+    play = opened_with(budget, {INITIAL_WINDOW: 200_000})
+    call = play.hold(3)
+    whole = message(bytes(80_000))
+    play.client(*(Frame(0, 0, 3, whole[at : at + 16_000]) for at in range(0, len(whole), 16_000)))
+    play.client(data(3, end=True))
+    assert call.names == []
+    other.client(reset(3))
+    assert call.events == [("message", whole)]
+    play.client(reset(3))
+    assert budget.used_bytes == 0
 
 
 def test_a_call_over_the_bound_is_refused_when_its_prefix_is_read() -> None:
@@ -184,16 +232,6 @@ def test_two_messages_are_taken_as_they_come() -> None:
     play.client(data(3, both[:9]), data(3, both[9:], end=True))
     assert play.interceptor.calls[0].events == [("message", both)]
     assert play.runtime_got() == [data(3, both, end=True)]
-
-
-def test_without_budget_for_the_queue_a_call_is_refused() -> None:
-    play = opened(budget_bytes=50_000)
-    for stream_id in (3, 5, 7):
-        play.hold(stream_id)
-        play.client(data(stream_id, message(bytes(60_000))[:10]))
-    refused = [frame for frame in play.client_got() if frame.type_ == 1]
-    assert [frame.stream_id for frame in refused] == [7]
-    assert play.read_refusal(refused[0])["grpc-status"] == "8"
 
 
 def test_tiny_windows_of_the_runtime_do_not_keep_the_prefix_from_coming() -> None:

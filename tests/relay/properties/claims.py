@@ -48,7 +48,7 @@ def _check_refused(call: Call, sent: Stream, served: Stream) -> None:
     assert not served.received
     assert served.is_reset
     expected = REFUSAL_CODE if call.kind == REFUSED else 8
-    is_out_of_memory = sent.blocks[-1]["grpc-message"].endswith("at the same time")
+    is_out_of_memory = sent.blocks[-1]["grpc-message"].endswith("too many requests wait on this connection")
     assert sent.blocks[-1]["grpc-status"] == str(8 if is_out_of_memory else expected)
     assert call.is_early or not sent.received
 
@@ -61,7 +61,8 @@ def _check_relay(match: Match) -> None:
     assert not state.open_streams
     assert not state.sender.waiting
     assert state.credit.debt_bytes == 0
-    assert through.play.budget.used_bytes == through.play.budget.waiting_bytes == 0
+    assert not through.play.budget.used_bytes
+    assert not through.play.budget.has_waiting
     for scripted in through.play.interceptor.calls:
         call = match.plan.calls[number_of(scripted.head.path)]
         assert call.kind != PASSING

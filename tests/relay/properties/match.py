@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from runtimeproxy.http2.frames import PREFACE
+from runtimeproxy.relay.budget import MemoryBudget
 from tests.relay.playbook import Play, ScriptedCall
 from tests.relay.properties.endpoint import Endpoint
 from tests.relay.properties.plans import (
@@ -14,6 +15,7 @@ from tests.relay.properties.plans import (
     MAX_MESSAGE_BYTES,
     REFUSED,
     RUNTIME_RESETS,
+    SMALL_BYTES,
     Call,
     Plan,
 )
@@ -133,7 +135,8 @@ def play_of(plan: Plan) -> Play:
         if call.is_at_once:
             _decide(scripted, call)
 
-    return Play(decide, budget_bytes=plan.budget_bytes, max_message_bytes=MAX_MESSAGE_BYTES)
+    budget = MemoryBudget(plan.budget_bytes, unreserved_bytes=plan.budget_bytes, small_bytes=SMALL_BYTES)
+    return Play(decide, budget=budget, max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 def _decide(scripted: ScriptedCall, call: Call) -> None:

@@ -12,6 +12,7 @@ from tests.relay.wire import message
 
 MAX_MESSAGE_BYTES = 120_000
 BUDGETS = (4_000, 130_000, 1 << 26)
+SMALL_BYTES = 200
 _SIZES = (0, 1, 5, 100, 3_000, 20_000, 70_000, 100_000)
 _SMALL = 3_000
 

@@ -93,13 +93,15 @@ def decide(play: Play, *, is_refused: bool) -> None:
 def test_nothing_but_a_peer_error_comes_out(
     items: list[tuple[str, Frame | bytes, int]], is_decided: bool
 ) -> None:
-    play = Play(forward_as_it_came if is_decided else None, budget_bytes=50_000, max_message_bytes=60_000)
+    decide = forward_as_it_came if is_decided else None
+    play = Play(decide, budget_bytes=50_000, small_bytes=1_000, max_message_bytes=60_000)
     with contextlib.suppress(PeerError):
         for name, content, split in items:
             feed(play, name, bytes(content), split)
             assert play.core.failure is None or isinstance(play.core.failure, PeerError)
     play.core.lost()
-    assert play.budget.used_bytes == play.budget.waiting_bytes == 0
+    assert not play.budget.used_bytes
+    assert not play.budget.has_waiting
 
 
 @bounded(300)

@@ -92,13 +92,13 @@ async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> N
 
 
 async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(stage: Stage) -> None:
-    stage.budget.limit_bytes = 1000
+    stage.budget.limit_bytes, stage.budget.small_bytes = 1000, 0
     late, _ = await stage.pair()
     late.send(late.call(3, HELD), data(3, message(bytes(900))[:10]))
     await until(lambda: bool(stage.budget.used_bytes))
     waiting, _ = await stage.pair()
     waiting.send(waiting.call(3, HELD), data(3, message(bytes(900))[:10]))
-    await until(lambda: bool(stage.budget.waiting_bytes))
+    await until(lambda: stage.budget.has_waiting)
     for _ in range(5):
         await stage.server.looked_after()
     assert stage.held[0].names == []
