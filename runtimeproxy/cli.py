@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = arguments.run
         return command(arguments)
     except ConfigError as error:
-        _complain(_configuration_message(error))
+        _fail(_configuration_message(error))
         return EXIT_USAGE
     except RuntimeProxyError as error:
-        _complain(str(error))
+        _fail(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + 2  # as a shell shows SIGINT
@@ -108,7 +108,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with the exit code for wrong usage."""
-        _complain(f"{message} (see {PROGRAM} --help)")
+        _fail(f"{message} (see {PROGRAM} --help)")
         raise SystemExit(EXIT_USAGE)
 
 
@@ -207,3 +207,11 @@ def _configuration_message(error: ConfigError) -> str:
 
 def _complain(message: str) -> None:
     print(f"{PROGRAM}: {message}", file=sys.stderr)
+
+
+def _fail(message: str) -> None:
+    """Complains, also to the process that has started this one as its successor."""
+    from runtimeproxy.handover.inheritance import tell_predecessor
+
+    _complain(message)
+    tell_predecessor(message)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.daemon import Daemon
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
+from runtimeproxy.handover.inheritance import tell_predecessor
 from runtimeproxy.ops.event_loop import loop_factory
 from runtimeproxy.ops.memory import limit_arenas
 
@@ -43,10 +44,15 @@ def run(settings: Settings, reload: Reload) -> int:
             runner.run(_serve(settings, reload))
     except (ConfigError, PolicyLoadError) as error:
         logger.error("cannot start: %s", error)  # noqa: TRY400  # the message says it all
+        tell_predecessor(str(error))
         return 2
     except RuntimeProxyError as error:
         logger.error("cannot serve: %s", error)  # noqa: TRY400  # the message says it all
+        tell_predecessor(str(error))
         return 1
+    except Exception as error:
+        tell_predecessor(f"{type(error).__name__}: {error}")
+        raise
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "KOORD_RUNTIME_PROXY_HANDOVER"
 """Tells a process that it is a successor."""
+ERRORS_VARIABLE: Final = VARIABLE + "_ERRORS"
+"""`PID:FD`: where the child of this process writes why it does not come up. A variable of its own, for releases
+that do not know it. Children of the child inherit it, too, but they have another parent."""
 VERSION: Final = 1
 """Of the variable's value and of the words that are said; a successor that knows another one refuses."""
 
@@ -75,12 +79,23 @@ class Inheritance:
         return Listener(sock, self.path, self.inode, self.lock_fd, is_owner=False)
 
 
-def successor_environ(environ: Mapping[str, str], inheritance: Inheritance) -> dict[str, str]:
+def tell_predecessor(text: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Says why this process does not come up, if it is the successor of the one that has started it."""
+    pid, _, descriptor = environ.get(ERRORS_VARIABLE, "").partition(":")
+    if pid == str(os.getppid()) and descriptor.isdecimal():
+        with contextlib.suppress(OSError):
+            os.write(int(descriptor), f"{text}\n".encode("utf-8", "replace"))
+
+
+def successor_environ(
+    environ: Mapping[str, str], inheritance: Inheritance, errors_fd: int = -1
+) -> dict[str, str]:
     """The environment of a successor: this process's, without what the service manager meant for it alone.
 
     Args:
         environ: this process's environment.
         inheritance: what the successor gets.
+        errors_fd: where it writes why it does not come up; -1 for nowhere.
     """
     result = {name: value for name, value in environ.items() if name not in _FROM_SERVICE_MANAGER}
     if result.get("WATCHDOG_PID") == str(os.getpid()):
@@ -91,6 +106,9 @@ def successor_environ(environ: Mapping[str, str], inheritance: Inheritance) -> d
         # Releases that do not know the key refuse what has it, and an upgrade may lead back to one.
         del given["switched"]
     result[VARIABLE] = json.dumps(given)
+    result.pop(ERRORS_VARIABLE, None)
+    if errors_fd >= 0:
+        result[ERRORS_VARIABLE] = f"{os.getpid()}:{errors_fd}"
     return result
 
 

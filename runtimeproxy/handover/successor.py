@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 END_S: Final = 5.0
 """How long the end of a killed successor, or of one that hung up, is waited for."""
+ERRORS_LIMIT_BYTES: Final = 4_096
+"""Of what a successor says of its failure; the rest is in the log."""
 
 
 class NoSuccessorError(RuntimeProxyError):
@@ -57,8 +60,11 @@ class Program:
 class Successor:
     """A successor from its start until it serves or is given up. Used in the event loop's thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: Channel, executor: Executor) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, errors_fd: int, executor: Executor
+    ) -> None:
         self._process = process
+        self._errors_fd = errors_fd
         self._executor = executor
         self.channel = channel
 
@@ -77,13 +83,19 @@ class Successor:
         given = Inheritance(
             there.fileno(), listener.sock.fileno(), listener.lock_fd, listener.path, listener.inode, switched
         )
+        errors_fd = -1
         try:
             with there:
-                process = await asyncio.get_running_loop().run_in_executor(executor, _start, program, given)
+                errors_fd = os.memfd_create("upgrade-errors")
+                process = await asyncio.get_running_loop().run_in_executor(
+                    executor, _start, program, given, errors_fd
+                )
         except OSError as error:
             here.close()
+            if errors_fd >= 0:
+                os.close(errors_fd)
             raise NoSuccessorError(f"it cannot be started: {error}") from error
-        return cls(process, Channel(here), executor)
+        return cls(process, Channel(here), errors_fd, executor)
 
     @property
     def pid(self) -> int:
@@ -105,7 +117,8 @@ class Successor:
             raise NoSuccessorError(f"{error} before it was {word}") from error
         except PeerGoneError as error:
             reason = await self._end_reason() or str(error)
-            raise NoSuccessorError(f"{reason} before it was {word}") from error
+            said = f": {errors}" if (errors := self._errors()) else ""
+            raise NoSuccessorError(f"{reason} before it was {word}{said}") from error
 
     async def kill(self) -> None:
         """Ends it by force if it is still there; it is gone afterwards, and so are its file descriptors."""
@@ -113,6 +126,20 @@ class Successor:
             self._process.kill()
             await self._end_reason()
         await self.channel.close()
+        self.forget_errors()
+
+    def forget_errors(self) -> None:
+        """Closes what the successor writes its errors to: it is gone, or has come up."""
+        if self._errors_fd >= 0:
+            os.close(self._errors_fd)
+            self._errors_fd = -1
+
+    def _errors(self) -> str:
+        """What the successor has said of its failure, in one line."""
+        if self._errors_fd < 0:
+            return ""
+        text = os.pread(self._errors_fd, ERRORS_LIMIT_BYTES, 0).decode("utf-8", "replace")
+        return "; ".join(filter(None, map(str.strip, text.splitlines())))
 
     async def _end_reason(self) -> str:
         run = asyncio.get_running_loop().run_in_executor
@@ -123,12 +150,12 @@ class Successor:
         return f"it was ended by {_signal_name(-code)}" if code < 0 else f"it ended with exit code {code}"
 
 
-def _start(program: Program, given: Inheritance) -> subprocess.Popen[bytes]:
-    passed = [fd for fd in (given.control_fd, given.listening_fd, given.lock_fd) if fd >= 0]
+def _start(program: Program, given: Inheritance, errors_fd: int) -> subprocess.Popen[bytes]:
+    passed = [fd for fd in (given.control_fd, given.listening_fd, given.lock_fd, errors_fd) if fd >= 0]
     return subprocess.Popen(  # noqa: S603  # the very command that started this process
         program.command,
         cwd=program.folder,
-        env=successor_environ(program.environ, given),
+        env=successor_environ(program.environ, given, errors_fd),
         pass_fds=passed,
         stdin=subprocess.DEVNULL,
     )

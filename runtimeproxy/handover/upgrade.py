@@ -170,6 +170,7 @@ class Upgrade:
         """Lets calls go on here as long as they may, while the successor serves."""
         serving = self._serving
         self.has_moved = True
+        successor.forget_errors()
         await self._tell_main_pid(successor.pid)
         serving.notifier.is_muted = True
         successor.channel.say(Word.MAIN)

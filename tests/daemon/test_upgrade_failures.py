@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.config import ProxySettings
 from runtimeproxy.ops.switch import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
@@ -16,7 +21,18 @@ from tests.daemon.site import IMPORT_FIFO, site_folder
 from tests.daemon.test_restarts import MIB, saved_container
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
+from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
+
+PROXY_KEYS = [each.name for each in dataclasses.fields(ProxySettings)]
+
+SUCCESSOR_WITH_ANOTHER_FLAG = """\
+import os, runpy, sys
+sys.argv = sys.argv[3:]
+if "KOORD_RUNTIME_PROXY_HANDOVER" in os.environ:
+    sys.argv.append("--gone")
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
 
 BOTH_LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 
@@ -56,7 +72,11 @@ def test_a_broken_configuration(family: Family, client: CriClient) -> None:
     with Load(family.daemon.socket) as load:
         load.wait_for_more()
         config(family, "[proxy]\nnonsense = 1\n")
-        assert family.refused() == "upgrade failed: it ended with exit code 2 before it was loaded"
+        path = family.daemon.folder / "config.toml"
+        assert family.refused() == (
+            "upgrade failed: it ended with exit code 2 before it was loaded: configuration error: "
+            f"{path}: proxy.nonsense: unknown key; there are: {', '.join(PROXY_KEYS)}"
+        )
         load.wait_for_more()
     assert load.failed == []
     assert family.logs("there is no such key") or family.logs("nonsense")
@@ -64,6 +84,32 @@ def test_a_broken_configuration(family: Family, client: CriClient) -> None:
     is_as_before(family)
     assert family.upgrade() != family.daemon.pid
     client.wait_until_serving(30)
+
+
+def test_the_command_prints_what_the_successor_says(family: Family) -> None:
+    config(family, "[proxy]\nnonsense = 1\n[log]\nlevel = 'loud'\n")
+    command = [sys.executable, "-m", "runtimeproxy", "upgrade"]
+    # The command itself reads no file here.
+    done = subprocess.run(
+        [*command, "--koord-runtimeproxy-endpoint", str(family.daemon.socket)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("KOORD_RUNTIMEPROXY_")},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "proxy.nonsense: unknown key" in done.stderr
+    assert "log.level: must be 'debug'" in done.stderr
+    assert f"process {family.daemon.pid} serves" in done.stderr
+    is_as_before(family)
+
+
+def test_a_flag_that_the_new_version_does_not_have(daemons: Daemons) -> None:
+    daemon = daemons.start(wrapper=(sys.executable, "-c", SUCCESSOR_WITH_ANOTHER_FLAG))
+    with Family(daemon) as family:
+        assert "exit code 2 before it was loaded: there is no flag --gone" in family.refused()
+        is_as_before(family)
 
 
 @pytest.mark.parametrize(

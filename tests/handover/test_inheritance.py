@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.handover.inheritance import VARIABLE, Inheritance, successor_environ
+from tests.lab.programs import REPOSITORY
 
 GIVEN = Inheritance(4, 5, -1, "/run/proxy.sock", 77)
 
@@ -88,3 +91,23 @@ def test_the_listener_is_not_owned_yet(tmp_path: Path) -> None:
 def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file, pytest.raises(ConfigError, match="not a socket"):
         Inheritance(file.fileno(), -1, -1, None, 0).control()
+
+
+TELLS = """
+import os, subprocess, sys
+from runtimeproxy.handover.inheritance import tell_predecessor
+tell_predecessor("from the child")
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "grandchild"], close_fds=False, check=True)
+"""
+
+
+def test_only_the_child_says_why_it_does_not_come_up(tmp_path: Path) -> None:
+    script = tmp_path / "tells.py"
+    script.write_text(TELLS)
+    descriptor = os.memfd_create("errors", 0)
+    os.set_inheritable(descriptor, True)
+    environ = successor_environ({**os.environ, "PYTHONPATH": str(REPOSITORY)}, GIVEN, descriptor)
+    subprocess.run([sys.executable, script], env=environ, pass_fds=(descriptor,), check=True)
+    assert os.pread(descriptor, 1_000, 0) == b"from the child\n"
+    os.close(descriptor)
