@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 VARIABLE: Final = "KOORD_RUNTIME_PROXY_HANDOVER"
 """Tells a process that it is a successor."""
 ERRORS_VARIABLE: Final = VARIABLE + "_ERRORS"
-"""`PID:FD`: where the child of this process writes why it does not come up. A variable of its own, for releases
-that do not know it. Children of the child inherit it, too, but they have another parent."""
+"""`PID:FD`: where the child of this process writes why it does not come up. A variable of its own, for
+releases that do not know it. Children of the child inherit it, too, but they have another parent."""
 VERSION: Final = 1
 """Of the variable's value and of the words that are said; a successor that knows another one refuses."""
 
