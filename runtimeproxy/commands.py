@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
-from runtimeproxy.config import config_path, load
+from runtimeproxy.config import CombinedConfigError, config_path, load
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
 
     from runtimeproxy.config import Settings
+    from runtimeproxy.hooks.loading import LoadResult
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.settings import PolicySettings
 
@@ -81,15 +82,9 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _check_config(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    from runtimeproxy.errors import PolicyLoadError
-    from runtimeproxy.hooks.loading import discover
-    from runtimeproxy.hooks.loading import load as load_policies
-
     path, is_named = config_path(arguments, os.environ)
-    try:
-        load_policies(discover(third_party=settings.hooks.third_party), settings.policies)
-    except PolicyLoadError as error:
-        raise ConfigError(path, "policies", str(error)) from error
+    if problems := load_policies(settings).problems:
+        raise CombinedConfigError([ConfigError(path, "policies", each.text) for each in problems])
     source = path if is_named or Path(path).exists() else "no file, defaults"
     print(f"{source}: the configuration is right")
     return EXIT_OK
@@ -97,24 +92,36 @@ def _check_config(arguments: argparse.Namespace) -> int:
 
 def _list_policies(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    from runtimeproxy.hooks.loading import discover
-
-    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS", "")]
+    result = load_policies(settings)
+    left_out = {problem.name for problem in result.problems}
+    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS")]
     rows += (
         _policy_row(policy, settings.policies.get(policy.name))
-        for policy in discover(third_party=settings.hooks.third_party)
+        for policy in result.classes
+        if policy.name not in left_out
     )
+    rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for *columns, hooks, summary in rows:
+    for row in rows:
+        *columns, hooks = row[:5]
         cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
         print("  ".join((*cells, hooks)))
-        if summary:
-            print(f"    {summary}")
-    return EXIT_OK
+        for line in filter(None, row[5:]):
+            print(f"    {line}")
+    return EXIT_FAILED if result.problems else EXIT_OK
+
+
+def load_policies(settings: Settings) -> LoadResult:
+    """Loads all policies as the daemon does at its start."""
+    from runtimeproxy.hooks.loading import PolicyLoader, Sources
+
+    hooks = settings.hooks
+    sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
+    return PolicyLoader().load(sources, settings.policies)
 
 
 def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
-    from runtimeproxy.hooks.loaded import overridden_hooks
+    from runtimeproxy.hooks.loaded import origin_of, overridden_hooks
     from runtimeproxy.hooks.settings import PolicySettings
 
     chosen = settings or PolicySettings()
@@ -122,7 +129,8 @@ def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[
     mode = chosen.mode.value if chosen.enabled else "disabled"
     hooks = ", ".join(overridden_hooks(policy))
     summary = (policy.__doc__ or "").strip().split("\n")[0]
-    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary
+    origin = f"from {origin_of(policy)}"
+    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary, origin
 
 
 def _bypass(arguments: argparse.Namespace) -> int:
@@ -174,6 +182,7 @@ COMMANDS: Final = (
     Command(
         name="list-policies",
         text="show all policies with their hooks and settings",
+        more=". Also those that cannot be loaded, with the reason; the exit code is 1 then.",
         run=_list_policies,
     ),
     Command(name="version", text="show the version", run=_version),

@@ -96,6 +96,8 @@ class Daemon:
             PolicyLoadError: a policy cannot be loaded.
         """
         self._handle_signals()
+        if not await self._policies_allow_start():
+            return
         listener = self._listener()
         self._own = own_server(self._settings.proxy)
         options = connection_options(self._settings.proxy, self._gate, self._own)
@@ -107,6 +109,29 @@ class Daemon:
             await self._end
         finally:
             await self._stop(listener, server, upgrade)
+
+    async def _policies_allow_start(self) -> bool:
+        """Loads the policies before there is a socket, if one that cannot be loaded is to end the start.
+
+        Returns:
+            False if a signal has ended the daemon meanwhile.
+        """
+        if self._settings.hooks.on_load_error != "stop" or self._predecessor is not None:
+            return True
+        loading = self._spawn(self._load_first(), is_vital=True)
+        await asyncio.wait({loading, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done() or loading.exception() is not None:
+            await self._tasks.cancel(CLOSING_S)
+            await self._engine.close()
+            self._executor.shutdown(cancel_futures=True)
+            if loading.done():
+                await self._end
+            return False
+        return True
+
+    async def _load_first(self) -> None:
+        engine = await self._make_engine()
+        await engine.load_policies(self._settings)
 
     def _listener(self) -> Listener:
         """The listening socket: the predecessor's, systemd's, or one that is made."""
@@ -205,8 +230,9 @@ class Daemon:
         async with self._changing:
             engine = await self._make_engine()
             await self._decide_with(engine)
-            loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
-            await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
+            if not engine.has_policies:
+                loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
+                await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
         if not self._end.done():
             self._begin(engine, listener)
 
@@ -260,6 +286,8 @@ class Daemon:
         logger.info("records recovered: %s", engine.summary)
 
     async def _make_engine(self) -> Engine:
+        if self._engine.engine is not None:
+            return self._engine.engine
         return await self._engine.make(self._settings, self._executor, self._spawn, self._is_passive)
 
     def _is_passive(self) -> bool:

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +19,8 @@ from runtimeproxy.calls.interceptor import CallInterceptor
 from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.calls.unseen_starts import take_due
 from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
@@ -56,13 +60,19 @@ class Engine:
         executor: threads for loading, long messages, lists and cgroup files; policies have their own.
         spawn: starts background tasks.
         is_bypassed: whether calls pass unheld just now.
+        loader: finds and makes the policies; None for the usual one.
 
     Attributes:
         interceptor: for the relay.
     """
 
     def __init__(
-        self, settings: Settings, executor: Executor, spawn: Spawn, is_bypassed: Callable[[], bool]
+        self,
+        settings: Settings,
+        executor: Executor,
+        spawn: Spawn,
+        is_bypassed: Callable[[], bool],
+        loader: PolicyLoader | None = None,
     ) -> None:
         self._executor = executor
         self._spawn = spawn
@@ -82,7 +92,12 @@ class Engine:
         self._lasting = LastingRecords(Path(settings.state.dir), self._store, self._cgroups, self._recovery)
         self._lasting.is_passive = is_bypassed
         self._chain: Chain | None = None
+        self._settings = settings
+        self._loading = asyncio.Lock()
+        self._loader = loader or PolicyLoader()
+        self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
         self._policies: tuple[LoadedPolicy, ...] = ()
+        self._problems: tuple[LoadProblem, ...] = ()
         self._files_thread = BackgroundThreads(1, "hook-servers")
         self._servers = HookServers(
             Path(settings.hooks.server_config_dir),
@@ -107,6 +122,11 @@ class Engine:
         return self.interceptor.counts.get("internal_error", 0)
 
     @property
+    def has_policies(self) -> bool:
+        """Whether the policies are loaded."""
+        return self._chain is not None
+
+    @property
     def recovered(self) -> asyncio.Event:
         """Set once the records are those of the runtime."""
         return self._recovery.recovered
@@ -115,6 +135,8 @@ class Engine:
     def summary(self) -> str:
         """One line for people: policies, hook servers and records."""
         policies = f"{len(self._policies)} policies" if self._chain else "policies are loading"
+        if self._problems:
+            policies += f" ({', '.join(each.name for each in self._problems)}: not loaded, see the log)"
         servers = f", {self._servers.summary}" if self._servers.summary else ""
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self._lasting.problem else ""
@@ -127,28 +149,52 @@ class Engine:
         The first time, hook servers that are registered already are part of it.
 
         Raises:
-            PolicyLoadError: one cannot be loaded; those that were there stay.
+            PolicyLoadError: one cannot be loaded, and the settings say that this is the end; those that were
+                there stay.
         """
+        async with self._loading:
+            await self._load_policies(settings)
+
+    async def _load_policies(self, settings: Settings) -> None:
         from runtimeproxy.hooks.chain import Chain
 
         if self._following is None:
             self._following = self._spawn(self._servers.run())
         thread = BackgroundThreads(1, "policy-loading")
+        hooks = settings.hooks
+        sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
         try:
-            policies = await asyncio.get_running_loop().run_in_executor(thread, _policies, settings)
+            run = asyncio.get_running_loop().run_in_executor
+            result = await run(thread, self._loader.load, sources, settings.policies)
         finally:
             thread.shutdown()
+        if result.problems and hooks.on_load_error == "stop":
+            raise PolicyLoadError("; ".join(map(str, result.problems)))
+        for problem in result.problems:
+            logger.error("policy not loaded: %s", problem, extra={"policy": problem.name})
+        for changed in result.changed_code:
+            logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
         await self._servers.read()
-        self._policies = policies
+        self._loader.use(result)
+        self._settings, self._policies, self._problems = settings, result.policies, result.problems
         self._chain = Chain(
-            (*policies, *self._servers.policies),
+            (*self._policies, *self._servers.policies),
             self._workers,
             waiting_workers=self._waiting_workers,
             sink=self._audit,
             rule=settings.hooks.conflicts,
         )
         self.interceptor.use(self._chain)
-        logger.info("policies loaded", extra={"policies": [policy.name for policy in policies]})
+        logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
+
+    def _load_again(self) -> None:
+        """Code that took too long to load has returned."""
+        self._spawn(self._load_late())
+
+    async def _load_late(self) -> None:
+        with suppress(PolicyLoadError):  # with "stop" those in use stay
+            async with self._loading:
+                await self._load_policies(self._settings)
 
     def configure(self, settings: Settings) -> None:
         """Takes the settings of held calls; what other policies wrote to cgroups is no longer kept there."""
@@ -248,10 +294,10 @@ def _client_settings(settings: Settings) -> ClientSettings:
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
 
 
-def _policies(settings: Settings) -> tuple[LoadedPolicy, ...]:
-    from runtimeproxy.hooks import loading
-
-    return loading.load(loading.discover(third_party=settings.hooks.third_party), settings.policies)
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    """Have the loop's thread do something, unless the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work)
 
 
 def _writer(settings: Settings) -> CgroupWriter | NoCgroups:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 MESSAGE_PREFIX = "koord-runtime-proxy: "
 """Begins the status message of every refusal by the proxy, so that it is never taken for the runtime's."""
+
+
+MAX_ERROR_LENGTH: Final = 512
+"""Of what the error of a third party's code says: logs and status are read by people."""
 
 
 class StatusCode(IntEnum):
@@ -65,3 +70,12 @@ class RefusalError(RuntimeProxyError):
         self.code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
         self.text = text
         super().__init__(text)
+
+
+def described(error: BaseException) -> str:
+    """Return type and text of an error of a third party's code as one line."""
+    try:
+        text = " ".join(str(error).split())[:MAX_ERROR_LENGTH]
+    except Exception:  # noqa: BLE001 - an exception's own __str__ is a third party's code too
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

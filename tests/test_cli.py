@@ -132,6 +132,61 @@ def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
     assert rows["gpu-env"][2] == "disabled"
     assert "pre_create_container" in done.stdout
     assert all(line.strip() for line in done.stdout.splitlines())
+    assert "    from policies.batch_resource:BatchResource" in done.stdout.splitlines()
+
+
+def test_list_policies_shows_what_cannot_be_loaded(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[policies.cpusett]\nmode = 'dry-run'\n")
+    folder = tmp_path / "policies.d"
+    folder.mkdir(mode=0o755)
+    good = (Path(__file__).parents[1] / "policies" / "template.py").read_text()
+    for name, text in {"bad.py": "\n1 / 0\n", "good.py": good}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+    done = run("list-policies", "--config", path, "--policies-dir", str(folder))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert f"    from {folder}/good.py:Template" in lines
+    for name, reason in {
+        "bad": f"    {folder}/bad.py:2: ZeroDivisionError: division by zero",
+        "cpusett": "    settings: no policy named cpusett; did you mean cpuset?",
+    }.items():
+        (row,) = [number for number, line in enumerate(lines) if line.split()[0] == name]
+        assert lines[row].split() == [name, "-", "not", "loaded", "-", "-"]
+        assert lines[row + 1] == reason
+    checked = run("check-config", "--config", path, "--policies-dir", str(folder))
+    assert checked.returncode == 2
+    assert "ZeroDivisionError" in checked.stderr
+    assert "did you mean cpuset?" in checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("namespaces = ['A']", "policies.cpuset.namespaces: 'A' is not a name of a namespace"),
+        (
+            "selector = {match_labls = {}}",
+            "policies.cpuset.selector.match_labls: unknown key; did you mean match_labels?",
+        ),
+        (
+            "selector = {match_labels = {'a b' = 'c'}}",
+            "selector.match_labels.a b: 'a b' is not a name of a label",
+        ),
+        (
+            "selector = {match_expressions = [{key = 'a', operator = 'Is'}]}",
+            "selector.match_expressions.0.operator: must be 'In', 'NotIn', 'Exists' or 'DoesNotExist'",
+        ),
+        (
+            "selector = {match_expressions = [{key = 'a', operator = 'Exists', values = ['b']}]}",
+            "policies.cpuset.selector.match_expressions.0.values: Exists needs no values",
+        ),
+    ],
+)
+def test_a_selector_is_checked(tmp_path: Path, text: str, reason: str) -> None:
+    path = configured(tmp_path, f"[policies.cpuset]\n{text}\n")
+    done = run("check-config", "--config", path)
+    assert done.returncode == 2
+    assert reason in done.stderr
 
 
 @pytest.mark.parametrize(

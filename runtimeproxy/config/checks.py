@@ -9,6 +9,7 @@ from typing import Final
 
 from runtimeproxy.config.endpoints import TEMPORARY_SUFFIX_BYTES, is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.hooks.concern import LabelSelector, selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
 
 Problem = tuple[tuple[str, ...], str]
@@ -27,7 +28,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
     for name, policy in settings.policies.items():
-        problems += (((*("policies", name), key), reason) for key, reason in _policy_problems(policy))
+        problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
     return replace(settings, proxy=proxy), problems
 
 
@@ -92,6 +93,7 @@ def _proxy_problems(proxy: ProxySettings) -> Iterator[Problem]:
 def _folder_problems(settings: Settings) -> Iterator[Problem]:
     for key, path in (
         (("hooks", "server_config_dir"), settings.hooks.server_config_dir),
+        (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),
         (("state", "dir"), settings.state.dir),
     ):
@@ -99,11 +101,13 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
             yield key, f"{path!r} is no absolute path"
 
 
-def _policy_problems(policy: PolicySettings) -> Iterator[tuple[str, str]]:
+def _policy_problems(policy: PolicySettings) -> Iterator[Problem]:
     if policy.timeout_s is not None and not 0 < policy.timeout_s <= 600:
-        yield "timeout_s", "must be more than 0 and at most 600"
+        yield ("timeout_s",), "must be more than 0 and at most 600"
     if policy.priority is not None and not 0 <= policy.priority <= 99:
-        yield "priority", "must be in 0 to 99"
+        yield ("priority",), "must be in 0 to 99"
+    for place, reason in selector_problems(policy.namespaces, policy.selector or LabelSelector()):
+        yield place if place[0] == "namespaces" else ("selector", *place), reason
 
 
 def _user_id(name: str) -> int:

@@ -74,6 +74,13 @@ FLAGS: Final = (
         help="folder in which hook servers register",
     ),
     Flag(
+        option="--policies-dir",
+        group="hooks",
+        key="policies_dir",
+        metavar="DIR",
+        help="folder with policies in files (*.py)",
+    ),
+    Flag(
         option="--state-dir",
         group="state",
         key="dir",

@@ -77,6 +77,15 @@ class HooksSettings:
     third_party: bool = True
     """Whether policies of installed distributions (entry points) are loaded. Default true: installing one is
     the decision to use it."""
+    policies_dir: str = "/etc/koord-runtime-proxy/policies.d"
+    """Folder with policies in files; empty for none. Default: beside the configuration. Files and folder must
+    belong to root, and only root may write to them."""
+    on_load_error: Literal["skip", "stop"] = "skip"
+    """What becomes of a policy that cannot be loaded. Default skip: it is left out, the rest serves; `stop`
+    ends the start with exit code 2, and leaves a running daemon as it is on SIGHUP."""
+    load_timeout_s: Annotated[float, Within(0.1, 600)] = 3.0
+    """How long one policy may take to be imported, and to be made, before the others are used without it.
+    Default 3 s: so the first calls, which wait for budget_s, still have the others."""
     budget_s: Annotated[float, Within(0.01, 120)] = 5.0
     """Time of the whole chain for one call; a quarter of the call's own timeout if that is less. Default 5 s:
     far below the kubelet's two minutes."""

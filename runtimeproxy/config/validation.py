@@ -93,10 +93,17 @@ def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys that may stand in the table at this path; empty when it is none."""
     from dataclasses import fields
 
+    from runtimeproxy.hooks.concern import LabelRequirement, LabelSelector
     from runtimeproxy.hooks.settings import PolicySettings
 
     if path[:1] == ("policies",):
-        return [each.name for each in fields(PolicySettings)] if len(path) == 2 else []
+        kinds = {
+            (): PolicySettings,
+            ("selector",): LabelSelector,
+            ("selector", "match_expressions"): LabelRequirement,
+        }
+        kind = kinds.get(path[2:4]) if len(path) > 1 else None
+        return [each.name for each in fields(kind)] if kind is not None else []
     if not path:
         return [each.name for each in fields(Settings)]
     group = getattr(Settings(), path[0], None)

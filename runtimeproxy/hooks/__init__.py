@@ -10,7 +10,13 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
 )
-from runtimeproxy.hooks.concern import EVERY_POD, Concern
+from runtimeproxy.hooks.concern import (
+    EVERY_POD,
+    Concern,
+    LabelOperator,
+    LabelRequirement,
+    LabelSelector,
+)
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
@@ -25,6 +31,9 @@ __all__ = [
     "DeviceSpec",
     "FailurePolicy",
     "Hook",
+    "LabelOperator",
+    "LabelRequirement",
+    "LabelSelector",
     "Mode",
     "MountSpec",
     "PodChange",

@@ -6,11 +6,17 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.concern import Concern
+from runtimeproxy.hooks.concern import (
+    Concern,
+    LabelOperator,
+    LabelRequirement,
+    LabelSelector,
+    selector_problems,
+)
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.qos import QoSClass
@@ -72,6 +78,34 @@ def _check_concern(policy: type[Policy]) -> None:
         isinstance(classes, frozenset) and all(isinstance(each, QoSClass) for each in classes)
     ):
         raise _error(policy, f"concern: qos_classes {classes!r} is not a frozenset of QoS classes")
+    namespaces: object = concern.namespaces
+    if namespaces is not None and not isinstance(namespaces, frozenset):
+        raise _error(policy, f"concern: namespaces {namespaces!r} is not a frozenset of names")
+    labels: object = concern.labels
+    if not _is_selector(labels):
+        raise _error(policy, f"concern: labels {labels!r} is not a LabelSelector of LabelRequirements")
+    for place, reason in selector_problems(namespaces or (), concern.labels):
+        raise _error(policy, f"concern: {'.'.join(place)}: {reason}")
+
+
+def _is_selector(labels: object) -> bool:
+    if type(labels) is not LabelSelector:
+        return False
+    pairs: object = labels.match_labels
+    requirements: object = labels.match_expressions
+    return (
+        isinstance(pairs, Mapping)
+        and isinstance(requirements, tuple)
+        and all(map(_is_requirement, requirements))
+    )
+
+
+def _is_requirement(requirement: object) -> bool:
+    if type(requirement) is not LabelRequirement:
+        return False
+    operator: object = requirement.operator
+    values: object = requirement.values
+    return isinstance(operator, LabelOperator) and isinstance(values, tuple)
 
 
 def _is_key(key: object) -> bool:

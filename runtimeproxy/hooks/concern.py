@@ -1,9 +1,11 @@
-"""Which pods a policy is about, as data: who is about none of them costs a call nothing."""
+"""Which pods a policy is about, as data: a call about other pods needs no worker thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Protocol
 
 from runtimeproxy.hooks.views import ContainerView
@@ -34,6 +36,54 @@ class PodTraits(Protocol):
         """Its QoS class, by the raw label."""
 
 
+class LabelOperator(StrEnum):
+    """How a label is compared. Source: Kubernetes, LabelSelectorOperator."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelRequirement:
+    """A condition on one label, as one of Kubernetes' `matchExpressions`."""
+
+    key: str
+    operator: LabelOperator
+    values: tuple[str, ...] = ()
+    """At least one for `In` and `NotIn`, none for the others."""
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the labels fulfil it; a label that is not there is `NotIn` any values."""
+        value = labels.get(self.key)
+        if self.operator is LabelOperator.IN:
+            return value is not None and value in self.values
+        if self.operator is LabelOperator.NOT_IN:
+            return value is None or value not in self.values
+        return (value is not None) is (self.operator is LabelOperator.EXISTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelSelector:
+    """Conditions on labels, as Kubernetes' label selectors; all must hold, and an empty one selects all."""
+
+    match_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels with their values."""
+    match_expressions: tuple[LabelRequirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the labels fulfil all conditions."""
+        for key, value in self.match_labels.items():
+            if labels.get(key) != value:
+                return False
+        return all(each.matches(labels) for each in self.match_expressions)
+
+
+EVERY_LABEL: Final = LabelSelector()
+"""No conditions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concern:
     """Conditions on a pod; all must hold. The event loop looks at them, so that no thread is asked in vain.
@@ -45,14 +95,67 @@ class Concern:
     """The pod's QoS class, by its raw label, is one of these; None means any."""
     annotations: tuple[str, ...] = ()
     """The pod has an annotation with one of these keys; empty means that it needs none."""
+    namespaces: frozenset[str] | None = None
+    """The pod is in one of these namespaces; None means any."""
+    labels: LabelSelector = EVERY_LABEL
+    """The pod's labels match."""
 
     def matches(self, view: PodTraits | ContainerView) -> bool:
         """Return whether the policy is about this pod, or about the pod of this container."""
         pod = view.pod if isinstance(view, ContainerView) else view
         if self.qos_classes is not None and pod.qos not in self.qos_classes:
             return False
-        return not self.annotations or any(key in pod.annotations for key in self.annotations)
+        if self.namespaces is not None and pod.namespace not in self.namespaces:
+            return False
+        if self.annotations and not any(key in pod.annotations for key in self.annotations):
+            return False
+        return self.labels is EVERY_LABEL or self.labels.matches(pod.labels)
 
 
 EVERY_POD: Final = Concern()
 """No conditions."""
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""Source: RFC 1123, a DNS label."""
+_LABEL_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""Source: RFC 1123, a DNS subdomain; not all of its rules."""
+_LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""Source: Kubernetes, names of labels; their values look the same, or are empty."""
+
+
+def selector_problems(
+    namespaces: Iterable[object], labels: LabelSelector
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what no pod could ever match, or Kubernetes would refuse: where it stands, and the reason."""
+    for name in namespaces:
+        if not (isinstance(name, str) and _NAMESPACE.fullmatch(name)):
+            yield ("namespaces",), f"{name!r} is not a name of a namespace"
+    for key, value in labels.match_labels.items():
+        yield from (
+            (("match_labels", str(key)), reason)
+            for reason in (_key_problem(key), _value_problem(value))
+            if reason
+        )
+    for number, each in enumerate(labels.match_expressions):
+        place = ("match_expressions", str(number))
+        takes_values = each.operator in (LabelOperator.IN, LabelOperator.NOT_IN)
+        if reason := _key_problem(each.key):
+            yield (*place, "key"), reason
+        if takes_values != bool(each.values):
+            yield (*place, "values"), f"{each.operator} needs {'values' if takes_values else 'no values'}"
+        yield from (
+            ((*place, "values"), reason) for value in each.values if (reason := _value_problem(value))
+        )
+
+
+def _key_problem(key: object) -> str:
+    if isinstance(key, str):
+        prefix, slash, name = key.rpartition("/")
+        if _LABEL_NAME.fullmatch(name) and (not slash or _LABEL_PREFIX.fullmatch(prefix)):
+            return ""
+    return f"{key!r} is not a name of a label"
+
+
+def _value_problem(value: object) -> str:
+    is_value = isinstance(value, str) and (value == "" or _LABEL_NAME.fullmatch(value))
+    return "" if is_value else f"{value!r} is not a value of a label"

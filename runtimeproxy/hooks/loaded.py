@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.concern import EVERY_LABEL, EVERY_POD, Concern, PodTraits
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.views import ContainerView
 
 HookMethod: TypeAlias = Callable[[Any], object]
 """A bound hook: a view in, a change or None out, and nothing of that to be relied on."""
+
+FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
+"""Begins the names of the modules that policies in files are run as."""
 
 MIN_PRIORITY: Final = 0
 MAX_PRIORITY: Final = 99
@@ -25,7 +31,7 @@ class LoadedPolicy:
 
     name: str
     origin: str
-    """Where it comes from, `module:Class`."""
+    """Where it comes from, `module:Class` or `path:Class`."""
     policy: Policy
     priority: int
     timeout_s: float
@@ -33,8 +39,15 @@ class LoadedPolicy:
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
     """The hooks that it implements."""
+    narrowed: Concern = EVERY_POD
+    """The operator's conditions on pods, beside the policy's own."""
     blocks: bool = False
     """Whether it waits for another process: then it runs in threads that others do not need."""
+
+    def is_about(self, view: PodTraits | ContainerView) -> bool:
+        """Whether it is asked about this pod, or about the pod of this container."""
+        is_chosen = self.narrowed is EVERY_POD or self.narrowed.matches(view)
+        return is_chosen and self.policy.concern.matches(view)
 
     @property
     def enforces(self) -> bool:
@@ -53,8 +66,11 @@ def overridden_hooks(policy: type[Policy]) -> tuple[Hook, ...]:
 
 
 def origin_of(policy: type[object]) -> str:
-    """Return `module:Class` of a class, for messages."""
-    return f"{policy.__module__}:{policy.__qualname__}"
+    """Return `module:Class` of a class, for messages; `path:Class` if its module is a policy file."""
+    place = policy.__module__
+    if place.startswith(FILE_MODULE_PREFIX):
+        place = getattr(sys.modules.get(place), "__file__", None) or place
+    return f"{place}:{policy.__qualname__}"
 
 
 def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy:
@@ -71,6 +87,10 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         raise PolicyLoadError(f"{origin}: priority {priority} is not in {MIN_PRIORITY} to {MAX_PRIORITY}")
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise PolicyLoadError(f"{origin}: timeout_s {timeout_s} is not a time above 0")
+    narrowed = EVERY_POD
+    if settings.namespaces or settings.selector is not None:
+        namespaces = frozenset(settings.namespaces) if settings.namespaces else None
+        narrowed = Concern(namespaces=namespaces, labels=settings.selector or EVERY_LABEL)
     policy.dry_run = settings.mode is Mode.DRY_RUN
     return LoadedPolicy(
         name=policy.name,
@@ -80,5 +100,6 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         timeout_s=timeout_s,
         mode=settings.mode,
         failure_policy=settings.failure_policy,
+        narrowed=narrowed,
         methods=MappingProxyType({hook: getattr(policy, hook) for hook in overridden_hooks(type(policy))}),
     )

@@ -1,17 +1,33 @@
-"""Finds policies, built in and third-party, and makes those that are enabled."""
+"""Finds policies, built in and third-party, and makes those that are enabled.
+
+Code of a third party may do anything while it is loaded: raise, end the process, never return. So each policy
+is imported and made in a thread of its own with a time limit, and one that cannot be loaded is a problem that
+the result names beside the policies that can.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.errors import PolicyLoadError, described
 from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.settings import PolicySettings
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
+
+    from runtimeproxy.hooks.policy_files import FilePolicies, PolicyFiles
 
 ENTRY_POINT_GROUP: Final = "runtimeproxy.policies"
 """Distributions add policies under this group: `name = "module:Class"`."""
@@ -19,17 +35,62 @@ ENTRY_POINT_GROUP: Final = "runtimeproxy.policies"
 BUILT_IN_PACKAGE: Final = "policies"
 """Its `BUILT_IN` lists the policies that belong to the proxy, each as `module:Class`."""
 
+OWN_DISTRIBUTION: Final = "koord-runtime-proxy"
 
-def discover(*, third_party: bool = True) -> tuple[type[Policy], ...]:
-    """Return all policy classes there are, checked, sorted by priority and name.
+_T = TypeVar("_T")
+
+
+class LoadProblem(NamedTuple):
+    """A policy, or settings of one, that could not be loaded."""
+
+    name: str
+    """The policy's name; where that is not known, the entry point's or the file's."""
+    text: str
+    """Origin and reason."""
+    is_kept: bool = False
+    """Whether the policy goes on as it was loaded before."""
+
+    def __str__(self) -> str:
+        return f"{self.text}; it stays as it was loaded before" if self.is_kept else self.text
+
+
+class Sources(NamedTuple):
+    """Where policies come from besides the proxy itself."""
+
+    third_party: bool = True
+    """Entry points of installed distributions."""
+    directory: str = ""
+    """Folder with policies in files; empty for none."""
+    timeout_s: float = 3.0
+    """How long one policy may take to be imported, and to be made."""
+
+
+class Found(NamedTuple):
+    """The policy classes there are."""
+
+    classes: tuple[type[Policy], ...]
+    problems: tuple[LoadProblem, ...]
+
+
+class LoadResult(NamedTuple):
+    """The policies to run."""
+
+    policies: tuple[LoadedPolicy, ...]
+    """In the order in which they run."""
+    problems: tuple[LoadProblem, ...]
+    classes: tuple[type[Policy], ...]
+    """All classes, disabled ones too."""
+    changed_code: tuple[str, ...] = ()
+    """Imported code that is no longer what is installed."""
+
+
+def built_in() -> tuple[type[Policy], ...]:
+    """Return the proxy's own policy classes, checked, sorted by priority and name.
 
     Raises:
-        PolicyLoadError: a policy cannot be imported, breaks the contract, or has another one's name.
+        PolicyLoadError: another package stands in their place, or one breaks the contract.
     """
-    references = list(importlib.import_module(BUILT_IN_PACKAGE).BUILT_IN)
-    if third_party:
-        references += _entry_points()
-    return checked(import_class(reference) for reference in references)
+    return checked(import_class(reference) for reference in _built_in_references())
 
 
 def checked(policies: Iterable[object]) -> tuple[type[Policy], ...]:
@@ -40,10 +101,32 @@ def checked(policies: Iterable[object]) -> tuple[type[Policy], ...]:
     """
     by_name: dict[str, type[Policy]] = {}
     for policy in map(check_policy_class, policies):
-        other = by_name.setdefault(policy.name, policy)
-        if other is not policy:
-            raise PolicyLoadError(f"{origin_of(policy)}: name {policy.name} is taken by {origin_of(other)}")
-    return tuple(sorted(by_name.values(), key=lambda policy: (policy.priority, policy.name)))
+        _register(by_name, policy)
+    return _in_order(by_name.values())
+
+
+def load(
+    policies: Iterable[type[Policy]], settings: Mapping[str, PolicySettings] | None = None
+) -> tuple[LoadedPolicy, ...]:
+    """Make the enabled policies, in the order in which they run: by priority, then by name.
+
+    Args:
+        policies: checked classes, from `built_in` or `checked`.
+        settings: by policy name; a policy without has the defaults.
+
+    Raises:
+        PolicyLoadError: settings for a policy that is not there, bad options, or a constructor that raises.
+    """
+    settings = dict(settings or {})
+    policies = tuple(policies)
+    for problem in _unknown_names(settings, [policy.name for policy in policies]):
+        raise PolicyLoadError(str(problem))
+    loaded = [
+        _made(policy, chosen)
+        for policy in policies
+        if (chosen := settings.get(policy.name, PolicySettings())).enabled
+    ]
+    return _run_order(loaded)
 
 
 def import_class(reference: str) -> object:
@@ -55,53 +138,227 @@ def import_class(reference: str) -> object:
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing runs a third party's code, which may raise anything
-        raise PolicyLoadError(f"{reference}: cannot be imported: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # importing runs a third party's code, which may raise anything
+        raise PolicyLoadError(f"{reference}: cannot be imported: {described(error)}") from error
 
 
-def load(
-    policies: Iterable[type[Policy]], settings: Mapping[str, PolicySettings] | None = None
-) -> tuple[LoadedPolicy, ...]:
-    """Make the enabled policies, in the order in which they run: by priority, then by name.
+class PolicyLoader:
+    """Loads all policies, again and again; for one thread at a time.
 
-    Args:
-        policies: checked classes, from `discover` or `checked`.
-        settings: by policy name; a policy without has the defaults.
-
-    Raises:
-        PolicyLoadError: settings for a policy that is not there, bad options, or a constructor that raises.
+    Attributes:
+        on_late: called, in any thread, when code has returned that took longer than its time limit: loading
+            again takes it.
     """
-    settings = dict(settings or {})
-    policies = tuple(policies)
-    unknown = settings.keys() - {policy.name for policy in policies}
-    if unknown:
-        there = ", ".join(sorted(policy.name for policy in policies)) or "none"
-        raise PolicyLoadError(f"no policy named {', '.join(sorted(unknown))}; there are: {there}")
-    loaded = [
-        bind(_made(policy, chosen), chosen)
-        for policy in policies
-        if (chosen := settings.get(policy.name, PolicySettings())).enabled
-    ]
+
+    def __init__(self) -> None:
+        self.on_late: Callable[[], None] = _nothing
+        self._attempts = _Attempts(self._late)
+        self._files: PolicyFiles | None = None
+        self._code = _ImportedCode()
+        self._running: dict[str, LoadedPolicy] = {}
+
+    def _late(self) -> None:
+        self.on_late()
+
+    def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
+        """Load what can be loaded. A policy that is in use and cannot be loaded now stays as it is."""
+        changed = self._code.changed()
+        found = self.find(sources)
+        problems = list(found.problems)
+        there = {policy.name for policy in found.classes} | {problem.name for problem in problems}
+        loaded: list[LoadedPolicy] = []
+        for policy in found.classes:
+            chosen = settings.get(policy.name, PolicySettings())
+            if not chosen.enabled:
+                continue
+            try:
+                loaded.append(self._made(policy, chosen, sources.timeout_s))
+            except PolicyLoadError as error:
+                problems.append(LoadProblem(policy.name, str(error)))
+        kept = self._kept(loaded, problems, settings)
+        names = {policy.name for policy in kept}
+        problems = [each._replace(is_kept=each.is_kept or each.name in names) for each in problems]
+        problems += _unknown_names(settings, sorted(there))
+        return LoadResult(_run_order([*loaded, *kept]), tuple(problems), found.classes, changed)
+
+    def use(self, result: LoadResult) -> None:
+        """From now on these are the policies in use."""
+        self._running = {policy.name: policy for policy in result.policies}
+
+    def find(self, sources: Sources) -> Found:
+        """Import all policy classes that can be imported: built in, of distributions, of files."""
+        by_name: dict[str, type[Policy]] = {}
+        problems: list[LoadProblem] = []
+
+        def add(name: str, classes: Callable[[], Iterable[type[Policy]]]) -> None:
+            try:
+                for policy in classes():
+                    name = policy.name
+                    _register(by_name, policy)
+            except PolicyLoadError as error:
+                problems.append(LoadProblem(name, str(error)))
+
+        try:
+            references = _built_in_references()
+        except PolicyLoadError as error:
+            problems.append(LoadProblem(BUILT_IN_PACKAGE, str(error)))
+            references = ()
+        for reference in references:
+            add(reference, partial(self._import_own, reference))
+        for entry_point in _entry_points() if sources.third_party else ():
+            add(entry_point.name, partial(self._import, entry_point, sources.timeout_s))
+        for name, policies, problem in self._in_files(sources):
+            if problem:
+                problems.append(LoadProblem(name, problem, is_kept=bool(policies)))
+            for policy in policies:
+                add(name, partial(_as_list, policy))
+        return Found(_in_order(by_name.values()), tuple(problems))
+
+    def _import_own(self, reference: str) -> list[type[Policy]]:
+        policy = check_policy_class(import_class(reference))
+        self._code.note(reference, OWN_DISTRIBUTION)
+        return [policy]
+
+    def _import(self, entry_point: EntryPoint, timeout_s: float) -> list[type[Policy]]:
+        reference = entry_point.value
+
+        def work() -> type[Policy]:
+            policy = import_class(reference)
+            if not isinstance(policy, type):
+                raise PolicyLoadError(f"{reference}: is not a class")
+            return check_policy_class(policy)
+
+        origin = f"{reference}: cannot be imported"
+        policy = self._attempts.run(reference, reference, work, timeout_s, origin)
+        self._code.note(reference, entry_point.dist.name if entry_point.dist is not None else "")
+        return [policy]
+
+    def _in_files(self, sources: Sources) -> Iterable[FilePolicies]:
+        if self._files is None:
+            if not sources.directory:
+                return ()
+            from runtimeproxy.hooks.policy_files import PolicyFiles
+
+            self._files = PolicyFiles()
+
+        def run(origin: str, version: object, work: Callable[[], _T]) -> _T:
+            return self._attempts.run(origin, version, work, sources.timeout_s, origin)
+
+        return self._files.load(sources.directory, run)
+
+    def _made(self, policy: type[Policy], settings: PolicySettings, timeout_s: float) -> LoadedPolicy:
+        if policy.__module__.startswith(f"{BUILT_IN_PACKAGE}."):
+            return _made(policy, settings)
+        origin = origin_of(policy)
+        return self._attempts.run(
+            f"make {policy.name}", (policy, settings), lambda: _made(policy, settings), timeout_s, origin
+        )
+
+    def _kept(
+        self,
+        loaded: Sequence[LoadedPolicy],
+        problems: Sequence[LoadProblem],
+        settings: Mapping[str, PolicySettings],
+    ) -> list[LoadedPolicy]:
+        """The policies in use that are still wanted and cannot be loaded now."""
+        names = {problem.name for problem in problems} - {policy.name for policy in loaded}
+        names -= {name for name, chosen in settings.items() if not chosen.enabled}
+        return [policy for name, policy in self._running.items() if name in names]
+
+
+def _as_list(policy: type[Policy]) -> list[type[Policy]]:
+    return [policy]
+
+
+def _register(by_name: dict[str, type[Policy]], policy: type[Policy]) -> None:
+    other = by_name.setdefault(policy.name, policy)
+    if other is not policy:
+        raise PolicyLoadError(f"{origin_of(policy)}: name {policy.name} is taken by {origin_of(other)}")
+
+
+def _in_order(policies: Iterable[type[Policy]]) -> tuple[type[Policy], ...]:
+    return tuple(sorted(policies, key=lambda policy: (policy.priority, policy.name)))
+
+
+def _run_order(loaded: Iterable[LoadedPolicy]) -> tuple[LoadedPolicy, ...]:
     return tuple(sorted(loaded, key=lambda policy: (policy.priority, policy.name)))
 
 
-def _entry_points() -> list[str]:
+def _unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
+    """Problems of settings whose policy is not there, with the name that was probably meant."""
+    problems = []
+    for name in sorted(set(settings) - set(there)):
+        guess = difflib.get_close_matches(name, there, n=1)
+        hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(there) or 'none'}"
+        problems.append(LoadProblem(name, f"settings: no policy named {name}; {hint}"))
+    return problems
+
+
+def _built_in_references() -> tuple[str, ...]:
+    """The proxy's own policies.
+
+    Raises:
+        PolicyLoadError: another package has taken their package's name.
+    """
+    own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
+    spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
+    place = Path(spec.origin).parent if spec is not None and spec.origin else None
+    if place is None or not place.exists() or not own.exists() or not place.samefile(own):
+        raise PolicyLoadError(_shadowed(place, own))
+    references: tuple[str, ...] | None = getattr(importlib.import_module(BUILT_IN_PACKAGE), "BUILT_IN", None)
+    if references is None:
+        raise PolicyLoadError(_shadowed(place, own))
+    return references
+
+
+def _shadowed(place: Path | None, own: Path) -> str:
+    """What stands in the place of the built-in policies, and what to do."""
+    if place is None:
+        return f"built-in policies: no package {BUILT_IN_PACKAGE} in {own.parent}; install the proxy again"
+    owners = sorted(_owners(place))
+    whose = f"of the distribution {', '.join(owners)}" if owners else "of no installed distribution"
+    what = f"built-in policies: the package {BUILT_IN_PACKAGE} in {place}, {whose},"
+    if place == own:
+        return f"{what} has overwritten the proxy's own; uninstall it and install the proxy again"
+    remedy = "uninstall it" if owners else f"rename it, or take {place.parent} out of PYTHONPATH"
+    return f"{what} hides the proxy's own in {own}; {remedy}"
+
+
+def _owners(place: Path) -> set[str]:
+    """Name and version of the distributions, other than the proxy's, that have installed this package."""
+    from importlib.metadata import distributions
+
+    init = f"{place.name}/__init__.py"
+    return {
+        f"{each.name} {each.version}"
+        for each in distributions()
+        if each.name != OWN_DISTRIBUTION
+        and any(
+            str(file) == init and Path(str(each.locate_file(file))).parent == place
+            for file in each.files or ()
+        )
+    }
+
+
+def _entry_points() -> list[EntryPoint]:
     from importlib.metadata import entry_points  # costs start-up time only where policies are looked for
 
-    return sorted({entry_point.value for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
+    importlib.invalidate_caches()
+    by_reference = {each.value: each for each in entry_points(group=ENTRY_POINT_GROUP)}
+    return [by_reference[reference] for reference in sorted(by_reference)]
 
 
-def _made(policy: type[Policy], settings: PolicySettings) -> Policy:
+def _made(policy: type[Policy], settings: PolicySettings) -> LoadedPolicy:
     arguments: tuple[object, ...] = ()
     if policy.options_type is not None:
         arguments = (make_options(policy.name, policy.options_type, settings.options),)
     elif settings.options:
         raise PolicyLoadError(f"policy {policy.name} has no options: {', '.join(sorted(settings.options))}")
     try:
-        return policy(*arguments)
-    except Exception as error:  # a third party's constructor may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise PolicyLoadError(f"{origin_of(policy)}: cannot be made: {reason}") from error
+        made = policy(*arguments)
+    except BaseException as error:  # a third party's constructor may raise anything
+        raise PolicyLoadError(f"{origin_of(policy)}: cannot be made: {described(error)}") from error
+    return bind(made, settings)
 
 
 def make_options(name: str, options_type: type[Any], values: Mapping[str, object]) -> object:
@@ -124,3 +381,144 @@ def make_options(name: str, options_type: type[Any], values: Mapping[str, object
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "options"
         raise PolicyLoadError(f"policy {name}: {place}: {first['msg']}") from error
+
+
+class _Attempt(Generic[_T]):
+    """One run of a third party's code, in a thread that may never come back."""
+
+    def __init__(self, version: object, work: Callable[[], _T], on_late: Callable[[], None]) -> None:
+        self.version = version
+        self._work = work
+        self._on_late = on_late
+        self._lock = threading.Lock()
+        self._is_late = False
+        self._done = threading.Event()
+        self._result: list[_T] = []
+        self._error: PolicyLoadError | None = None
+        threading.Thread(target=self._run, name="policy-loading", daemon=True).start()
+
+    def comes(self, timeout_s: float) -> bool:
+        """Wait for it; False if it takes longer, and then `on_late` is called when it is over."""
+        if self._done.wait(timeout_s):
+            return True
+        with self._lock:
+            self._is_late = not self._done.is_set()
+        return not self._is_late
+
+    @property
+    def result(self) -> _T:
+        """What the work has returned; raises what it has raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work())
+        except PolicyLoadError as error:
+            self._error = error
+        except BaseException as error:  # noqa: BLE001 - a third party's code may raise anything
+            self._error = PolicyLoadError(described(error))
+        with self._lock:
+            self._done.set()
+            is_late = self._is_late
+        if is_late:
+            self._on_late()
+
+
+class _Attempts:
+    """Runs code with a time limit. What hangs is not run a second time, and counts once it is over."""
+
+    def __init__(self, on_late: Callable[[], None]) -> None:
+        self._on_late = on_late
+        self._late: dict[str, _Attempt[Any]] = {}
+
+    def run(self, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str) -> _T:
+        """Return what the work returns; it raises PolicyLoadError for what is wrong.
+
+        Args:
+            key: names the work.
+            version: a late result counts only if it is of this version.
+            work: runs in a thread of its own.
+            timeout_s: how long to wait for it.
+            origin: begins the error's text.
+
+        Raises:
+            PolicyLoadError: the work takes too long, or still hangs from the last time.
+        """
+        attempt: _Attempt[_T] | None = self._late.pop(key, None)
+        is_new = attempt is None or (attempt.comes(0) and attempt.version != version)
+        if attempt is None or is_new:
+            attempt = _Attempt(version, work, self._on_late)
+        if attempt.comes(timeout_s if is_new else 0):
+            return attempt.result
+        self._late[key] = attempt
+        when = f"within {timeout_s:g} s" if is_new else "since an earlier load"
+        raise PolicyLoadError(f"{origin}: has not returned {when}")
+
+
+def _nothing() -> None:
+    return
+
+
+class _State(NamedTuple):
+    """What was installed when code was imported."""
+
+    version: str
+    record: str
+    """The list of the distribution's files, with their hashes."""
+
+
+class _ImportedCode:
+    """Remembers what policies were imported from, to notice that something else is installed by now."""
+
+    def __init__(self) -> None:
+        self._distributions: dict[str, _State] = {}
+        self._files: dict[str, tuple[str, str]] = {}
+
+    def note(self, reference: str, distribution: str) -> None:
+        """Remember a policy's distribution and the files of its package that are loaded."""
+        if distribution and distribution not in self._distributions:
+            self._distributions[distribution] = _state_of(distribution)
+        package = reference.partition(":")[0].partition(".")[0]
+        for name, module in list(sys.modules.items()):
+            if name == package or name.startswith(f"{package}."):
+                path = getattr(module, "__file__", None)
+                if isinstance(path, str) and path not in self._files:
+                    self._files[path] = (distribution or package, _digest(path))
+
+    def changed(self) -> tuple[str, ...]:
+        """Return what is no longer as it was, one text for each distribution or package."""
+        found: dict[str, str] = {}
+        for distribution, before in self._distributions.items():
+            now = _state_of(distribution)
+            if now.version != before.version:
+                found[distribution] = (
+                    f"{before.version or 'not installed'} is now {now.version or 'not installed'}"
+                )
+            elif now.record != before.record:
+                found[distribution] = "was installed again"
+        for path, (owner, digest) in self._files.items():
+            if owner not in found and _digest(path) != digest:
+                found[owner] = f"{path} has changed"
+        return tuple(f"{owner}: {reason}" for owner, reason in sorted(found.items()))
+
+
+def _state_of(distribution: str) -> _State:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import distribution as find
+
+    try:
+        found: Distribution = find(distribution)
+        return _State(found.version, found.read_text("RECORD") or "")
+    except (PackageNotFoundError, OSError, UnicodeDecodeError, KeyError):
+        return _State("", "")
+
+
+def _digest(path: str) -> str:
+    import hashlib
+
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from runtimeproxy.hooks.concern import LabelSelector
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
 
 
@@ -28,5 +29,9 @@ class PolicySettings:
     """Above 0; None keeps the policy's own."""
     priority: int | None = None
     """0 to 99, lower runs earlier; None keeps the policy's own."""
+    namespaces: tuple[str, ...] = ()
+    """Only pods of these; empty for all. The policy's own conditions hold as well."""
+    selector: LabelSelector | None = None
+    """Only pods whose labels match; None for all. The policy's own conditions hold as well."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The policy's own keys, as the configuration file has them; checked against its `options_type`."""

@@ -42,6 +42,9 @@ def test_the_defaults() -> None:
         "hooks": {
             "enabled": True,
             "third_party": True,
+            "policies_dir": "/etc/koord-runtime-proxy/policies.d",
+            "on_load_error": "skip",
+            "load_timeout_s": 3.0,
             "budget_s": 5.0,
             "worker_threads": 4,
             "on_unparsable": "forward",

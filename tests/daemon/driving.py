@@ -15,6 +15,8 @@ from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 if TYPE_CHECKING:
     from grpc import _CallIterator
 
+    from tests.lab.proxy_process import ProxyProcess
+
 _BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "128Mi"}
 BATCH: Mapping[str, str] = {
     "node.koordinator.sh/extended-resource-spec": json.dumps(
@@ -107,3 +109,18 @@ def shares_of(pod: Pod) -> int:
 def release(fifo: Path) -> None:
     """Ends the reading of a FIFO; waits until somebody reads."""
     fifo.write_bytes(b"")
+
+
+def policy_file(daemon: ProxyProcess, name: str, shares: int = 2) -> Path:
+    """Writes a policy of that name, which sets the CPU shares of all containers, into the daemon's folder."""
+    daemon.policies_folder.mkdir(exist_ok=True)
+    path = daemon.policies_folder / f"{name}.py"
+    path.write_text(
+        "from runtimeproxy.hooks import ContainerChange, Policy, ResourceChange\n"
+        "class Sets(Policy):\n"
+        f"    name = {name!r}\n"
+        "    def pre_create_container(self, container):\n"
+        f"        return ContainerChange(resources=ResourceChange(cpu_shares={shares}), reason='test')\n"
+    )
+    path.chmod(0o644)
+    return path

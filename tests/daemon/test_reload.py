@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
+from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, shares_of
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -59,7 +60,12 @@ def test_a_policy_changes_its_mode(daemon: ProxyProcess, client: CriClient) -> N
         ),
         pytest.param("[hooks]\nbudget = 1\n", "hooks.budget", "", id="key"),
         pytest.param("[hooks", "", "is no TOML", id="no TOML"),
-        pytest.param('[policies.nobody]\nmode = "dry-run"\n', "", "no policy named nobody", id="policy"),
+        pytest.param(
+            '[hooks]\non_load_error = "stop"\n[policies.nobody]\nmode = "dry-run"\n',
+            "",
+            "no policy named nobody",
+            id="policy",
+        ),
     ],
 )
 def test_a_bad_configuration_changes_nothing(
@@ -102,3 +108,48 @@ def test_a_reload_during_the_start_waits_for_it(daemons: Daemons) -> None:
         daemon.wait_for_state("RELOADING=1")
         daemon.wait_for_state("READY=1")
         assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+
+
+def test_settings_of_a_policy_that_is_not_there_are_said_and_the_rest_counts(
+    daemon: ProxyProcess, client: CriClient
+) -> None:
+    reload(daemon, DRY_RUN + "[policies.cpusett]\npriority = 1\n")
+    (message,) = messages(daemon, "policy not loaded: ")
+    assert message.endswith("settings: no policy named cpusett; did you mean cpuset?")
+    assert shares_of(batch_pod(client).run().create()) == UNTOUCHED
+
+
+def test_files_of_policies_count_as_they_are_then(daemon: ProxyProcess, client: CriClient) -> None:
+    def shares(name: str) -> int:
+        return shares_of(pod(client, name).run().create())
+
+    before = shares("one")
+    path = policy_file(daemon, "sets", shares=77)
+    reload(daemon, "")
+    assert shares("two") == 77
+    policy_file(daemon, "sets", shares=88)
+    reload(daemon, "")
+    assert shares("three") == 88
+    path.write_text("import no_such_thing\n")
+    reload(daemon, "")
+    (message,) = messages(daemon, "policy not loaded: ")
+    assert message.endswith(
+        f"{path}:1: ModuleNotFoundError: No module named 'no_such_thing'; it stays as it was loaded before"
+    )
+    assert shares("four") == 88
+    path.unlink()
+    reload(daemon, "")
+    assert shares("five") == before
+
+
+def test_a_distribution_that_has_changed_is_said(
+    daemon: ProxyProcess, daemons: Daemons, client: CriClient
+) -> None:
+    reload(daemon, "")
+    assert not [record for record in daemon.log_records if record["level"] == "warning"]
+    about = Path(daemons.environment["PYTHONPATH"], "test_policies-1.0.dist-info", "METADATA")
+    about.write_text(about.read_text().replace("1.0", "1.1"))
+    reload(daemon, "")
+    assert messages(daemon, "test-policies: ") == [
+        "test-policies: 1.0 is now 1.1; `koord-runtime-proxy upgrade` takes the new code into use"
+    ]

@@ -13,7 +13,7 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2.frames import EMPTY_SETTINGS
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, release, shares_of
+from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, release, shares_of
 from tests.daemon.site import IMPORT_FIFO, site_folder
 from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
@@ -49,6 +49,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 """What MemoryDenyWriteExecute= of the unit does. Source: prctl(2), PR_SET_MDWE, Linux 6.3."""
 
+LOAD_TIMEOUT = "KOORD_RUNTIMEPROXY_HOOKS_LOAD_TIMEOUT_S"
+
 BOTH_LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 
 
@@ -56,6 +58,12 @@ def with_slow_policy(daemons: Daemons, fifo: Path) -> None:
     folder = fifo.parent / "slow"
     daemons.environment.update(site_folder(folder, slow="slow_to_import:Slow"))
     daemons.environment[IMPORT_FIFO] = str(fifo)
+
+
+def errors(daemon: ProxyProcess) -> list[str]:
+    return wait_until(
+        lambda: [record["message"] for record in daemon.log_records if record["level"] == "error"], "errors"
+    )
 
 
 @BOTH_LOOPS
@@ -129,19 +137,82 @@ def test_policies_that_hang_while_they_load_keep_it_neither_from_being_ready_nor
     daemons: Daemons, fifo: Path
 ) -> None:
     with_slow_policy(daemons, fifo)
+    daemons.environment[LOAD_TIMEOUT] = "60"
     daemon = daemons.start()
     assert any("policies are loading" in state for state in daemon.states)
     assert daemon.terminate() == 0
 
 
-def test_a_policy_that_cannot_be_loaded_ends_the_start(daemons: Daemons, socket_folder: Path) -> None:
+def test_a_policy_that_hangs_while_it_loads_is_left_out_until_it_is_there(
+    daemons: Daemons, fifo: Path
+) -> None:
+    with_slow_policy(daemons, fifo)
+    daemons.environment[LOAD_TIMEOUT] = "0.2"
+    daemon = daemons.start()
+    (message,) = errors(daemon)
+    assert message.endswith("slow_to_import:Slow: cannot be imported: has not returned within 0.2 s")
+    with CriClient(daemon.socket) as client:
+        assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+    release(fifo)
+    wait_until(lambda: "slow" in daemon.log_records[-1].get("policies", []), "the policy")
+    daemon.wait_for_state("STATUS=4 policies;")
+
+
+def test_a_policy_that_cannot_be_loaded_is_left_out(daemons: Daemons, socket_folder: Path) -> None:
     daemons.environment.update(site_folder(socket_folder / "bad", misspelled="misspelled:Misspelled"))
-    daemon = daemons.prepare()
+    daemon = daemons.start("[policies.misspelled]\nmode = 'dry-run'\n")
+    (message,) = errors(daemon)
+    assert "pre_creat_container: no such hook; did you mean pre_create_container?" in message
+    status = next(state for state in daemon.states if "not loaded" in state)
+    assert "3 policies (misspelled: not loaded, see the log)" in status
+    with CriClient(daemon.socket) as client:
+        assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+
+
+def test_a_policy_that_cannot_be_loaded_ends_the_start_where_that_is_wanted(
+    daemons: Daemons, socket_folder: Path
+) -> None:
+    daemons.environment.update(site_folder(socket_folder / "bad", misspelled="misspelled:Misspelled"))
+    daemon = daemons.prepare('[hooks]\non_load_error = "stop"\n')
     daemon.spawn()
     assert daemon.wait() == 2
-    (message,) = [record["message"] for record in daemon.log_records if record["level"] == "error"]
+    (message,) = errors(daemon)
     assert "pre_creat_container" in message
-    assert not daemon.socket.exists()
+    # Not even the lock beside the socket was made.
+    assert not list(daemon.folder.glob("proxy.sock*"))
+
+
+def test_it_serves_once_all_policies_are_loaded_where_that_is_wanted(daemons: Daemons, fifo: Path) -> None:
+    with_slow_policy(daemons, fifo)
+    daemons.environment[LOAD_TIMEOUT] = "60"
+    daemon = daemons.prepare('[hooks]\non_load_error = "stop"\n')
+    daemon.spawn()
+    release(fifo)
+    daemon.wait_for_state("READY=1")
+    with CriClient(daemon.socket) as client:
+        assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+    assert daemon.terminate() == 0
+
+
+def test_a_signal_ends_it_before_it_has_a_socket(daemons: Daemons, fifo: Path) -> None:
+    with_slow_policy(daemons, fifo)
+    daemons.environment[LOAD_TIMEOUT] = "60"
+    daemon = daemons.prepare('[hooks]\non_load_error = "stop"\n')
+    daemon.spawn()
+    with fifo.open("wb"):  # opens once the policy reads it
+        assert daemon.terminate() == 0
+    assert not list(daemon.folder.glob("proxy.sock*"))
+
+
+def test_policies_of_files_count(daemons: Daemons) -> None:
+    daemon = daemons.prepare()
+    policy_file(daemon, "quiet", shares=77)
+    policy_file(daemon, "bad").write_text("\n1 / 0\n")
+    daemon.start()
+    (message,) = errors(daemon)
+    assert f"{daemon.policies_folder}/bad.py:2: ZeroDivisionError" in message
+    with CriClient(daemon.socket) as client:
+        assert shares_of(pod(client).run().create()) == 77
 
 
 def test_a_second_instance_is_refused(daemons: Daemons, client: CriClient, daemon: ProxyProcess) -> None:

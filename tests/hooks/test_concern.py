@@ -1,19 +1,115 @@
 from __future__ import annotations
 
+import asyncio
+import re
+from dataclasses import replace
+
 import pytest
 
 from policies.batch_resource import BatchResource
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks import EVERY_POD, Concern, ContainerView, Hook, PodChange, PodView, Policy
+from runtimeproxy.hooks import (
+    EVERY_POD,
+    Concern,
+    ContainerView,
+    Hook,
+    LabelOperator,
+    LabelRequirement,
+    LabelSelector,
+    PodChange,
+    PodView,
+    Policy,
+)
 from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.qos import QoSClass
 
 BE = PodView(qos=QoSClass.BE)
+WEB = PodView(namespace="prod", labels={"app": "web", "tier": "front"})
 LS = PodView(qos=QoSClass.LS, annotations={"a": "1"})
+
+
+def require(key: str, operator: str, *values: str) -> LabelRequirement:
+    return LabelRequirement(key=key, operator=LabelOperator(operator), values=values)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "expected"),
+    [
+        (require("app", "In", "db", "web"), True),
+        (require("app", "In", "db"), False),
+        (require("absent", "In", "db"), False),
+        (require("app", "NotIn", "db"), True),
+        (require("app", "NotIn", "web"), False),
+        (require("absent", "NotIn", "db"), True),
+        (require("app", "Exists"), True),
+        (require("absent", "Exists"), False),
+        (require("app", "DoesNotExist"), False),
+        (require("absent", "DoesNotExist"), True),
+    ],
+)
+def test_labels_are_compared_as_kubernetes_does(requirement: LabelRequirement, expected: bool) -> None:
+    assert requirement.matches(WEB.labels) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "pod", "expected"),
+    [
+        (PolicySettings(), LS, True),
+        (PolicySettings(namespaces=("prod",)), replace(LS, namespace="prod"), True),
+        (PolicySettings(namespaces=("prod",)), LS, False),
+        (PolicySettings(namespaces=("prod",)), WEB, False),
+        (PolicySettings(selector=LabelSelector(match_labels={"app": "web"})), WEB, False),
+        (
+            PolicySettings(selector=LabelSelector(match_labels={"app": "web"})),
+            replace(LS, labels={"app": "web"}),
+            True,
+        ),
+    ],
+)
+def test_the_operators_conditions_hold_beside_the_policys(
+    settings: PolicySettings, pod: PodView, expected: bool
+) -> None:
+    workers = Workers()
+    chain = Chain([bind(Labels(), settings)], workers)
+    assert chain.concerns(Hook.PRE_RUN_POD_SANDBOX, pod) is expected
+    decision = asyncio.run(chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, pod, 60)))
+    workers.close()
+    assert (decision.change is not None) is expected
+
+
+@pytest.mark.parametrize(
+    ("concern", "reason"),
+    [
+        (Concern(namespaces=("prod",)), "namespaces ('prod',) is not a frozenset"),  # type: ignore[arg-type]
+        (Concern(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not a name of a namespace"),
+        (Concern(labels={"app": "web"}), "is not a LabelSelector"),  # type: ignore[arg-type]
+        (
+            Concern(labels=LabelSelector(match_expressions=[require("a", "Exists")])),  # type: ignore[arg-type]
+            "is not a LabelSelector of LabelRequirements",
+        ),
+        (
+            Concern(labels=LabelSelector(match_expressions=(require("app", "In"),))),
+            "match_expressions.0.values: In needs values",
+        ),
+        (
+            Concern(labels=LabelSelector(match_labels={"app": "a b"})),
+            "match_labels.app: 'a b' is not a value of a label",
+        ),
+        (
+            Concern(labels=LabelSelector(match_expressions=(require("-/x", "Exists"),))),
+            "match_expressions.0.key: '-/x' is not a name of a label",
+        ),
+    ],
+)
+def test_a_selector_is_checked_at_load(concern: Concern, reason: str) -> None:
+    policy = type("Picky", (Labels,), {"name": "picky", "concern": concern})
+    with pytest.raises(PolicyLoadError, match=re.escape(reason)):
+        check_policy_class(policy)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +124,22 @@ LS = PodView(qos=QoSClass.LS, annotations={"a": "1"})
         pytest.param(Concern(annotations=("b",)), LS, False, id="annotation-missing"),
         pytest.param(
             Concern(qos_classes=frozenset({QoSClass.BE}), annotations=("a",)), LS, False, id="both-must-hold"
+        ),
+        pytest.param(Concern(namespaces=frozenset({"prod", "dev"})), WEB, True, id="namespace"),
+        pytest.param(Concern(namespaces=frozenset({"dev"})), WEB, False, id="other-namespace"),
+        pytest.param(Concern(labels=LabelSelector(match_labels={"app": "web"})), WEB, True, id="label"),
+        pytest.param(Concern(labels=LabelSelector(match_labels={"app": "db"})), WEB, False, id="other-value"),
+        pytest.param(Concern(labels=LabelSelector(match_labels={"x": ""})), WEB, False, id="no-such-label"),
+        pytest.param(
+            Concern(
+                namespaces=frozenset({"prod"}),
+                labels=LabelSelector(
+                    match_labels={"app": "web"}, match_expressions=(require("tier", "NotIn", "front"),)
+                ),
+            ),
+            WEB,
+            False,
+            id="all-must-hold",
         ),
     ],
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +16,15 @@ import pytest
 
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook, Mode, Policy
-from runtimeproxy.hooks.loading import checked, discover, import_class, load, make_options
+from runtimeproxy.hooks.loading import (
+    LoadResult,
+    PolicyLoader,
+    Sources,
+    checked,
+    import_class,
+    load,
+    make_options,
+)
 from runtimeproxy.hooks.settings import PolicySettings
 
 
@@ -107,7 +119,7 @@ def test_a_disabled_policy_is_not_made() -> None:
     ("policies", "settings", "reason"),
     [
         pytest.param(
-            [Second], {"secnd": PolicySettings()}, "no policy named secnd; there are: second", id="unknown"
+            [Second], {"secnd": PolicySettings()}, "no policy named secnd; did you mean second?", id="unknown"
         ),
         pytest.param(
             [Second], {"second": PolicySettings(options={"a": 1})}, "second has no options: a", id="none"
@@ -151,32 +163,264 @@ def test_what_cannot_be_imported_is_an_error(reference: str) -> None:
         import_class(reference)
 
 
+THIRD_PARTY = """
+from runtimeproxy.hooks import Policy
+
+class Policed(Policy):
+    name = "policed"
+
+    def post_stop_container(self, container): pass
+"""
+
+OPTIONS = """
+from dataclasses import dataclass
+from runtimeproxy.hooks import Policy
+
+@dataclass(frozen=True)
+class Options:
+    level: int = 0
+    def __post_init__(self):
+        if self.level > 9:
+            raise SystemExit("level")
+
+class Policed(Policy):
+    name = "policed"
+    options_type = Options
+
+    def __init__(self, options):
+        self.level = options.level
+        if options.level > 8:
+            raise SystemExit("level")
+
+    def post_stop_container(self, container): pass
+"""
+
+
+class Installed:
+    """A distribution with one policy, installed in a folder of `sys.path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.module = folder / "third_party_policy.py"
+        self._info = folder / "third_party-1.0.dist-info"
+        self._info.mkdir()
+        self.version("1.0")
+        entry = "[runtimeproxy.policies]\npoliced = third_party_policy:Policed\n"
+        (self._info / "entry_points.txt").write_text(entry)
+
+    def version(self, number: str) -> None:
+        (self._info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: third-party\nVersion: {number}\n")
+
+    def record(self, text: str) -> None:
+        (self._info / "RECORD").write_text(text)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._info)
+
+
 @pytest.fixture
-def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed distribution with one policy."""
-    info = tmp_path / "third_party-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[runtimeproxy.policies]\nx = third_party_policy:Policed\n")
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path / "third_party_policy.py"
+    yield Installed(tmp_path)
     sys.modules.pop("third_party_policy", None)
 
 
-def test_policies_of_other_distributions_are_found(distribution: Path) -> None:
-    distribution.write_text(
-        "from runtimeproxy.hooks import Policy\n"
-        "class Policed(Policy):\n"
-        "    name = 'policed'\n"
-        "    def post_stop_container(self, container): pass\n"
+BUILT_IN = {"batch-resource", "cpuset", "gpu-env"}
+
+
+def names(result: LoadResult) -> set[str]:
+    return {policy.name for policy in result.policies}
+
+
+def loaded(
+    loader: PolicyLoader, settings: Mapping[str, PolicySettings] | None = None, timeout_s: float = 60
+) -> LoadResult:
+    """Loads, and takes what came of it into use."""
+    result = loader.load(Sources(timeout_s=timeout_s), settings or {})
+    loader.use(result)
+    return result
+
+
+def test_policies_of_other_distributions_are_found(distribution: Installed) -> None:
+    distribution.module.write_text(THIRD_PARTY)
+    assert names(loaded(PolicyLoader())) == BUILT_IN | {"policed"}
+    assert names(PolicyLoader().load(Sources(third_party=False), {})) == BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        pytest.param(
+            "import no_such_thing\n", "cannot be imported: ModuleNotFoundError: No mod", id="import"
+        ),
+        pytest.param("class Other: pass\n", "cannot be imported: AttributeError", id="no such class"),
+        pytest.param("Policed = 5\n", "Policed: is not a class", id="no class"),
+        pytest.param("def\n", "cannot be imported: SyntaxError", id="syntax"),
+        pytest.param("raise SystemExit(3)\n", "cannot be imported: SystemExit: 3", id="SystemExit"),
+        pytest.param("raise BaseException\n", "cannot be imported: BaseException", id="BaseException"),
+        pytest.param(
+            "class Odd(Exception):\n  def __str__(self): raise self\nraise Odd\n",
+            "imported: Odd",
+            id="odd error",
+        ),
+        pytest.param(
+            THIRD_PARTY.replace("post_stop_container", "post_stop_contaner"),
+            "post_stop_contaner: no such hook; did you mean post_stop_container?",
+            id="misspelled hook",
+        ),
+        pytest.param(
+            THIRD_PARTY.replace('"policed"', '"cpuset"'), "name cpuset is taken by", id="name taken"
+        ),
+        pytest.param(
+            THIRD_PARTY + "    def __init__(self): raise SystemExit(4)\n",
+            "cannot be made: SystemExit: 4",
+            id="constructor",
+        ),
+        pytest.param(
+            THIRD_PARTY + "    timeout_s = float('inf')\n", "timeout_s inf is not a time above 0", id="time"
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_loaded_is_left_out(
+    distribution: Installed, module: str, reason: str
+) -> None:
+    distribution.module.write_text(module)
+    result = loaded(PolicyLoader())
+    assert names(result) == BUILT_IN
+    (problem,) = result.problems
+    assert "third_party_policy:Policed" in problem.text
+    assert reason in problem.text
+    assert "\n" not in problem.text
+
+
+def test_bad_options_leave_a_policy_out(distribution: Installed) -> None:
+    distribution.module.write_text(OPTIONS)
+    result = loaded(PolicyLoader(), {"policed": PolicySettings(options={"levl": 1})})
+    assert names(result) == BUILT_IN
+    assert [problem.text for problem in result.problems] == [
+        "policy policed: unknown option levl; there are: level"
+    ]
+
+
+def test_settings_of_a_policy_that_is_left_out_are_no_other_problem(distribution: Installed) -> None:
+    distribution.module.write_text("import no_such_thing\n")
+    settings = {"policed": PolicySettings(), "cpusett": PolicySettings()}
+    first, second = loaded(PolicyLoader(), settings).problems
+    assert first.name == "policed"
+    assert second.text == "settings: no policy named cpusett; did you mean cpuset?"
+
+
+def test_a_policy_that_hangs_keeps_no_other_from_being_used_and_counts_once_it_is_there(
+    distribution: Installed,
+) -> None:
+    gate = threading.Event()
+    sys.third_party_gate = gate  # type: ignore[attr-defined]
+    distribution.module.write_text("import sys\nsys.third_party_gate.wait()\n" + THIRD_PARTY)
+    loader, is_late = PolicyLoader(), threading.Event()
+    loader.on_late = is_late.set
+    try:
+        result = loaded(loader, timeout_s=0.05)
+        assert names(result) == BUILT_IN
+        assert "has not returned within 0.05 s" in result.problems[0].text
+        assert "has not returned since an earlier load" in loaded(loader).problems[0].text
+        assert not is_late.is_set()
+    finally:
+        gate.set()
+    assert is_late.wait(60)
+    assert names(loaded(loader)) == BUILT_IN | {"policed"}
+
+
+def test_a_policy_that_is_made_too_late_is_not_made_again(distribution: Installed) -> None:
+    gate = threading.Event()
+    sys.third_party_gate = gate  # type: ignore[attr-defined]
+    slow = "    def __init__(self):\n        import sys\n        sys.third_party_gate.wait()\n"
+    distribution.module.write_text(THIRD_PARTY + slow)
+    loader, is_late = PolicyLoader(), threading.Event()
+    loader.on_late = is_late.set
+    assert names(loaded(loader, timeout_s=0.05)) == BUILT_IN
+    gate.set()
+    assert is_late.wait(60)
+    gate.clear()
+    assert names(loaded(loader, timeout_s=0.05)) == BUILT_IN | {"policed"}
+    gate.set()
+
+
+def test_a_policy_in_use_that_cannot_be_loaded_again_stays(distribution: Installed) -> None:
+    distribution.module.write_text(OPTIONS)
+    loader = PolicyLoader()
+    first = loaded(loader, {"policed": PolicySettings(options={"level": 1})})
+    second = loaded(loader, {"policed": PolicySettings(options={"level": 9})})
+    (problem,) = second.problems
+    assert str(problem).endswith("cannot be made: SystemExit: level; it stays as it was loaded before")
+    assert [policy for policy in first.policies if policy.name == "policed"] == [
+        policy for policy in second.policies if policy.name == "policed"
+    ]
+    disabled = loaded(loader, {"policed": PolicySettings(enabled=False, options={"level": 9})})
+    assert names(disabled) == BUILT_IN
+
+
+def test_a_policy_whose_distribution_is_gone_goes(distribution: Installed) -> None:
+    distribution.module.write_text(THIRD_PARTY)
+    loader = PolicyLoader()
+    loaded(loader)
+    distribution.remove()
+    assert names(loaded(loader)) == BUILT_IN
+
+
+def test_a_policy_that_is_installed_later_is_found(distribution: Installed) -> None:
+    distribution.module.write_text("import no_such_thing\n")
+    loader = PolicyLoader()
+    assert names(loaded(loader)) == BUILT_IN
+    distribution.module.write_text(THIRD_PARTY)
+    assert names(loaded(loader)) == BUILT_IN | {"policed"}
+
+
+def test_code_that_has_changed_since_it_was_imported_is_named(distribution: Installed) -> None:
+    distribution.module.write_text(THIRD_PARTY)
+    distribution.record("third_party_policy.py,sha256=1,1\n")
+    loader = PolicyLoader()
+    assert loaded(loader).changed_code == ()
+    assert loaded(loader).changed_code == ()
+    distribution.module.write_text(THIRD_PARTY + "# new\n")
+    assert loaded(loader).changed_code == (f"third-party: {distribution.module} has changed",)
+    distribution.record("third_party_policy.py,sha256=2,1\n")
+    assert loaded(loader).changed_code == ("third-party: was installed again",)
+    distribution.version("1.1")
+    assert loaded(loader).changed_code == ("third-party: 1.0 is now 1.1",)
+    distribution.remove()
+    assert loaded(loader).changed_code == ("third-party: 1.0 is now not installed",)
+
+
+SHOW = """
+from runtimeproxy.hooks.loading import PolicyLoader, Sources
+result = PolicyLoader().load(Sources(), {})
+print([policy.name for policy in result.policies])
+print(*result.problems, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_another_package_in_the_place_of_the_built_in_policies_is_named(
+    tmp_path: Path, is_installed: bool
+) -> None:
+    package = tmp_path / "policies"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    if is_installed:
+        info = tmp_path / "firewall-2.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: firewall\nVersion: 2.5\n")
+        (info / "RECORD").write_text("policies/__init__.py,,\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert "policed" in {policy.name for policy in discover()}
-    assert "policed" not in {policy.name for policy in discover(third_party=False)}
-
-
-def test_a_broken_policy_of_another_distribution_is_named(distribution: Path) -> None:
-    distribution.write_text("import no_such_thing\n")
-    with pytest.raises(
-        PolicyLoadError, match="third_party_policy:Policed: cannot be imported: ModuleNotFound"
-    ):
-        discover()
+    policies, problem = done.stdout.splitlines()
+    assert policies == "[]"
+    whose = "of the distribution firewall 2.5" if is_installed else "of no installed distribution"
+    assert f"the package policies in {package}, {whose}, hides the proxy's own in " in problem
+    assert ("uninstall it" if is_installed else f"take {tmp_path} out of PYTHONPATH") in problem

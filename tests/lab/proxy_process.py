@@ -54,6 +54,7 @@ class ProxyProcess:
         self.socket = folder / "proxy.sock"
         self.state_folder = folder / "state"
         self.hook_folder = folder / "hooks"
+        self.policies_folder = folder / "policies.d"
         self._notify = NotifySocket(folder / notify_name)
         self._log_file = folder / "proxy.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -154,6 +155,7 @@ class ProxyProcess:
             "--config": str(self._config),
             "--state-dir": str(self.state_folder),
             "--hook-config-dir": str(self.hook_folder),
+            "--policies-dir": str(self.policies_folder),
             "--log-format": "json",
         }
         if options.log_level is not None:

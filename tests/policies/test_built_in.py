@@ -14,7 +14,7 @@ import pytest
 import policies
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.loaded import overridden_hooks
-from runtimeproxy.hooks.loading import checked, discover, import_class, load
+from runtimeproxy.hooks.loading import built_in, checked, import_class, load
 
 FOLDER = Path(policies.__file__).parent
 NO_POLICIES = {"__init__", "annotations", "template"}
@@ -35,14 +35,14 @@ def test_importing_the_package_imports_no_policy() -> None:
 
 def test_loading_with_default_options_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from runtimeproxy.hooks.loading import *; load(discover());"
+        "import sys; from runtimeproxy.hooks.loading import *; PolicyLoader().load(Sources(), {});"
         "print(sorted({'pydantic', 'grpc', 'google.protobuf', 'hypothesis'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
 
 
 def test_the_built_in_policies_run_in_the_order_of_koordinators_hooks() -> None:
-    assert [policy.name for policy in load(discover(third_party=False))] == [
+    assert [policy.name for policy in load(built_in())] == [
         "batch-resource",
         "cpuset",
         "gpu-env",
@@ -51,7 +51,7 @@ def test_the_built_in_policies_run_in_the_order_of_koordinators_hooks() -> None:
 
 def test_the_template_fulfils_the_contract() -> None:
     (template,) = checked([import_class("policies.template:Template")])
-    assert template.name not in {policy.name for policy in discover(third_party=False)}
+    assert template.name not in {policy.name for policy in built_in()}
 
 
 @pytest.mark.parametrize("reference", policies.BUILT_IN)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimeproxy.config import Settings, load
+from runtimeproxy.hooks import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.hooks.settings import PolicySettings
 
 SAMPLE = Path(__file__).parents[2] / "systemd" / "config.toml"
@@ -42,4 +43,8 @@ def test_the_sample_of_a_policy_is_one(tmp_path: Path) -> None:
     assert set(tomllib.loads(file.read_text())["policies"]["batch-resource"]) == {
         each.name for each in dataclasses.fields(PolicySettings)
     }
-    assert settings.policies["batch-resource"] == PolicySettings(timeout_s=1.0, priority=20)
+    tier = LabelRequirement(key="tier", operator=LabelOperator.NOT_IN, values=("front",))
+    selector = LabelSelector(match_labels={"app": "web"}, match_expressions=(tier,))
+    assert settings.policies["batch-resource"] == PolicySettings(
+        timeout_s=1.0, priority=20, selector=selector
+    )
