@@ -24,6 +24,7 @@ from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.ops import memory
 from runtimeproxy.ops.audit_log import AuditLog
 from runtimeproxy.ops.background import BackgroundThreads
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RUNTIME_WATCH_INTERVAL_S: Final = 30.0
+"""Between two Version calls of the daemon's own. Source: the kubelet's own Status interval is 5 s."""
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the runtime may take to answer a health probe."""
 SERVER_THREADS: Final = 16
@@ -81,7 +84,8 @@ class Engine:
         self._waiting_workers = Workers(SERVER_THREADS)
         self._audit = AuditLog()
         self._store = PodStore()
-        self._client = GrpcRuntimeClient(_client_settings(settings), executor)
+        self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
+        self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
         self._cgroups = KeptCgroups(_writer(settings))
         self._recovery = Recovery(
             self._store,
@@ -225,6 +229,7 @@ class Engine:
         self._spawn(self._lasting.follow())
         self._spawn(self.interceptor.load())
         self._spawn(self._recovery.run())
+        self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:
         """Compares the records with the runtime now, their values too: calls have passed that nobody saw."""
@@ -243,6 +248,13 @@ class Engine:
         except RuntimeUnavailableError:
             return False
         return True
+
+    async def _watch_runtime(self) -> None:
+        """Asks the runtime from time to time: one that hangs is logged although no client tells."""
+        while True:
+            await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
+            with suppress(RuntimeUnavailableError):
+                await self._client.version(self._runtime_call_timeout_s)
 
     async def close(self) -> None:
         """Ends the connection to the runtime and the policies' threads."""

@@ -88,7 +88,8 @@ class Recovery:
                     await self._on_compared()
                 await self._confirm_all()
             except RuntimeUnavailableError as error:
-                LOG.info("records wait for the runtime", extra={"cause": str(error), "pause_s": pause_s})
+                # The client has logged it, once per cause and interval.
+                LOG.debug("records wait for the runtime", extra={"cause": str(error), "pause_s": pause_s})
                 await self._rest(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from runtimeproxy.pods.questions import Question
+
+logger = logging.getLogger(__name__)
 
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 """Longer answers are parsed in a worker thread."""
@@ -32,6 +36,12 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.enable_retries", 0),
 )
 """Authority and longest pause before the next attempt are the kubelet's. Source: k8s.io/cri-client."""
+
+_SILENT: Final[Mapping[int, str]] = {
+    StatusCode.DEADLINE_EXCEEDED: "does not answer in time",
+    StatusCode.UNAVAILABLE: "cannot be reached, or is starting",
+}
+"""What each of the two codes says of a runtime; all others are answers."""
 
 ResultT = TypeVar("ResultT")
 
@@ -54,15 +64,20 @@ class ClientSettings:
 class GrpcRuntimeClient:
     """A `RuntimeClient` over grpc.aio; nothing is imported or connected before the first question."""
 
-    def __init__(self, settings: ClientSettings, executor: Executor) -> None:
+    def __init__(
+        self, settings: ClientSettings, executor: Executor, failures: FailureLog | None = None
+    ) -> None:
         """Prepares the client.
 
         Args:
             settings: Where the runtime is.
             executor: Worker threads for imports and for long answers.
+            failures: Where it is said that the runtime hangs or is away; None for nowhere.
         """
         self._settings = settings
         self._executor = executor
+        self._failures = failures
+        self._is_silent = False
         self._opening = asyncio.Lock()
         self._channel: grpc.aio.Channel | None = None
         self._service = SERVICES[0]
@@ -190,10 +205,28 @@ class GrpcRuntimeClient:
 
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{service}/{method}")
         try:
-            return await call(request, timeout=timeout_s), StatusCode.OK, ""
+            answer = await call(request, timeout=timeout_s)
         except AioRpcError as error:
             code = error.code()
-            return None, code.value[0], f"{code.name}: {error.details()}"
+            text = f"{code.name}: {error.details()}"
+            self._note(method, code.value[0], text)
+            return None, code.value[0], text
+        self._note(method, StatusCode.OK, "")
+        return answer, StatusCode.OK, ""
+
+    def _note(self, method: str, code: int, text: str) -> None:
+        """Logs that the runtime hangs or is away, once per cause and interval, and that it answers again."""
+        if self._failures is None:
+            return
+        path = self._settings.target.removeprefix("unix:")
+        if code in _SILENT:
+            self._is_silent = True
+            self._failures.report(
+                f"runtime {path}", code, f"{_SILENT[code]}: {method}: {text}", runtime=path, reason=text
+            )
+        elif self._is_silent:
+            self._is_silent = False
+            logger.info("runtime %s: answers again", path, extra={"runtime": path})
 
     async def _open(self) -> grpc.aio.Channel:
         """The channel; the first use loads grpc and the CRI's messages in a worker thread."""

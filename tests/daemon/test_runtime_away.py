@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -125,3 +126,62 @@ def test_the_status_tells_that_it_is_away(
     runtime.start()
     daemon.wait_for_state("STATUS=5 policies")
     assert waiting.result(30).runtime_name == "fake-runtime"
+
+
+WATCHFUL = """\
+import runpy, sys
+import runtimeproxy.engine
+runtimeproxy.engine.RUNTIME_WATCH_INTERVAL_S = 0.05
+sys.argv = sys.argv[3:]
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
+
+
+def about_runtime(daemon: ProxyProcess, text: str) -> list[dict[str, Any]]:
+    """The lines of the daemon's own client that have the text."""
+    return [
+        record
+        for record in daemon.log_records
+        if record.get("runtime") == daemon.options.runtime_endpoint and text in record["message"]
+    ]
+
+
+def test_a_runtime_that_hangs_is_logged_once_with_its_path(daemons: Daemons, runtime: FakeRuntime) -> None:
+    daemon = daemons.start(
+        "[proxy]\nruntime_call_timeout_s = 0.1\n", wrapper=(sys.executable, "-c", WATCHFUL)
+    )
+    wait_until(lambda: about_runtime(daemon, "serving on"), "the start")
+    runtime.on("Version", hang=True)
+    wait_until(lambda: about_runtime(daemon, "does not answer in time: Version"), "the line", 30)
+    runtime.recorded.wait("Version", len(runtime.recorded.of("Version")) + 5)
+    runtime.clear("Version")
+    wait_until(lambda: about_runtime(daemon, "answers again"), "the other line", 30)
+    assert daemon.terminate() == 0
+    (record,) = about_runtime(daemon, "does not answer in time")
+    assert record["level"] == "warning"
+    assert str(runtime.socket_path) in record["message"]
+
+
+def test_a_runtime_that_is_away_is_logged_once_with_its_path(daemons: Daemons, runtime: FakeRuntime) -> None:
+    runtime.kill()
+    daemon = daemons.prepare()
+    daemon.spawn()
+    wait_until(lambda: about_runtime(daemon, "cannot be reached"), "the line", 30)
+    daemon.wait_for_state("READY=1")
+    with CriClient(daemon.socket) as client:
+        for _ in range(3):
+            answer = wait_until(lambda: health(client), "health", 30)
+            assert answer == bytes((8, 2))
+    runtime.start()
+    wait_until(lambda: about_runtime(daemon, "answers again"), "the other line", 30)
+    assert daemon.terminate() == 0
+    (record,) = about_runtime(daemon, "cannot be reached")
+    assert str(runtime.socket_path) in record["message"]
+
+
+def health(client: CriClient) -> bytes:
+    """The answer of the health service, once there is one; empty before."""
+    try:
+        return client.raw("/grpc.health.v1.Health/Check")
+    except grpc.RpcError:
+        return b""
