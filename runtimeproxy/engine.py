@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.desk import CallSettings, Spawn
 from runtimeproxy.calls.interceptor import CallInterceptor
+from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.calls.unseen_starts import take_due
 from runtimeproxy.cgroups import CgroupWriter
@@ -51,6 +52,8 @@ RUNTIME_WATCH_INTERVAL_S: Final = 30.0
 """Between two Version calls of the daemon's own. Source: the kubelet's own Status interval is 5 s."""
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the runtime may take to answer a health probe."""
+LONG_REQUEST_THREADS: Final = 2
+"""The interpreter runs one thread at a time; the second is for the connection after a slow one."""
 SERVER_THREADS: Final = 16
 """Threads for calls that hook servers are asked about; they only wait."""
 
@@ -60,7 +63,7 @@ class Engine:
 
     Args:
         settings: what counts for the life of the process; `load_policies` and `configure` take the rest.
-        executor: threads for loading, long messages, lists and cgroup files; policies have their own.
+        executor: threads for loading, lists and cgroup files; policies and long requests have their own.
         spawn: starts background tasks.
         is_bypassed: whether calls pass unheld just now.
         loader: finds and makes the policies; None for the usual one.
@@ -103,6 +106,7 @@ class Engine:
         self._policies: tuple[LoadedPolicy, ...] = ()
         self._problems: tuple[LoadProblem, ...] = ()
         self._files_thread = BackgroundThreads(1, "hook-servers")
+        self._long_requests = BackgroundThreads(LONG_REQUEST_THREADS, "long-requests")
         self._servers = HookServers(
             Path(settings.hooks.server_config_dir),
             settings.hooks.server_timeout_s,
@@ -116,6 +120,7 @@ class Engine:
             self._cgroups,
             executor=executor,
             spawn=spawn,
+            long_work=LongWork(self._long_requests, memory.give_back),
             settings=call_settings(settings),
             unsettled=self.compare_soon,
         )
@@ -262,6 +267,7 @@ class Engine:
         self._workers.close()
         self._waiting_workers.close()
         self._files_thread.shutdown(cancel_futures=True)
+        self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()
         await self._lasting.close()
 

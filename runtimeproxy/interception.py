@@ -39,6 +39,8 @@ class CallHead:
     """From `grpc-encoding`; `identity` when absent."""
     waited_s: float = 0.0
     """How much of its time budget a call has used before it was opened here."""
+    connection: object = None
+    """The same object for all calls of one connection; None if that is not known."""
 
 
 class Reply(Protocol):

@@ -30,6 +30,20 @@ def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
         desk.lanes.hold_back(operation.pod_keys, hooks)
 
 
+def renew_resized(desk: Desk, method: Method, operation: Operation) -> None:
+    """Writes again what policies own in a pod's cgroup that the kubelet resized. The pod's calls wait."""
+    cgroup = operation.resized_cgroup
+    if cgroup and desk.writer.keeps(cgroup):
+        desk.lanes.hold_back(operation.pod_keys, desk.spawn(_renew(desk, method, cgroup)))
+
+
+async def _renew(desk: Desk, method: Method, cgroup: str) -> None:
+    try:
+        await asyncio.get_running_loop().run_in_executor(desk.executor, desk.writer.renew, cgroup)
+    except Exception as error:  # noqa: BLE001 - a bug costs one comparison, not the task's group
+        _bug(desk, method, error)
+
+
 def _is_disturbed(desk: Desk, operation: Operation) -> bool:
     """Whether values that policies wrote to the pod's cgroup have to be looked after."""
     cgroup = operation.disturbed_cgroup

@@ -10,6 +10,8 @@ from runtimeproxy.hooks import PodView
 from runtimeproxy.pods.records import Lifecycle
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from runtimeproxy.hooks import ContainerView, Hook, Resources
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 class ContainerCall(Operation):
     """A call on a container that exists; without a record there is nothing to show to policies."""
 
-    def __init__(self, context: CallContext, container_id: str) -> None:
-        super().__init__(context)
+    def __init__(self, context: CallContext, request: Message, container_id: str) -> None:
+        super().__init__(context, request)
         self.container_id = container_id
 
     @property
@@ -60,11 +62,11 @@ class ContainerCall(Operation):
 
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
         """A question about the container; `updated` is what an update under way asks for."""
-        pod = self.pod
+        pod, cgroup = self.pod, self.cgroup(record)
 
         def details() -> tuple[ContainerView, str]:
             shown = PodView() if pod is None else recorded_pod(pod)
-            return recorded_container(record, shown, updated), self.cgroup(record)
+            return recorded_container(record, shown, updated), cgroup
 
         return Question(hook, PodView() if pod is None else recorded_sketch(pod), details=details)
 
@@ -78,8 +80,8 @@ class ContainerCall(Operation):
 class PodCall(Operation):
     """A call on a sandbox that exists; without a record there is nothing to show to policies."""
 
-    def __init__(self, context: CallContext, pod_id: str) -> None:
-        super().__init__(context)
+    def __init__(self, context: CallContext, request: Message, pod_id: str) -> None:
+        super().__init__(context, request)
         self.pod_id = pod_id
 
     @property

@@ -12,6 +12,7 @@ from runtimeproxy.calls.edits import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.views import (
+    LastValues,
     PodSketch,
     recorded_container,
     recorded_pod,
@@ -25,7 +26,7 @@ from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks import CgroupChange, PodView, Resources
+    from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, Resources
     from runtimeproxy.hooks.concern import PodTraits
     from runtimeproxy.hooks.decision import Decision
 
@@ -37,6 +38,7 @@ class ContainerDraft:
         self.config = config
         self._requested: Resources | None = None
         self._is_changed = False
+        self._env: LastValues | None = None
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._record: Callable[..., ContainerRecord] | None = None
 
@@ -54,17 +56,20 @@ class ContainerDraft:
             pod: Its pod, as far as that decides who is concerned.
             view: Gives what policies are shown of the pod.
         """
-        return Question(
-            Hook.PRE_CREATE_CONTAINER,
-            pod,
-            self.edit,
-            details=lambda: (requested_container(self.config, view(), self.requested), ""),
-        )
+        return Question(Hook.PRE_CREATE_CONTAINER, pod, self.edit, details=lambda: (self._view(view()), ""))
 
     def edit(self, change: CgroupChange) -> bool:
         """Makes a change; returns whether the configuration differs from the kubelet's."""
-        self._is_changed = edit_container(self.config, cast("ContainerChange", change), self.requested)
+        asked = cast("ContainerChange", change)
+        if self._env is not None and asked.env:
+            self._env.read()
+        self._is_changed = edit_container(self.config, asked, self.requested)
         return self._is_changed
+
+    def _view(self, pod: PodView) -> ContainerView:
+        view = requested_container(self.config, pod, self.requested)
+        self._env = view.env if isinstance(view.env, LastValues) else None
+        return view
 
     def decided(self, decision: Decision | None) -> None:
         """Keeps who owns what, for the record."""
@@ -79,6 +84,10 @@ class ContainerDraft:
     def prepare(self) -> None:
         """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
         self._record = self._made()
+
+    def release(self) -> None:
+        """Drops all of the configuration that nothing is read of once the record is prepared."""
+        self.config = api_pb2.ContainerConfig(metadata=self.config.metadata)
 
     def _made(self) -> Callable[..., ContainerRecord]:
         config = self.config
@@ -101,13 +110,14 @@ class CreateContainer(Operation):
     own, some runtimes take the container's place from it, and it has to lie in its sandbox's cgroup.
     """
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        super().__init__(context)
-        request = api_pb2.CreateContainerRequest.FromString(body)
-        self.request = request
+    request_type = api_pb2.CreateContainerRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.CreateContainerRequest) -> None:
+        super().__init__(context, request)
         self._request = request
         self._draft = ContainerDraft(request.config)
         self._record: ContainerRecord | None = None
+        self._unseen: PodRecord | None = None
         self._known_pod: PodRecord | None = None
 
     @property
@@ -140,8 +150,9 @@ class CreateContainer(Operation):
 
     def questions(self) -> Questions:
         """May change everything but the container's name and image."""
-        sketch = self._pod_sketch()
-        question = self._draft.question(sketch or self._pod_view(), lambda: self._pod_view(sketch))
+        pod, sketch = self._pod, self._pod_sketch()
+        view = partial(self._pod_view, pod, sketch)
+        question = self._draft.question(sketch or view(), view)
         question.edit = self._edit
         self._draft.decided((yield question))
 
@@ -149,9 +160,24 @@ class CreateContainer(Operation):
         """Names the cgroup parent in which the sandbox really lies."""
         return edit_cgroup_parent(self._request.sandbox_config, self._carried_parent())
 
-    def prepare(self) -> None:
-        """Prepares the container's record."""
+    def preparation(self) -> Callable[[], None] | None:
+        """Prepares the container's record, and its sandbox's if that is unknown."""
+        return self._draft.prepare if self._pod is not None else self._prepare_both
+
+    def release(self) -> None:
+        """Keeps names, and what the records are made of."""
+        request, sandbox = self._request, self._request.sandbox_config
+        self._draft.release()
+        self.request = self._request = api_pb2.CreateContainerRequest(
+            pod_sandbox_id=request.pod_sandbox_id, config=self._draft.config
+        )
+        if request.HasField("sandbox_config"):
+            self._request.sandbox_config.metadata.CopyFrom(sandbox.metadata)
+            self._request.sandbox_config.linux.cgroup_parent = sandbox.linux.cgroup_parent
+
+    def _prepare_both(self) -> None:
         self._draft.prepare()
+        self._unseen = self._unseen_pod()
 
     def succeeded(self, response: bytes) -> None:
         """Records the container, and its sandbox if that was unknown."""
@@ -162,7 +188,7 @@ class CreateContainer(Operation):
         record = self._record
         if record is None:
             return
-        pod = self._pod_view()
+        pod = self._pod_view(self._pod)
         yield Question(Hook.POST_CREATE_CONTAINER, pod, details=lambda: (recorded_container(record, pod), ""))
         known = self.context.store.containers.get(record.id)
         if known is record and self.pending:
@@ -189,8 +215,7 @@ class CreateContainer(Operation):
             return None
         return sketched_pod(self._request.sandbox_config, self._pod)
 
-    def _pod_view(self, sketch: PodSketch | None = None) -> PodView:
-        pod = self._pod
+    def _pod_view(self, pod: PodRecord | None, sketch: PodSketch | None = None) -> PodView:
         if pod is not None and not self._request.HasField("sandbox_config"):
             return recorded_pod(pod)
         return requested_pod(self._request.sandbox_config, pod, sketch=sketch)
@@ -210,7 +235,7 @@ class CreateContainer(Operation):
     def _remember(self, identity: str) -> None:
         store = self.context.store
         if self._pod is None and self._request.pod_sandbox_id:
-            store.pods.put(self._unseen_pod())
+            store.pods.put(self._unseen or self._unseen_pod())
         self._record = self._draft.record(identity, self.pod_key, self.pending)
         store.containers.put(self._record)
 

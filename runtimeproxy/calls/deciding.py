@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.call import Call
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision, Refusal
+    from runtimeproxy.hooks.fields import View
     from runtimeproxy.hooks.written import Written
 
 
@@ -106,7 +107,7 @@ class Deciding:
         chain, question = self._desk.chain, self._first
         if chain is None or question is None:
             raise NoDecisionError("there is nothing to ask")
-        return chain.begin(self._order(question), decided)
+        return chain.begin(self._order(question, question.view()), decided)
 
     def verdict_on(self, decision: Decision) -> Verdict | None:
         """What becomes of the call now that its one question is decided.
@@ -197,14 +198,16 @@ class Deciding:
     async def _ask(self, chain: Chain, question: Question) -> Decision | None:
         if not self._desk.concerns(chain, question):
             return None
-        decision = await chain.decide(self._order(question))
+        elsewhere = self._operation.elsewhere
+        view = question.view() if elsewhere is None else await elsewhere(question.view)
+        decision = await chain.decide(self._order(question, view))
         self._note(question, decision)
         return decision
 
-    def _order(self, question: Question) -> Order:
+    def _order(self, question: Question, view: View) -> Order:
         finish = partial(self._carry_out, question) if self._operation.asks_once else None
         left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
-        return Order(question.hook, question.view(), left_s, finish)
+        return Order(question.hook, view, left_s, finish)
 
     def _note(self, question: Question, decision: Decision) -> None:
         if decision.refusal is None and decision.change is not None:

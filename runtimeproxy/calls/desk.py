@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.calls.lanes import Lanes
+from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.message import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.calls.methods import CallKind
 from runtimeproxy.calls.operation import CallContext, Operation, Question
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a background task that the caller need not keep alive."""
 
-Operations: TypeAlias = Mapping[CallKind, Callable[[CallContext, bytes], Operation]]
+Operations: TypeAlias = Mapping[CallKind, type[Operation]]
 
 
 INTERNAL_ERROR: Final = "internal_error"
@@ -84,7 +85,8 @@ class Desk:
         lanes: The order of calls.
         failures: Logs what goes wrong, each cause once per interval.
         counts: How often what happened, by a fixed set of names.
-        operations: What makes a call from its request; None until it is loaded.
+        long_work: Worker threads for long requests.
+        operations: The classes of calls; None until they are loaded.
         chain: The policies; None until they are loaded.
         chain_loaded: Set with the first chain.
     """
@@ -95,6 +97,7 @@ class Desk:
     executor: Executor
     spawn: Spawn
     unsettled: Callable[[], None]
+    long_work: LongWork
     lanes: Lanes = field(default_factory=Lanes)
     failures: FailureLog = field(default_factory=FailureLog)
     counts: Counter[str] = field(default_factory=Counter)
@@ -116,7 +119,7 @@ class Desk:
         return pod.labels.get(key) == value
 
     async def load(self) -> Operations:
-        """The makers of calls; the first time protobuf is loaded in a worker thread."""
+        """The classes of calls; the first time protobuf is loaded in a worker thread."""
         if self.operations is None:
             self.operations = await asyncio.get_running_loop().run_in_executor(self.executor, _load)
         return self.operations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from runtimeproxy.calls.aftermath import follow_up, settle
+from runtimeproxy.calls.aftermath import follow_up, renew_resized, settle
 from runtimeproxy.calls.deciding import Deciding, NoDecisionError, Readiness, Verdict
 from runtimeproxy.calls.desk import INTERNAL_ERROR
 from runtimeproxy.calls.message import (
     MessageTooLargeError,
+    Opening,
     UnreadableMessageError,
     is_compressed,
     open_frame,
@@ -25,20 +26,32 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.desk import Desk, Operations
     from runtimeproxy.calls.lanes import Turn
+    from runtimeproxy.calls.long_work import Check
     from runtimeproxy.calls.methods import Method
     from runtimeproxy.calls.operation import Operation
     from runtimeproxy.hooks.call import Call
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.interception import CallHead, Reply
 
+ResultT = TypeVar("ResultT")
+
 READ_ON_LOOP_BYTES: Final = 64 * 1024
 """Longer requests, and all compressed ones, are read in a worker thread."""
+
+MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
+"""Longest request that is read, without long fields that the CRI does not know: annotations, variables and
+mounts become objects of the interpreter, one by one. A pod's annotations have at most 256 KiB. Source:
+Kubernetes, TotalAnnotationSizeLimitB."""
+
+PREPARATION_GRACE_S: Final = 0.25
+"""How long the record of a long request may take to make when the call's time is spent."""
 
 REFUSAL_CHARS: Final = 1000
 """Longest text of a refusal; what is over it is cut."""
 
 COUNTS: Final = {
     "DecodeError": ("unreadable", False),
+    "TooManyPartsError": ("unreadable", True),
     "UnreadableMessageError": ("unreadable", True),
     "MessageTooLargeError": ("too_large", True),
     "NoDecisionError": ("undecided", True),
@@ -82,7 +95,7 @@ class HeldCall:
         try:
             operations = self._desk.operations
             if operations is None or len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
-                self._task = self._desk.spawn(self._read_elsewhere(data))
+                self._task = self._desk.spawn(self._read_later(data))
             else:
                 self._understood(self._read(operations, data))
         except Exception as error:  # noqa: BLE001 - the relay's loop must survive any bug in here
@@ -107,6 +120,7 @@ class HeldCall:
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.over()
+            renew_resized(self._desk, self._method, operation)
         if outcome is Outcome.FAILED:
             return
         if operation is None:
@@ -122,15 +136,19 @@ class HeldCall:
             self._report(error)
 
     def _read(self, operations: Operations, data: bytes) -> Operation:
+        """The call of a short request that is not compressed."""
+        kind = operations[self._method.kind]
         body = open_frame(data, self._head.encoding, self._desk.settings.max_message_bytes)
-        return operations[self._method.kind](self._desk.context, body)
+        return kind(self._desk.context, kind.request_type.FromString(body))
 
-    async def _read_elsewhere(self, data: bytes) -> None:
+    async def _read_later(self, data: bytes) -> None:
         try:
             async with asyncio.timeout_at(self._until_s):
                 operations = await self._desk.load()
-                read = partial(self._read, operations, data)
-                operation = await asyncio.get_running_loop().run_in_executor(self._desk.executor, read)
+                if len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
+                    operation = await self._read_elsewhere(operations, data)
+                else:
+                    operation = self._read(operations, data)
             self._task = None
             self._understood(operation)
         except TimeoutError:
@@ -138,15 +156,42 @@ class HeldCall:
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._failed(error)
 
+    async def _read_elsewhere(self, operations: Operations, data: bytes) -> Operation:
+        """The call of a long or compressed request."""
+        kind, context, max_bytes = (
+            operations[self._method.kind],
+            self._desk.context,
+            self._desk.settings.max_message_bytes,
+        )
+        opening = Opening(data, self._head.encoding, max_bytes)
+
+        def read(check: Check) -> Operation:
+            from runtimeproxy.pods.parsing import parse
+
+            opening.open_rest(check)
+            body = opening.take()
+            request = parse(kind.request_type, body, max_parts_bytes=MAX_PARTS_BYTES, on_piece=check)
+            return kind(context, request)
+
+        run, connection = self._desk.long_work.run, self._head.connection
+        if opening.is_compressed:
+            await run(connection, opening.open_first)
+        operation = await run(connection, read, len(data))
+        operation.elsewhere = self._elsewhere
+        return operation
+
+    async def _elsewhere(self, work: Callable[[], ResultT]) -> ResultT:
+        return await self._desk.long_work.run(self._head.connection, lambda check: work())
+
     def _understood(self, operation: Operation) -> None:
         self._operation = operation
         deciding = Deciding(self._desk, self._method, operation, self._until_s)
         readiness = deciding.readiness()
-        if readiness is Readiness.NEEDLESS:
+        if readiness is Readiness.NEEDLESS and operation.elsewhere is None:
             self._forward(operation, None)
             return
         self._turn = turn = self._desk.lanes.take_turn(operation.turn_key)
-        if readiness is Readiness.ASKS:
+        if readiness is Readiness.ASKS and operation.elsewhere is None:
             call = deciding.ask(partial(self._decided, deciding, turn))
             self._asked = None if call.is_over else call
         else:
@@ -167,7 +212,10 @@ class HeldCall:
 
     async def _conclude(self, verdict: Callable[[], Awaitable[Verdict]], turn: Turn) -> None:
         try:
-            self._answer(await verdict())
+            result = await verdict()
+            if result.refusal is None and self._operation is not None:
+                await self._prepare_long(self._operation)
+            self._answer(result)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._failed(error)
         finally:
@@ -178,18 +226,40 @@ class HeldCall:
             self._refuse(verdict.refusal.code, verdict.refusal.text)
         elif self._operation is not None:
             self._forward(self._operation, verdict.frame)
+        elif self._is_unseen:
+            self._reply.forward(verdict.frame)
 
     def _forward(self, operation: Operation, frame: bytes | None) -> None:
         operation.sent()
         self._reply.forward(frame)
         # Not before the message is written; and then the answer need not wait for it.
-        asyncio.get_running_loop().call_soon(self._prepare)
+        if operation.elsewhere is None:
+            asyncio.get_running_loop().call_soon(self._prepare)
+
+    async def _prepare_long(self, operation: Operation) -> None:
+        """Makes the record of a long request before that is sent, for the answer must not wait for it."""
+        preparation = operation.preparation()
+        if operation.elsewhere is None or preparation is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(max(self._until_s, now_s + PREPARATION_GRACE_S)):
+                await operation.elsewhere(preparation)
+        except TimeoutError:
+            # What was decided counts; the records are compared with the runtime once it has answered.
+            self._operation = None
+            self._is_unseen = True
+            self._report(NoDecisionError("the record could not be made in time"))
+            return
+        operation.release()
 
     def _prepare(self) -> None:
         if self._operation is None:
             return
         try:
-            self._operation.prepare()
+            preparation = self._operation.preparation()
+            if preparation is not None:
+                preparation()
         except Exception as error:  # noqa: BLE001 - it will be tried again when the answer is there
             self._report(error)
 
@@ -198,7 +268,7 @@ class HeldCall:
         from google.protobuf.message import DecodeError
 
         try:
-            operation.succeeded(open_response(data, self._desk.settings.max_message_bytes))
+            operation.succeeded(open_response(data))
         except (UnreadableMessageError, MessageTooLargeError, DecodeError):
             return False
         return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.desk import CallSettings, CgroupWriter, Desk, Spawn
 from runtimeproxy.calls.held_call import HeldCall
+from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.methods import BY_PATH
 from runtimeproxy.calls.operation import CallContext
 
@@ -36,6 +37,7 @@ class CallInterceptor:
         *,
         executor: Executor,
         spawn: Spawn,
+        long_work: LongWork | None = None,
         settings: CallSettings | None = None,
         unsettled: Callable[[], None] | None = None,
     ) -> None:
@@ -44,14 +46,21 @@ class CallInterceptor:
         Args:
             context: Records and look-ups.
             writer: Writes cgroup values, in worker threads.
-            executor: A few worker threads for long requests and for loading.
+            executor: A few worker threads, for loading and cgroup files.
             spawn: Starts background tasks.
+            long_work: Worker threads for long requests; None for those of `executor`.
             settings: None means the defaults.
             unsettled: Called when neither a call's answer nor the runtime told how the call ended; the
                 records should be compared with the runtime then.
         """
         self._desk = Desk(
-            settings or CallSettings(), context, writer, executor, spawn, unsettled or _nothing_to_do
+            settings or CallSettings(),
+            context,
+            writer,
+            executor,
+            spawn,
+            unsettled or _nothing_to_do,
+            long_work or LongWork(executor),
         )
         self.bypass = False
 

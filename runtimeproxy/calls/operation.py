@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from runtimeproxy.calls.presence import given_fields
 from runtimeproxy.cgroups import CgroupPathError, container_path
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
+
+
+ResultT = TypeVar("ResultT")
+
+
+class Elsewhere(Protocol):
+    """Runs what takes long in a worker thread."""
+
+    def __call__(self, work: Callable[[], ResultT], /) -> Awaitable[ResultT]:
+        """What the work returns."""
 
 
 class UpdateUnderWay(NamedTuple):
@@ -62,8 +72,9 @@ class Question:
         pod: The pod that the question is about, as far as that decides who is concerned.
         edit: Applies an answer to the request; returns whether that changed anything. Runs in any thread.
         cgroup: The cgroup that the answer's cgroup values are for; empty while it does not exist.
-        details: What policies are shown, and the cgroup of that. Asked for only once it is clear that a
-            policy is concerned; None means the pod itself.
+        details: What policies are shown of a container, and the cgroup of that. Asked for only once it is
+            clear that a policy is concerned; None means the pod itself. Runs in any thread and sees no store.
+        pod_view: What policies are shown of the pod, if `pod` is not that already; as `details`.
     """
 
     hook: Hook
@@ -71,11 +82,12 @@ class Question:
     edit: Callable[[CgroupChange], bool] = no_edit
     cgroup: str = ""
     details: Callable[[], tuple[ContainerView, str]] | None = None
+    pod_view: Callable[[], PodView] | None = None
 
     def view(self) -> PodView | ContainerView:
         """What policies are shown; from here on `cgroup` is what it says."""
         if self.details is None:
-            return cast("PodView", self.pod)
+            return cast("PodView", self.pod) if self.pod_view is None else self.pod_view()
         view, self.cgroup = self.details()
         return view
 
@@ -95,21 +107,28 @@ def answered(questions: Questions, decision: Decision | None) -> Question | None
 class Operation(ABC):
     """One held call whose request is understood.
 
-    It may be made in any thread. All its methods run in the event loop's thread, `Question.edit` in another.
+    It may be made in any thread. All its methods run in the event loop's thread; `Question.edit` and what
+    `preparation` returns in another.
 
     Attributes:
+        request_type: Of the request.
         request: The request; edited in place.
         pending: Cgroup values that wait for the container's cgroup.
+        elsewhere: Runs what takes long; None if the request is short, and all of it takes microseconds.
     """
+
+    request_type: ClassVar[type[Message]]
 
     asks_once: ClassVar[bool] = True
     """Whether there is at most one question, so that its answer can be carried out where it was found."""
 
     request: Message
 
-    def __init__(self, context: CallContext) -> None:
+    def __init__(self, context: CallContext, request: Message) -> None:
         self.context = context
+        self.request = request
         self.pending: dict[str, int | str] = {}
+        self.elsewhere: Elsewhere | None = None
 
     @property
     @abstractmethod
@@ -152,8 +171,15 @@ class Operation(ABC):
         """The request, edited or not, goes to the runtime now."""
         return
 
-    def prepare(self) -> None:
-        """Does in advance what `succeeded` can need: the runtime is at work. May be left out."""
+    def preparation(self) -> Callable[[], None] | None:
+        """What does in advance what `succeeded` can need, in any thread; None if that is nothing.
+
+        May be left out; but a long request is always prepared before it is sent.
+        """
+        return None
+
+    def release(self) -> None:
+        """Drops what is no longer needed of a long request that is prepared and about to be sent."""
         return
 
     def over(self) -> None:
@@ -181,6 +207,15 @@ class Operation(ABC):
         """The pod's cgroup, if values that were written there may be lost by the call's success.
 
         Source: systemd realizes a slice again, with the slice's own properties, when a scope starts below it.
+        """
+        return ""
+
+    @property
+    def resized_cgroup(self) -> str:
+        """The pod's cgroup, if the kubelet has written to it itself and tells the runtime so by this call.
+
+        Whatever the runtime answers. Source: kubelet 1.33, in-place resize; containerd 2.2 answers
+        UpdatePodSandboxResources with an error.
         """
         return ""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.calls.create_container import CreateContainer
 from runtimeproxy.calls.methods import CallKind
-from runtimeproxy.calls.operation import CallContext, Operation
+from runtimeproxy.calls.operation import Operation
 from runtimeproxy.calls.remove import RemoveContainer, RemovePodSandbox
 from runtimeproxy.calls.restore_pod import RestorePod
 from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
@@ -17,7 +17,7 @@ from runtimeproxy.calls.stop import StopContainer, StopPodSandbox
 from runtimeproxy.calls.update_container import UpdateContainerResources
 from runtimeproxy.calls.update_pod import UpdatePodSandboxResources
 
-OPERATIONS: Final[Mapping[CallKind, Callable[[CallContext, bytes], Operation]]] = MappingProxyType(
+OPERATIONS: Final[Mapping[CallKind, type[Operation]]] = MappingProxyType(
     {
         CallKind.RUN_POD_SANDBOX: RunPodSandbox,
         CallKind.CREATE_CONTAINER: CreateContainer,
@@ -31,4 +31,4 @@ OPERATIONS: Final[Mapping[CallKind, Callable[[CallContext, bytes], Operation]]] 
         CallKind.RESTORE_POD: RestorePod,
     }
 )
-"""What makes a call of each kind from the bytes of its request."""
+"""The class of each kind of call."""

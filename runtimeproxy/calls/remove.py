@@ -12,10 +12,10 @@ from runtimeproxy.hooks import Hook, PodView
 class RemoveContainer(ContainerCall):
     """The kubelet removes a container, perhaps more than once."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.RemoveContainerRequest.FromString(body)
-        super().__init__(context, request.container_id)
-        self.request = request
+    request_type = api_pb2.RemoveContainerRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.RemoveContainerRequest) -> None:
+        super().__init__(context, request, request.container_id)
         self._last: Question | None = None
         self._last_pod_id = ""
 
@@ -54,10 +54,10 @@ class RemoveContainer(ContainerCall):
 class RemovePodSandbox(PodCall):
     """The kubelet removes a sandbox, and with it the containers in it."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.RemovePodSandboxRequest.FromString(body)
-        super().__init__(context, request.pod_sandbox_id)
-        self.request = request
+    request_type = api_pb2.RemovePodSandboxRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.RemovePodSandboxRequest) -> None:
+        super().__init__(context, request, request.pod_sandbox_id)
         self._last_view: PodView | None = None
 
     def questions(self) -> Questions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -20,8 +21,9 @@ class RestorePod(NewSandbox):
 
     asks_once = False
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.RestorePodRequest.FromString(body)
+    request_type = api_pb2.RestorePodRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.RestorePodRequest) -> None:
         super().__init__(context, request)
         self._containers = {
             config.metadata.name: ContainerDraft(config) for config in request.container_configs
@@ -33,9 +35,24 @@ class RestorePod(NewSandbox):
         question = self._draft.question()
         decision = yield question
         self._draft.decided(decision)
-        pod = cast("PodView", question.pod if decision is None else decision.view)
+        pod = cast("PodView", question.view() if decision is None else decision.view)
         for draft in self._containers.values():
             draft.decided((yield draft.question(pod, lambda: pod)))
+
+    def preparation(self) -> Callable[[], None] | None:
+        """Prepares the records of the pod and its containers."""
+        return self._prepare
+
+    def release(self) -> None:
+        """Keeps names only, and the records."""
+        super().release()
+        for draft in self._containers.values():
+            draft.release()
+
+    def _prepare(self) -> None:
+        self._draft.prepare()
+        for draft in self._containers.values():
+            draft.prepare()
 
     def succeeded(self, response: bytes) -> None:
         """Records the pod and its containers, which run already."""

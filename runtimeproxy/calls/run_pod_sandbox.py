@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edits import edit_pod
 from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions, slice_of
-from runtimeproxy.calls.views import recorded_pod, requested_pod
+from runtimeproxy.calls.views import recorded_pod, requested_pod, sketched_pod
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
@@ -36,8 +36,10 @@ class PodDraft:
 
     def question(self) -> Question:
         """The question before it is created."""
-        view = requested_pod(self.config, None, self.runtime_handler)
-        return Question(Hook.PRE_RUN_POD_SANDBOX, view, self._edit, view.cgroup_parent)
+        sketch = sketched_pod(self.config, None)
+        view = partial(requested_pod, self.config, None, self.runtime_handler, sketch)
+        parent = self.config.linux.cgroup_parent
+        return Question(Hook.PRE_RUN_POD_SANDBOX, sketch, self._edit, parent, pod_view=view)
 
     def decided(self, decision: Decision | None) -> None:
         """Keeps what policies changed, for the record."""
@@ -53,6 +55,10 @@ class PodDraft:
     def prepare(self) -> None:
         """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
         self._record = self._made()
+
+    def release(self) -> None:
+        """Drops all of the configuration that nothing is read of once the record is prepared."""
+        self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
 
     def _made(self) -> Callable[..., PodRecord]:
         config, about = self.config, self.config.metadata
@@ -82,8 +88,7 @@ class NewSandbox(Operation):
     """A call that brings a sandbox into being, which has no id until the runtime answers."""
 
     def __init__(self, context: CallContext, request: _Request) -> None:
-        super().__init__(context)
-        self.request = request
+        super().__init__(context, request)
         self._draft = PodDraft(request.config, request.runtime_handler)
         self._record: PodRecord | None = None
 
@@ -107,9 +112,14 @@ class NewSandbox(Operation):
         """The pod's slice: the sandbox's scope was started in it."""
         return slice_of(self._record)
 
-    def prepare(self) -> None:
+    def preparation(self) -> Callable[[], None] | None:
         """Prepares the pod's record."""
-        self._draft.prepare()
+        return self._draft.prepare
+
+    def release(self) -> None:
+        """Keeps the pod's name only, and its record."""
+        self._draft.release()
+        self.request = type(self.request)()
 
     async def confirm(self) -> bool:
         """The runtime has a sandbox of this attempt, or it has not; more comes with the next list."""
@@ -127,8 +137,7 @@ class NewSandbox(Operation):
 class RunPodSandbox(NewSandbox):
     """The kubelet starts a pod."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        super().__init__(context, api_pb2.RunPodSandboxRequest.FromString(body))
+    request_type = api_pb2.RunPodSandboxRequest
 
     def questions(self) -> Questions:
         """May change labels, annotations, cgroup parent and resources."""

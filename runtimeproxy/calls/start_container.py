@@ -16,10 +16,10 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 class StartContainer(ContainerCall):
     """The kubelet starts a container; cgroup values that waited for it are due after that."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.StartContainerRequest.FromString(body)
-        super().__init__(context, request.container_id)
-        self.request = request
+    request_type = api_pb2.StartContainerRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.StartContainerRequest) -> None:
+        super().__init__(context, request, request.container_id)
         self._due: Mapping[str, int | str] = NO_ENTRIES
 
     def questions(self) -> Questions:

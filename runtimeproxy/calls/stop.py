@@ -15,10 +15,10 @@ from runtimeproxy.pods.records import Lifecycle
 class StopContainer(ContainerCall):
     """The kubelet stops a container; the record stays until the container is removed."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.StopContainerRequest.FromString(body)
-        super().__init__(context, request.container_id)
-        self.request = request
+    request_type = api_pb2.StopContainerRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.StopContainerRequest) -> None:
+        super().__init__(context, request, request.container_id)
         self._stopped = False
 
     def questions(self) -> Questions:
@@ -52,10 +52,10 @@ class StopContainer(ContainerCall):
 class StopPodSandbox(PodCall):
     """The kubelet stops a sandbox; the record stays until the sandbox is removed."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.StopPodSandboxRequest.FromString(body)
-        super().__init__(context, request.pod_sandbox_id)
-        self.request = request
+    request_type = api_pb2.StopPodSandboxRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.StopPodSandboxRequest) -> None:
+        super().__init__(context, request, request.pod_sandbox_id)
         self._stopped = False
 
     def questions(self) -> Questions:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
@@ -26,11 +27,12 @@ class UpdateContainerResources(ContainerCall):
     Only the fields that the kubelet sent or that a policy changes now reach the runtime.
     """
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.UpdateContainerResourcesRequest.FromString(body)
-        super().__init__(context, request.container_id)
-        self.request = request
+    request_type = api_pb2.UpdateContainerResourcesRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.UpdateContainerResourcesRequest) -> None:
+        super().__init__(context, request, request.container_id)
         self._request = request
+        self._annotations = compact(request.annotations)
         self._sent = self._carried = read_resources(request.linux)
         self._in_force: Resources | None = None
         self._under_way: UpdateUnderWay | None = None
@@ -66,11 +68,17 @@ class UpdateContainerResources(ContainerCall):
         if left:
             all_under_way[self._key] = left
 
-    def prepare(self) -> None:
+    def preparation(self) -> Callable[[], None] | None:
         """Makes the record that counts afterwards, if nothing else happens meanwhile."""
         record = self.record
-        if record is not None:
-            self._prepared = record, self._updated(record)
+        return None if record is None else partial(self._prepare, record)
+
+    def release(self) -> None:
+        """Drops the request: all that is needed of it is read."""
+        self.request = self._request = api_pb2.UpdateContainerResourcesRequest()
+
+    def _prepare(self, record: ContainerRecord) -> None:
+        self._prepared = record, self._updated(record)
 
     def succeeded(self, response: bytes) -> None:
         """Lays the update over what was requested and over what was applied."""
@@ -89,7 +97,8 @@ class UpdateContainerResources(ContainerCall):
             requested=overlay(record.requested, self._sent),
             applied=overlay(record.applied, self._carried),
             owners=merged_owners(record.owners, self._sent, self._owners),
-            annotations=self._annotations(record),
+            # What hooks are shown from now on, as they are with Koordinator's proxy.
+            annotations=_joined(record.annotations, self._annotations),
             pending_cgroup={**record.pending_cgroup, **self.pending} or NO_ENTRIES,
         )
 
@@ -98,6 +107,12 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is not None:
             yield self.question(Hook.POST_UPDATE_CONTAINER_RESOURCES, record, self._sent)
+
+    @property
+    def resized_cgroup(self) -> str:
+        """The pod's cgroup: it is resized before or after its containers, as the values rise or fall."""
+        pod = self.pod
+        return pod.cgroup_parent if pod is not None else ""
 
     async def confirm(self) -> bool:
         """The container has every value of the update that is reported, or the update counts as failed."""
@@ -120,16 +135,15 @@ class UpdateContainerResources(ContainerCall):
             )
         return record
 
-    def _annotations(self, record: ContainerRecord) -> Mapping[str, str]:
-        """What hooks are shown from now on, as they are with Koordinator's proxy."""
-        if not self._request.annotations:
-            return record.annotations
-        return compact({**record.annotations, **self._request.annotations})
-
     def _edit(self, change: CgroupChange) -> bool:
         changed = edit_container_update(self._request, cast("ContainerChange", change), self._in_force)
         self._carried = read_resources(self._request.linux)
+        self._annotations = compact(self._request.annotations)
         return changed
+
+
+def _joined(before: Mapping[str, str], newer: Mapping[str, str]) -> Mapping[str, str]:
+    return {**before, **newer} if newer else before
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:

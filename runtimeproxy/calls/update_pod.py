@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class UpdatePodSandboxResources(PodCall):
     """The kubelet has already set the pod's cgroup, so policies get to set their values there again."""
 
-    def __init__(self, context: CallContext, body: bytes) -> None:
-        request = api_pb2.UpdatePodSandboxResourcesRequest.FromString(body)
-        super().__init__(context, request.pod_sandbox_id)
-        self.request = request
+    request_type = api_pb2.UpdatePodSandboxResourcesRequest
+
+    def __init__(self, context: CallContext, request: api_pb2.UpdatePodSandboxResourcesRequest) -> None:
+        super().__init__(context, request, request.pod_sandbox_id)
         self._request = request
-        self._sent = read_resources(request.resources)
+        self._sent = self._carried = read_resources(request.resources)
         self._overhead = read_resources(request.overhead)
         self._in_force: Resources | None = None
         self._owners: Mapping[str, str] = NO_ENTRIES
@@ -53,7 +53,7 @@ class UpdatePodSandboxResources(PodCall):
             return
         updated = replace(
             self._asked(record),
-            applied=overlay(record.applied, read_resources(self._request.resources)),
+            applied=overlay(record.applied, self._carried),
             owners=merged_owners(record.owners, self._sent, self._owners),
         )
         self.context.store.pods.put(updated)
@@ -64,6 +64,12 @@ class UpdatePodSandboxResources(PodCall):
         if record is not None:
             view = recorded_pod(record)
             yield Question(Hook.POST_UPDATE_POD_SANDBOX_RESOURCES, view, cgroup=record.cgroup_parent)
+
+    @property
+    def resized_cgroup(self) -> str:
+        """The pod's cgroup."""
+        record = self.record
+        return record.cgroup_parent if record is not None else ""
 
     async def confirm(self) -> bool:
         """Nothing in a status tells: the call counts as failed, and the kubelet repeats it."""
@@ -81,4 +87,6 @@ class UpdatePodSandboxResources(PodCall):
 
     def _edit(self, change: CgroupChange) -> bool:
         resources = cast("PodChange", change).resources
-        return resources is not None and edit_update(self._request.resources, resources, self._in_force)
+        changed = resources is not None and edit_update(self._request.resources, resources, self._in_force)
+        self._carried = read_resources(self._request.resources)
+        return changed

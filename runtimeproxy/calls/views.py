@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -18,14 +19,22 @@ if TYPE_CHECKING:
 
 
 class LastValues(Mapping[str, bytes]):
-    """Environment variables by name, the last value of each; read when a policy first looks."""
+    """Environment variables by name, the last value of each; read when a policy first looks.
 
-    __slots__ = ("_found", "_variables")
+    A policy that was given up may look while the request is changed for others: `read` comes before that.
+    """
+
+    __slots__ = ("_found", "_lock", "_variables")
 
     def __init__(self, variables: Sequence[api_pb2.KeyValue]) -> None:
-        """Takes the variables of a request, which must not change before the first look."""
-        self._variables = variables
+        """Takes the variables of a request, which must not change before `read`."""
+        self._variables: Sequence[api_pb2.KeyValue] = variables
+        self._lock = Lock()
         self._found: dict[str, bytes] | None = None
+
+    def read(self) -> None:
+        """Makes the copy that is shown from now on; the request may change then."""
+        self._values()
 
     def __getitem__(self, name: str) -> bytes:
         return self._values()[name]
@@ -41,7 +50,10 @@ class LastValues(Mapping[str, bytes]):
 
     def _values(self) -> dict[str, bytes]:
         if self._found is None:
-            self._found = {variable.key: variable.value for variable in self._variables}
+            with self._lock:
+                if self._found is None:
+                    self._found = {variable.key: variable.value for variable in self._variables}
+                    self._variables = ()
         return self._found
 
 
@@ -64,9 +76,9 @@ def sketched_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> P
     about = config.metadata
     labels: Mapping[str, str] = config.labels
     annotations: Mapping[str, str] = config.annotations
-    if known is not None and (known.label_changes or known.annotation_changes):
-        labels = with_changes(read_entries(labels), known.label_changes)
-        annotations = with_changes(read_entries(annotations), known.annotation_changes)
+    if known is not None:
+        labels = _Changed(labels, known.label_changes) if labels else known.labels
+        annotations = _Changed(annotations, known.annotation_changes) if annotations else known.annotations
     return PodSketch(about.namespace, about.name, labels, annotations, qos_class(labels))
 
 
@@ -85,7 +97,8 @@ def requested_pod(
     """A pod as a request describes it, with what policies have changed when its sandbox was run.
 
     Annotations of a pod may change while it runs, so the request's count; but what a policy set at the start
-    holds, and so does the cgroup parent: the sandbox lives there.
+    holds, and so does the cgroup parent: the sandbox lives there. What the request says nothing of is taken
+    from the record: labels, annotations, resources and overhead, each for itself.
 
     Args:
         config: The request's.
@@ -95,7 +108,7 @@ def requested_pod(
     """
     about, linux = config.metadata, config.linux
     sketch = sketch or sketched_pod(config, known)
-    labels = read_entries(sketch.labels)
+    labels = _copied(sketch.labels)
     parent = (known.cgroup_parent if known is not None else "") or linux.cgroup_parent
     return PodView(
         id=known.id if known is not None else "",
@@ -104,11 +117,11 @@ def requested_pod(
         uid=about.uid,
         attempt=about.attempt,
         labels=_frozen(labels),
-        annotations=_frozen(read_entries(sketch.annotations)),
+        annotations=_frozen(_copied(sketch.annotations)),
         runtime_handler=known.runtime_handler if known is not None else handler,
         cgroup_parent=parent,
-        overhead=read_resources(linux.overhead),
-        resources=read_resources(linux.resources),
+        overhead=_asked(linux, "overhead", NO_RESOURCES if known is None else known.overhead),
+        resources=_asked(linux, "resources", NO_RESOURCES if known is None else known.requested),
         qos=sketch.qos,
         kube_qos=kube_qos_class(parent),
         priority=priority_class(labels),
@@ -167,13 +180,39 @@ def recorded_container(
     )
 
 
-def with_changes(entries: Mapping[str, str], changes: Mapping[str, str | None]) -> Mapping[str, str]:
-    """Entries with some set and some (None) taken away."""
-    if not changes:
-        return entries
-    kept = {key: value for key, value in entries.items() if key not in changes}
-    kept.update((key, value) for key, value in changes.items() if value is not None)
-    return kept
+class _Changed(Mapping[str, str]):
+    """Entries of a request with some set and some (None) taken away; nothing is copied."""
+
+    __slots__ = ("_changes", "_entries")
+
+    def __init__(self, entries: Mapping[str, str], changes: Mapping[str, str | None]) -> None:
+        self._entries = entries
+        self._changes = changes
+
+    def __getitem__(self, key: str) -> str:
+        value = self._changes[key] if key in self._changes else self._entries.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (key for key in self._entries if key not in self._changes)
+        yield from (key for key, value in self._changes.items() if value is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _copied(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """Entries for a view; those of a record need no copy, for nobody changes them."""
+    return entries if type(entries) in (dict, MappingProxyType) else read_entries(entries)
+
+
+def _asked(
+    linux: api_pb2.LinuxPodSandboxConfig, field: Literal["overhead", "resources"], known: Resources
+) -> Resources:
+    """The resources in a field of a request; those of the record if it has none."""
+    return read_resources(getattr(linux, field)) if linux.HasField(field) else known
 
 
 def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:

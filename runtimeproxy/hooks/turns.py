@@ -18,6 +18,31 @@ LOOK_S: Final = 0.005
 """A call that is under way at two looks lasts."""
 
 
+class SwitchInterval:
+    """The interpreter's switch interval, short while anybody asks for that. Used in one thread."""
+
+    def __init__(self) -> None:
+        self._askers = 0
+        self._usual_s = 0.0
+
+    def shorten(self) -> None:
+        """Asks for short turns; to be taken back with `restore`."""
+        if not self._askers:
+            self._usual_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(SHORT_S, self._usual_s))
+        self._askers += 1
+
+    def restore(self) -> None:
+        """Takes one `shorten` back."""
+        self._askers -= 1
+        if not self._askers:
+            sys.setswitchinterval(self._usual_s)
+
+
+SWITCH_INTERVAL: Final = SwitchInterval()
+"""Of this process: the interpreter has only one."""
+
+
 class Turns:
     """Makes turns short while a call lasts or a thread hangs. Used in one event loop's thread.
 
@@ -30,7 +55,7 @@ class Turns:
         self._under_way = under_way
         self._hangs = hangs
         self._before: Set[object] = frozenset()
-        self._usual_s = 0.0
+        self._is_short = False
         self._is_looking = False
 
     def begin(self) -> None:
@@ -48,9 +73,8 @@ class Turns:
             asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _shorten(self, is_short: bool) -> None:
-        if is_short and not self._usual_s:
-            self._usual_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(SHORT_S, self._usual_s))
-        elif self._usual_s and not is_short:
-            sys.setswitchinterval(self._usual_s)
-            self._usual_s = 0.0
+        if is_short and not self._is_short:
+            SWITCH_INTERVAL.shorten()
+        elif self._is_short and not is_short:
+            SWITCH_INTERVAL.restore()
+        self._is_short = is_short

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.pods.parsing import parse
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.sightings import listed_container, listed_pod, seen_container, seen_pod
@@ -66,22 +67,22 @@ def update_container(identity: str, scalars: Mapping[str, int | str], unified: M
 
 
 def _runtime_name(answer: bytes) -> str:
-    return api_pb2.VersionResponse.FromString(answer).runtime_name
+    return parse(api_pb2.VersionResponse, answer).runtime_name
 
 
 def _pods(answer: bytes) -> dict[str, PodRecord]:
-    return {item.id: listed_pod(item) for item in api_pb2.ListPodSandboxResponse.FromString(answer).items}
+    return {item.id: listed_pod(item) for item in parse(api_pb2.ListPodSandboxResponse, answer).items}
 
 
 def _containers(answer: bytes) -> dict[str, ContainerRecord]:
-    items = api_pb2.ListContainersResponse.FromString(answer).containers
+    items = parse(api_pb2.ListContainersResponse, answer).containers
     return {item.id: listed_container(item) for item in items}
 
 
 def _pod(answer: bytes) -> PodRecord:
-    return seen_pod(api_pb2.PodSandboxStatusResponse.FromString(answer))
+    return seen_pod(parse(api_pb2.PodSandboxStatusResponse, answer))
 
 
 def _container(answer: bytes) -> tuple[ContainerRecord, bool]:
-    response = api_pb2.ContainerStatusResponse.FromString(answer)
+    response = parse(api_pb2.ContainerStatusResponse, answer)
     return seen_container(response), response.status.HasField("resources")

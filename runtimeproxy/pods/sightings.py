@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.long_json import read_json
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
 from runtimeproxy.pods.resources import overlay, read_resources, resources_from_json, resources_from_spec
 
@@ -104,7 +104,7 @@ def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

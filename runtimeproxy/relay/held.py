@@ -79,7 +79,7 @@ class HeldStream(SpecialStream):
         self._has_passed = False
         self._response = bytearray()
         self._response_bytes = 0
-        call = CallHead(head.path, head.timeout_s, head.encoding or "identity")
+        call = CallHead(head.path, head.timeout_s, head.encoding or "identity", connection=state)
         self._handler: CallHandler = state.options.interceptor.open(call, self)
         self._intake.grant_prefix()
 

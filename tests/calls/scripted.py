@@ -43,11 +43,21 @@ class RecordedReply:
     def __init__(self) -> None:
         self.forwarded: list[bytes | None] = []
         self.refused: list[tuple[int, str]] = []
+        self.reserved: list[int] = []
+        self.has_room = True
+        self.waiting: Callable[[], None] | None = None
         self._done = asyncio.Event()
 
     def forward(self, data: bytes | None) -> None:
         self.forwarded.append(data)
         self._done.set()
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        self.reserved.append(size_bytes)
+        if self.has_room:
+            on_granted()
+        else:
+            self.waiting = on_granted
 
     def refuse(self, code: int, text: str) -> None:
         self.refused.append((code, text))

@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.calls.message import (
+    MAX_RESPONSE_BYTES,
+    MOST_GZIP_MEMBERS,
+    SLICE_BYTES,
     MessageTooLargeError,
+    Opening,
     UnreadableMessageError,
     frame_message,
     is_compressed,
@@ -98,3 +102,53 @@ def test_garbage_is_never_more_than_unreadable(frame: bytes, encoding: str) -> N
 @given(st.binary(max_size=200))
 def test_a_frame_is_opened_again(body: bytes) -> None:
     assert open_frame(frame_message(body), "gzip") == body
+
+
+def test_a_message_of_many_members_is_not_read() -> None:
+    """gRPC sends one; empty ones are 20 bytes each, and each needs a decompressor."""
+    few = compressed(gzip.compress(b"") * (MOST_GZIP_MEMBERS - 1) + gzip.compress(b"abc"))
+    assert open_frame(few, "gzip") == b"abc"
+    many = compressed(gzip.compress(b"") * 750_000)
+    opening = Opening(many, "gzip")
+    slices: list[None] = []
+    with pytest.raises(UnreadableMessageError, match="more than 16 members"):
+        opening.open_rest(lambda: slices.append(None))
+    assert len(slices) == MOST_GZIP_MEMBERS + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        pytest.param(gzip.compress(b"x" * 1_000_000), 40, id="short and opened long"),
+        pytest.param(gzip.compress(bytes(range(256)) * 4000, 0), 40, id="hardly compressed"),
+        pytest.param(gzip.compress(b"x" * 100_000) * 10, 40, id="members"),
+    ],
+)
+def test_compressed_data_is_opened_in_slices(body: bytes, most: int) -> None:
+    """The work can stop between two, and takes as many as the data is long."""
+    opening = Opening(compressed(body), "gzip")
+    opening.open_first()
+    assert not opening.is_done
+    assert 0 < opening.size_bytes <= SLICE_BYTES
+    slices: list[None] = []
+    opening.open_rest(lambda: slices.append(None))
+    assert bytes(opening.take()) == gzip.decompress(body)
+    assert 10 < len(slices) <= most
+
+
+def test_the_opening_stops_when_it_is_told() -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    opening = Opening(compressed(gzip.compress(b"x" * 1_000_000)), "gzip")
+    opening.open_first()
+    with pytest.raises(InterruptedError):
+        opening.open_rest(stop)
+    assert opening.size_bytes <= SLICE_BYTES
+
+
+def test_a_long_response_is_not_read() -> None:
+    """Opened in the loop's thread, it must be short: the runtime is asked instead."""
+    assert open_response(compressed(gzip.compress(b"x" * MAX_RESPONSE_BYTES)))
+    with pytest.raises(MessageTooLargeError):
+        open_response(compressed(gzip.compress(b"x" * (MAX_RESPONSE_BYTES + 1))))

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtimeproxy.hooks.turns import LOOK_S, SHORT_S, Turns
+from runtimeproxy.hooks import turns as turns_module
+from runtimeproxy.hooks.turns import LOOK_S, SHORT_S, SwitchInterval, Turns
 
 USUAL_S = 0.003
 
 
 @pytest.fixture(autouse=True)
-def usual() -> Iterator[None]:
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(turns_module, "SWITCH_INTERVAL", SwitchInterval())
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(USUAL_S)
     yield
@@ -74,10 +76,10 @@ async def test_they_are_never_made_longer() -> None:
     under_way: set[object] = {"call"}
     turns = Turns(under_way, lambda: False)
     turns.begin()
-    await until(lambda: bool(turns._usual_s))
+    await until(lambda: turns._is_short)
     assert sys.getswitchinterval() == pytest.approx(SHORT_S / 2)
     under_way.clear()
-    await until(lambda: not turns._usual_s)
+    await until(lambda: not turns._is_short)
 
 
 async def test_looking_ends_with_the_last_call_and_begins_anew() -> None:
@@ -90,3 +92,14 @@ async def test_looking_ends_with_the_last_call_and_begins_anew() -> None:
         under_way.clear()
         await until(lambda: not turns._is_looking)
         assert sys.getswitchinterval() == pytest.approx(USUAL_S)
+
+
+async def test_they_are_short_until_the_last_one_is_done() -> None:
+    """The interpreter has one switch interval, and calls and long requests both ask for a short one."""
+    interval = SwitchInterval()
+    interval.shorten()
+    interval.shorten()
+    interval.restore()
+    assert sys.getswitchinterval() == pytest.approx(SHORT_S)
+    interval.restore()
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S)

@@ -1,0 +1,246 @@
+"""Long requests are read, shown, edited and recorded in worker threads, fairly between connections."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.calls.held_call import MAX_PARTS_BYTES
+from runtimeproxy.calls.long_work import Check, LongWork, StoppedError
+from runtimeproxy.calls.message import frame_message
+from runtimeproxy.hooks import ContainerChange, PodChange
+from runtimeproxy.interception import Outcome
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, create, policy, waited
+
+MANY = {f"key-{number:06}": "value" for number in range(12_000)}
+"""About 256 KiB, which any pod's author may set."""
+
+SHARES = ContainerChange(annotations={"added": "yes"})
+
+
+@pytest.fixture
+def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of functions that copied many entries in the loop's thread."""
+    found: list[str] = []
+    from runtimeproxy.calls import run_pod_sandbox, update_container, views
+    from runtimeproxy.pods import parsing, records, resources
+
+    def watch(module: object, name: str) -> None:
+        original = getattr(module, name)
+
+        def watched(entries: object, *args: object, **named: object) -> object:
+            if threading.current_thread() is threading.main_thread() and len(entries) > 1000:  # type: ignore[arg-type]
+                found.append(name)
+            return original(entries, *args, **named)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for module in (views, resources):
+        watch(module, "read_entries")
+    from runtimeproxy.calls import create_container
+
+    for module in (run_pod_sandbox, create_container, update_container, records):
+        watch(module, "compact")
+    whole = parsing._Pieces.walk
+
+    def walk(self: parsing._Pieces, *args: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            found.append("parse")
+        whole(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parsing._Pieces, "walk", walk)
+    return found
+
+
+def big_pod() -> api_pb2.PodSandboxConfig:
+    return pod_sandbox_config(annotations=MANY)
+
+
+async def test_a_life_with_many_annotations(desk: Surroundings, in_loop: list[str]) -> None:
+    """The loop's thread copies none of them: not for parse, views, edits, records or hooks."""
+    asked = policy(
+        pre_run_pod_sandbox=PodChange(annotations={"added": "yes"}),
+        post_run_pod_sandbox=None,
+        pre_create_container=SHARES,
+        post_create_container=None,
+        pre_start_container=None,
+        post_start_container=None,
+        pre_update_container_resources=SHARES,
+        post_update_container_resources=None,
+        pre_stop_container=None,
+        post_stop_container=None,
+        pre_remove_container=None,
+        post_remove_container=None,
+        pre_stop_pod_sandbox=None,
+        post_remove_pod_sandbox=None,
+    )
+    await desk.load(asked)
+    run = await desk.run_pod(big_pod(), POD_ID)
+    assert (await run.sent(api_pb2.RunPodSandboxRequest)).config.annotations["added"] == "yes"
+    config = container_config(annotations=MANY)
+    made = await desk.create(POD_ID, big_pod(), config, CONTAINER_ID)
+    sent = await made.sent(api_pb2.CreateContainerRequest)
+    assert {**MANY, "added": "yes"}.items() <= dict(sent.config.annotations).items()
+    await desk.idle()
+    of_container = api_pb2.StartContainerRequest(container_id=CONTAINER_ID)
+    await desk.call("StartContainer", of_container).succeeded(api_pb2.StartContainerResponse())
+    update = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID, annotations=MANY)
+    update.linux.cpu_shares = 5
+    answer = api_pb2.UpdateContainerResourcesResponse()
+    await desk.call("UpdateContainerResources", update).succeeded(answer)
+    short = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID, annotations={"new": "x"})
+    await desk.call("UpdateContainerResources", short).succeeded(answer)
+    record = desk.store.containers.get(CONTAINER_ID)
+    assert record is not None
+    assert {**MANY, "added": "yes", "new": "x"}.items() <= record.annotations.items()
+    assert record.applied.cpu_shares == 5
+    stop = api_pb2.StopContainerRequest(container_id=CONTAINER_ID)
+    await desk.call("StopContainer", stop).succeeded(api_pb2.StopContainerResponse())
+    remove = api_pb2.RemoveContainerRequest(container_id=CONTAINER_ID)
+    await desk.call("RemoveContainer", remove).succeeded(api_pb2.RemoveContainerResponse())
+    stop_pod = api_pb2.StopPodSandboxRequest(pod_sandbox_id=POD_ID)
+    await desk.call("StopPodSandbox", stop_pod).succeeded(api_pb2.StopPodSandboxResponse())
+    remove_pod = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=POD_ID)
+    await desk.call("RemovePodSandbox", remove_pod).succeeded(api_pb2.RemovePodSandboxResponse())
+    await desk.idle()
+    assert in_loop == []
+    assert {hook for hook, _ in asked.seen} == set(type(asked).answers)
+    for hook, view in asked.seen:
+        shown = view if "pod_sandbox" in hook else view.pod
+        assert MANY.items() <= shown.annotations.items(), hook
+
+
+async def test_the_record_is_there_when_the_answer_comes(desk: Surroundings) -> None:
+    """Also of a long request whose sandbox was never seen, and that no policy is asked about."""
+    await desk.load()
+    await desk.create(POD_ID, big_pod(), container_config(annotations=MANY), CONTAINER_ID)
+    container, pod = desk.store.containers.get(CONTAINER_ID), desk.store.pods.get(POD_ID)
+    assert container is not None
+    assert pod is not None
+    assert MANY.items() <= container.annotations.items()
+    assert MANY.items() <= pod.annotations.items()
+
+
+async def test_the_request_is_dropped_when_it_is_sent(desk: Surroundings) -> None:
+    """The runtime may take long: what is needed then is the record."""
+    await desk.load(policy(pre_create_container=SHARES, post_create_container=None))
+    await desk.run_pod(big_pod(), POD_ID)
+    call = desk.call("CreateContainer", create(annotations=MANY))
+    await call.reply.done()
+    operation = call.handler._operation  # type: ignore[attr-defined]
+    assert operation.request.ByteSize() < 1000
+    await call.succeeded(api_pb2.CreateContainerResponse(container_id=CONTAINER_ID))
+
+
+@pytest.mark.parametrize(
+    "encode", [frame_message, lambda body: b"\1" + frame_message(gzip.compress(body, 1))[1:]]
+)
+async def test_more_parts_than_are_read(desk: Surroundings, encode: Callable[[bytes], bytes]) -> None:
+    """They are found out before anything is parsed; a long opaque field is none."""
+    asked = policy(pre_run_pod_sandbox=PodChange(annotations={"added": "yes"}))
+    await desk.load(asked)
+    request = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config())
+    tiny = request.SerializeToString() + many_annotations(MAX_PARTS_BYTES)
+    call = desk.call("RunPodSandbox", encode(tiny), encoding="gzip")
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+    assert desk.interceptor.counts["unreadable"] == 1
+    assert not asked.seen
+    blob = b"\xaa\x7d" + b"\x80\x80\x80\x07" + bytes(14 * 1024 * 1024)  # field 2005, 14 MiB
+    call = desk.call("RunPodSandbox", encode(request.SerializeToString() + blob), encoding="gzip")
+    await call.reply.done()
+    frame = call.reply.forwarded[0]
+    assert frame is not None
+    assert frame.endswith(blob)
+    assert len(asked.seen) == 1
+
+
+def many_annotations(size_bytes: int) -> bytes:
+    """A sandbox's configuration with annotations of 16 bytes each, as bytes of a request."""
+    entries = b"".join(b"\x3a\x0d\x0a\x08%08d\x12\x01x" % number for number in range(size_bytes // 15 + 1))
+    length = len(entries)
+    head = bytes(((length >> shift) & 0x7F) | 0x80 for shift in (0, 7, 14)) + bytes([length >> 21])
+    return b"\x0a" + head + entries
+
+
+async def test_a_call_that_gives_up_stops_its_thread(desk: Surroundings) -> None:
+    """And the next call of the connection is read after that."""
+    work = desk.interceptor._desk.long_work
+    stopped = threading.Event()
+    begun = threading.Event()
+
+    def endless(check: Check) -> None:
+        try:
+            while True:
+                begun.set()
+                check()
+        except StoppedError:
+            stopped.set()
+            raise
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await work.run("one client", endless)
+    assert begun.is_set()
+    assert await work.run("one client", lambda check: "done") == "done"
+    assert stopped.is_set()
+
+
+async def test_one_connection_takes_one_thread() -> None:
+    """Others are served beside it, however much it sends."""
+    let_go = threading.Event()
+    with ThreadPoolExecutor(2) as executor:
+        work = LongWork(executor)
+        busy = [asyncio.ensure_future(work.run("busy", lambda check: waited(let_go))) for _ in range(20)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            assert await work.run("other", lambda check: "served") == "served"
+        busy[10].cancel()
+        let_go.set()
+        assert (await asyncio.gather(*busy, return_exceptions=True)).count(None) == 19
+    assert not len(work)
+
+
+async def test_free_memory_is_given_back_after_long_requests() -> None:
+    given_back = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as executor:
+
+        def give_back() -> None:
+            loop.call_soon_threadsafe(given_back.set)
+
+        work = LongWork(executor, give_back)
+        await work.run("client", lambda check: None, 10 * 1024 * 1024)
+        async with asyncio.timeout(30):
+            await given_back.wait()
+
+
+async def test_a_record_that_takes_too_long_is_left_out() -> None:
+    """What policies decided counts; the records are compared with the runtime once it has answered."""
+    desk = Surroundings(CallSettings(budget_s=0.2))
+    let_go = threading.Event()
+    await desk.load()
+    call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
+    operation = desk.interceptor._desk.operations
+    assert operation is not None
+    from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
+
+    original = RunPodSandbox.preparation
+    try:
+        RunPodSandbox.preparation = lambda self: lambda: waited(let_go)  # type: ignore[method-assign]
+        await call.reply.done()
+    finally:
+        RunPodSandbox.preparation = original  # type: ignore[method-assign]
+        let_go.set()
+    assert call.reply.forwarded == [None]
+    await call.ended(Outcome.SUCCEEDED)
+    assert desk.unsettled == 1
+    await desk.close()
