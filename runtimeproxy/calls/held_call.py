@@ -39,7 +39,7 @@ READ_ON_LOOP_BYTES: Final = 64 * 1024
 """Longer requests, and all compressed ones, are read in a worker thread."""
 
 MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
-"""Longest request that is read, without long fields that the CRI does not know: annotations, variables and
+"""Longest request that is read, without single long texts and unknown fields: annotations, variables and
 mounts become objects of the interpreter, one by one. A pod's annotations have at most 256 KiB. Source:
 Kubernetes, TotalAnnotationSizeLimitB."""
 
@@ -106,6 +106,8 @@ class HeldCall:
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.over()
+            # A runtime that lacks the method ends the call before it has the message.
+            renew_resized(self._desk, self._method, operation)
         if self._task is not None:
             self._task.cancel()
         if self._asked is not None:

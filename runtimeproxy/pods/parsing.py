@@ -27,7 +27,7 @@ PIECE_BYTES: Final = 16 * 1024
 """Bytes that are parsed at a time; single strings may be longer, for those are only copied."""
 
 BLOB_BYTES: Final = 64 * 1024
-"""A field that the CRI does not know counts as parts up to this length: a long one is only copied."""
+"""A text, an entry of a map or an unknown field that is longer does not count: it is copied as a whole."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types. Source: protobuf.dev, "Encoding". Groups are not used by any message in proto3."""
@@ -51,7 +51,7 @@ def parse(
     Args:
         kind: The type of the message.
         body: Its bytes.
-        max_parts_bytes: Bound on all that is parsed. Long fields that the type does not know are not counted.
+        max_parts_bytes: Bound on all that is parsed. Single long texts and unknown fields are not counted.
         on_piece: Called after each piece of a long message; what it raises ends the parsing.
 
     Raises:
@@ -89,10 +89,11 @@ class _Pieces:
             number, content, at = self._field(at, end)
             if at - content > PIECE_BYTES:
                 field = known.get(number)
-                if self._is_blob(field, at - content) or _has_parts(field):
+                has_parts = field is not None and _has_parts(field)
+                if has_parts or (self._left_bytes is not None and at - content > BLOB_BYTES):
                     self._take(message, piece, field_start)
                     piece = at
-                    if field is not None:
+                    if field is not None and has_parts:
                         self.walk(_part(message, field), content, at)
                     continue
             if at - piece >= PIECE_BYTES:
@@ -125,10 +126,6 @@ class _Pieces:
             raise DecodeError("a field ends too late")
         return tag >> 3, content, at
 
-    def _is_blob(self, field: FieldDescriptor | None, length: int) -> bool:
-        """Whether a field is not counted; it is merged with the fields around it."""
-        return self._left_bytes is not None and field is None and length > BLOB_BYTES
-
     def _take(self, message: Message, start: int, end: int) -> None:
         if start == end:
             return
@@ -153,9 +150,9 @@ def _part(message: Message, field: FieldDescriptor) -> Message:
     return part
 
 
-def _has_parts(field: FieldDescriptor | None) -> bool:
+def _has_parts(field: FieldDescriptor) -> bool:
     """Whether a field is a message of fields; an entry of a map has to stay whole."""
-    kind = field.message_type if field is not None else None
+    kind = field.message_type
     return kind is not None and not kind.GetOptions().map_entry
 
 

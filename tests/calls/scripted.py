@@ -115,6 +115,12 @@ class ScriptedRuntime:
             raise RuntimeUnavailableError("down")
 
 
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class RecordedWriter:
     """Keeps what was written, and fails as scripted."""
@@ -122,6 +128,7 @@ class RecordedWriter:
     written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
     error: str = ""
+    lets_renew: threading.Event = field(default_factory=_set_event)
 
     def write(self, cgroup: str, values: Mapping[str, int | str]) -> tuple[WriteResult, ...]:
         self.written.append((cgroup, dict(values)))
@@ -134,6 +141,7 @@ class RecordedWriter:
         return any(name == cgroup for name, _ in self.written)
 
     def renew(self, cgroup: str) -> None:
+        self.lets_renew.wait(30)
         self.renewed.append(cgroup)
 
 

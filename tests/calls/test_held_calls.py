@@ -280,3 +280,55 @@ async def test_a_policy_cannot_change_what_it_is_shown(desk: Surroundings) -> No
     stop = desk.call("StopPodSandbox", api_pb2.StopPodSandboxRequest(pod_sandbox_id=POD_ID))
     await stop.succeeded(api_pb2.StopPodSandboxResponse())
     assert len(found.seen) == 2
+
+
+THIN = api_pb2.PodSandboxConfig(metadata=pod_sandbox_config().metadata)
+
+
+async def test_what_a_thin_configuration_says_nothing_of_is_the_record_s(desk: Surroundings) -> None:
+    """Koordinator's proxy shows the record's labels and annotations; the kubelet always sends them."""
+    asked = policy(
+        pre_run_pod_sandbox=PodChange(labels={"changed": "yes"}),
+        pre_create_container=None,
+        post_create_container=None,
+        pre_update_container_resources=None,
+    )
+    await desk.load(asked)
+    config = pod_sandbox_config(labels={"own": "label"}, annotations={"own": "annotation"})
+    config.linux.cgroup_parent = "/kubepods/podu1"
+    config.linux.resources.cpu_shares = 7
+    config.linux.overhead.cpu_shares = 3
+    await desk.run_pod(config, POD_ID)
+    await desk.create(POD_ID, THIN, container_config(), CONTAINER_ID)
+    await desk.idle()
+    update = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID)
+    await desk.call("UpdateContainerResources", update).reply.done()
+    shown = {hook: view.pod for hook, view in asked.seen[1:]}
+    assert len(shown) == 3
+    for pod in shown.values():
+        assert {"own": "label", "changed": "yes"}.items() <= pod.labels.items()
+        assert pod.annotations["own"] == "annotation"
+        assert pod.cgroup_parent == "/kubepods/podu1"
+        assert (pod.resources.cpu_shares, pod.overhead.cpu_shares) == (7, 3)
+
+
+async def test_each_group_that_a_request_gives_counts(desk: Surroundings) -> None:
+    """Annotations of a pod may change while it runs."""
+    asked = policy(pre_create_container=None)
+    await desk.load(asked)
+    config = pod_sandbox_config(labels={"own": "label"}, annotations={"own": "old"})
+    await desk.run_pod(config, POD_ID)
+    newer = api_pb2.PodSandboxConfig(metadata=config.metadata, annotations={"own": "new"})
+    await desk.create(POD_ID, newer, container_config(), CONTAINER_ID)
+    ((_, view),) = asked.seen
+    assert view.pod.labels["own"] == "label"
+    assert view.pod.annotations == {"own": "new"}
+
+
+async def test_a_thin_configuration_of_an_unknown_sandbox_is_looked_up(desk: Surroundings) -> None:
+    asked = policy(pre_create_container=None)
+    await desk.load(asked)
+    desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID, uid="u1", labels={"own": "label"})
+    await desk.create(POD_ID, THIN, container_config(), CONTAINER_ID)
+    ((_, view),) = asked.seen
+    assert view.pod.labels == {"own": "label"}

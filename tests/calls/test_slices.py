@@ -1,13 +1,17 @@
-"""Values of a pod's cgroup on nodes where the cgroup is a slice of systemd's, which resets it."""
+"""Values of a pod's cgroup that others write over: systemd resets its slices, the kubelet resizes pods."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.hooks import PodChange
+from runtimeproxy.interception import Outcome
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
-from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
 
 SLICE = "kubepods-besteffort-podu1.slice"
 VALUES = PodChange(cgroup={"cpu.shares": 2})
@@ -37,3 +41,79 @@ async def test_they_are_looked_after_when_a_scope_was_started(
     await start.succeeded(api_pb2.StartContainerResponse())
     await desk.idle()
     assert desk.writer.renewed == renewed
+
+
+KUBELET = "/kubepods/burstable/podu1"
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize(
+    ("method", "request_message"),
+    [
+        ("UpdatePodSandboxResources", api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)),
+        (
+            "UpdateContainerResources",
+            api_pb2.UpdateContainerResourcesRequest(
+                container_id=CONTAINER_ID, linux=api_pb2.LinuxContainerResources(cpu_shares=5)
+            ),
+        ),
+    ],
+)
+async def test_they_are_looked_after_when_the_kubelet_has_resized_the_pod(
+    desk: Surroundings, method: str, request_message: Message, outcome: Outcome
+) -> None:
+    """Whatever the runtime answers: the kubelet has written to the cgroup before."""
+    await desk.load(policy(pre_run_pod_sandbox=VALUES))
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = KUBELET
+    await desk.run_pod(config, POD_ID)
+    await desk.create(POD_ID, config, container_config(), CONTAINER_ID)
+    call = desk.call(method, request_message)
+    if outcome is Outcome.SUCCEEDED:
+        await call.succeeded(api_pb2.UpdatePodSandboxResourcesResponse())
+    else:
+        await call.ended(outcome)
+    await desk.idle()
+    assert desk.writer.renewed == [KUBELET]
+
+
+async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Surroundings) -> None:
+    """It answers as soon as it has the headers, while policies are asked."""
+    let_go = threading.Event()
+    await desk.load(
+        policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=lambda _: waited(let_go))
+    )
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = KUBELET
+    await desk.run_pod(config, POD_ID)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    call = desk.call("UpdatePodSandboxResources", request)
+    call.handler.cancelled()
+    await desk.idle()
+    let_go.set()
+    assert desk.writer.renewed == [KUBELET]
+
+
+async def test_the_next_call_of_the_pod_waits_for_that_and_the_answer_does_not(desk: Surroundings) -> None:
+    await desk.load(policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=None))
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = KUBELET
+    await desk.run_pod(config, POD_ID)
+    desk.writer.lets_renew.clear()
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
+    following = desk.call("UpdatePodSandboxResources", request)
+    other = desk.call("StopContainer", api_pb2.StopContainerRequest(container_id=CONTAINER_ID))
+    await other.reply.done()
+    assert not following.reply.is_done
+    desk.writer.lets_renew.set()
+    await following.reply.done()
+
+
+async def test_a_pod_that_no_policy_wrote_to_is_left_alone(desk: Surroundings) -> None:
+    await desk.load()
+    await desk.run_pod(pod_sandbox_config(), POD_ID)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
+    await desk.idle()
+    assert desk.writer.renewed == []
