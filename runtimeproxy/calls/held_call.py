@@ -178,12 +178,27 @@ class HeldCall:
         run, connection = self._desk.long_work.run, self._head.connection
         if opening.is_compressed:
             await run(connection, opening.open_first)
+        if not opening.is_done:
+            await self._reserved(max_bytes)
         operation = await run(connection, read, len(data))
+        if opening.size_bytes > len(data):
+            self._reply.reserve(opening.size_bytes, _nothing)
         operation.elsewhere = self._elsewhere
         return operation
 
     async def _elsewhere(self, work: Callable[[], ResultT]) -> ResultT:
         return await self._desk.long_work.run(self._head.connection, lambda check: work())
+
+    async def _reserved(self, size_bytes: int) -> None:
+        """Waits until there is room for this much memory beside the request's own."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def grant() -> None:
+            if not granted.done():
+                granted.set_result(None)
+
+        self._reply.reserve(size_bytes, grant)
+        await granted
 
     def _understood(self, operation: Operation) -> None:
         self._operation = operation
@@ -315,3 +330,7 @@ class HeldCall:
         count, is_expected = COUNTS.get(cause, (INTERNAL_ERROR, False))
         self._desk.counts[count] += 1
         self._desk.failures.report(self._method.kind, cause, str(error) if is_expected else cause)
+
+
+def _nothing() -> None:
+    return

@@ -63,9 +63,6 @@ class RecordedReply:
         self.refused.append((code, text))
         self._done.set()
 
-    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
-        on_granted()
-
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
@@ -191,10 +188,11 @@ class Surroundings:
         *,
         timeout_s: float | None = 120.0,
         encoding: str = "identity",
+        reply: RecordedReply | None = None,
     ) -> HeldForTest:
         """A held call whose request has come; bytes are taken for a whole frame."""
         frame = request if isinstance(request, bytes) else frame_message(request.SerializeToString())
-        reply = RecordedReply()
+        reply = reply or RecordedReply()
         path = f"/{SERVICE}/{method}"
         assert self.interceptor.holds(path)
         handler = self.interceptor.open(CallHead(path, timeout_s, encoding), reply)

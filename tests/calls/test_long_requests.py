@@ -18,7 +18,7 @@ from runtimeproxy.calls.message import frame_message
 from runtimeproxy.hooks import ContainerChange, PodChange
 from runtimeproxy.interception import Outcome
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
-from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, create, policy, waited
+from tests.calls.scripted import CONTAINER_ID, POD_ID, RecordedReply, Surroundings, create, policy, waited
 
 MANY = {f"key-{number:06}": "value" for number in range(12_000)}
 """About 256 KiB, which any pod's author may set."""
@@ -243,4 +243,36 @@ async def test_a_record_that_takes_too_long_is_left_out() -> None:
     assert call.reply.forwarded == [None]
     await call.ended(Outcome.SUCCEEDED)
     assert desk.unsettled == 1
+    await desk.close()
+
+
+def compressed(request: api_pb2.RunPodSandboxRequest) -> bytes:
+    return b"\1" + frame_message(gzip.compress(request.SerializeToString()))[1:]
+
+
+async def test_what_a_compressed_request_opens_to_is_charged(desk: Surroundings) -> None:
+    """First as much as it may become, then what it is."""
+    await desk.load()
+    request = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(annotations={"long": "x" * 200_000}))
+    call = desk.call("RunPodSandbox", compressed(request), encoding="gzip")
+    await call.reply.done()
+    assert call.reply.reserved == [CallSettings().max_message_bytes, request.ByteSize()]
+    short = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(annotations={"short": "x" * 20_000}))
+    call = desk.call("RunPodSandbox", compressed(short), encoding="gzip")
+    await call.reply.done()
+    assert call.reply.reserved in ([], [short.ByteSize()])
+
+
+async def test_no_more_than_a_slice_is_opened_before_there_is_room() -> None:
+    """A call that finds none in its time passes as it came, and takes no thread meanwhile."""
+    desk = Surroundings(CallSettings(budget_s=0.2))
+    await desk.load()
+    request = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(annotations={"long": "x" * 200_000}))
+    reply = RecordedReply()
+    reply.has_room = False
+    call = desk.call("RunPodSandbox", compressed(request), encoding="gzip", reply=reply)
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+    assert call.reply.reserved == [CallSettings().max_message_bytes]
+    assert desk.interceptor.counts["undecided"] == 1
     await desk.close()

@@ -1,8 +1,6 @@
-"""Long messages and documents read in pieces are those that are read at once."""
+"""Long messages read in pieces are those that are read at once."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from google.protobuf.message import DecodeError, Message
@@ -10,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods import long_json, parsing
-from runtimeproxy.pods.long_json import json_text, read_json
+from runtimeproxy.pods import parsing
 from runtimeproxy.pods.parsing import PIECE_BYTES, SHORT_BYTES, TooManyPartsError, parse
 
 MANY = {f"key-{number}": "v" * (number % 50) for number in range(20_000)}
@@ -132,22 +129,6 @@ def test_single_long_texts_are_no_parts(place: str) -> None:
     body = request.SerializeToString() + tail
     found = parse(api_pb2.CreateContainerRequest, body, max_parts_bytes=1000)
     assert found == api_pb2.CreateContainerRequest.FromString(body)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [MANY, {"a": [1, -2.5, None, True, {"b": 'ü\n"'}]}, [], "text"],
-    ids=["long", "mixed", "[]", "text"],
-)
-def test_long_json_is_json(document: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json_text(document, is_long=True) == json_text(document, is_long=False)
-    text = json.dumps(document)
-    monkeypatch.setattr(long_json, "SHORT_CHARS", 0)
-    assert read_json(text) == document
-    with pytest.raises(ValueError, match="Extra data"):
-        read_json(f"{text} x")
-    with pytest.raises(RecursionError):
-        read_json("[" * 100_000)
 
 
 def test_a_number_of_pieces_bounds_what_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
