@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 from runtimeproxy import __version__
-from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, serve
+from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, read_settings, serve
 from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 
@@ -86,9 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         argv, ignored = without_klog_flags(sys.argv[1:] if argv is None else argv)
         parser = _parser()
-        if misspelled := _misspelled(argv):
-            parser.error(misspelled)
-        arguments = parser.parse_args(argv)
+        argv, wrong = _without_wrong_flags(argv)
+        try:
+            arguments = parser.parse_args(argv)
+        except _UsageError as error:
+            _fail(f"{'; '.join((*wrong, str(error)))} (see {PROGRAM} --help)")
+            return EXIT_USAGE
+        if wrong:
+            return _wrong_usage(arguments, wrong)
         if ignored:
             _complain(f"flags of klog are ignored: {', '.join(ignored)}")
         command: Callable[[argparse.Namespace], int] = arguments.run
@@ -103,13 +108,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + 2  # as a shell shows SIGINT
 
 
+class _UsageError(Exception):
+    """The arguments cannot be parsed; the text says why."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line and names the way to the help."""
+    """A parser that leaves it to its caller to complain."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with the exit code for wrong usage."""
-        _fail(f"{message} (see {PROGRAM} --help)")
-        raise SystemExit(EXIT_USAGE)
+        """Raises _UsageError."""
+        raise _UsageError(message)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,17 +170,51 @@ def without_klog_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return kept, list(ignored)
 
 
-def _misspelled(argv: Sequence[str]) -> str:
-    """What to say of the first flag that does not exist; argparse would complain about its value instead."""
-    known = [flag.option for flag in FLAGS] + [*_OTHER_OPTIONS]
-    for argument in argv:
-        name = argument.partition("=")[0]
-        if name.startswith("--") and name not in known:
-            import difflib
+def _without_wrong_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without flags that do not exist or have a value that none of them has, and what is wrong.
 
-            guess = difflib.get_close_matches(name, known, n=1)
-            return f"there is no flag {name}" + (f"; did you mean {guess[0]}?" if guess else "")
-    return ""
+    So all of them can be said at once, and with what is wrong in file and environment.
+    """
+    choices = {flag.option: flag.choices for flag in FLAGS}
+    known = [*choices, *_OTHER_OPTIONS]
+    commands = {command.name for command in COMMANDS}
+    kept: list[str] = []
+    wrong: list[str] = []
+    remaining = list(argv)
+    while remaining:
+        argument = remaining.pop(0)
+        name, equals, value = argument.partition("=")
+        following = remaining[:1] if not equals else []
+        if name.startswith("--") and name != "--" and name not in known:
+            wrong.append(_misspelled(name, known))
+            if following and not following[0].startswith("-") and following[0] not in commands:
+                del remaining[0]
+        elif (allowed := choices.get(name)) and (given := [value] if equals else following):
+            if given[0] in allowed:
+                kept += [name, given[0]]
+            else:
+                there = ", ".join(allowed)
+                wrong.append(f"argument {name}: invalid choice: {given[0]!r} (choose from {there})")
+            del remaining[: len(following)]
+        else:
+            kept.append(argument)
+    return kept, wrong
+
+
+def _misspelled(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    guess = difflib.get_close_matches(name, known, n=1)
+    return f"there is no flag {name}" + (f"; did you mean {guess[0]}?" if guess else "")
+
+
+def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
+    """Says what is wrong with the flags, and with the configuration too if there is something."""
+    errors = read_settings(arguments).errors
+    if errors:
+        raise CombinedConfigError([*(ConfigError("flag", "", text) for text in wrong), *errors])
+    _fail(f"{'; '.join(wrong)} (see {PROGRAM} --help)")
+    return EXIT_USAGE
 
 
 def _flags() -> _Parser:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
-from runtimeproxy.config import CombinedConfigError, config_path, load
+from runtimeproxy.config import CombinedConfigError, config_path, read
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
 
-    from runtimeproxy.config import Settings
+    from runtimeproxy.config import Reading, Settings
     from runtimeproxy.hooks.loading import LoadResult
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.settings import PolicySettings
@@ -58,13 +59,23 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
     """Reads flags, environment and file.
 
     Raises:
-        ConfigError: something in them is wrong.
+        CombinedConfigError: something in them is wrong.
     """
+    reading = read_settings(arguments)
+    if reading.errors:
+        raise CombinedConfigError(reading.errors)
+    return reading.settings
+
+
+def read_settings(arguments: argparse.Namespace) -> Reading:
+    """Reads flags, environment and file; what is wrong with them is in the result."""
+    reading = read(arguments, os.environ)
     mode = getattr(arguments, "backend_runtime_mode", "Containerd")
-    if mode != "Containerd":
-        reason = _DOCKER if mode == "Docker" else f"{mode!r} is no mode: only Containerd is"
-        raise ConfigError("flag", "--backend-runtime-mode", reason)
-    return load(arguments, os.environ)
+    if mode == "Containerd":
+        return reading
+    reason = _DOCKER if mode == "Docker" else f"{mode!r} is no mode: only Containerd is"
+    wrong_mode = ConfigError("flag", "--backend-runtime-mode", reason)
+    return replace(reading, errors=(wrong_mode, *reading.errors))
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -81,10 +92,15 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def _check_config(arguments: argparse.Namespace) -> int:
-    settings = load_settings(arguments)
+    from runtimeproxy.config.node_checks import check_on_node
+
+    reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
-    if problems := load_policies(settings).problems:
-        raise CombinedConfigError([ConfigError(path, "policies", each.text) for each in problems])
+    findings = check_on_node(reading, load_policies(reading.settings), path)
+    for warning in findings.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if findings.problems:
+        raise CombinedConfigError(findings.problems)
     source = path if is_named or Path(path).exists() else "no file, defaults"
     print(f"{source}: the configuration is right")
     return EXIT_OK
@@ -176,7 +192,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 COMMANDS: Final = (
     Command(
         name="check-config",
-        text="read flags, environment, file and policies; say what is wrong",
+        text="read flags, environment, file, policies and hook servers' files; say what is wrong",
+        more=". All problems are said at once, and the exit code is 2 then; warnings leave it 0.",
         run=_check_config,
     ),
     Command(

@@ -8,6 +8,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy import __version__
 from runtimeproxy.daemon import Daemon
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.handover.inheritance import tell_predecessor
@@ -38,6 +39,7 @@ def run(settings: Settings, reload: Reload) -> int:
     # A crash of the interpreter leaves the stacks of all threads in the journal, also after an upgrade.
     faulthandler.enable(_STANDARD_ERROR)
     sys.setswitchinterval(TURN_S)
+    logger.debug("version %s with Python %s", __version__, sys.version.partition(" ")[0])
     limit_arenas()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -233,3 +233,123 @@ def test_flags_of_klog_are_one_warning() -> None:
 def test_other_arguments_stay_as_they_are() -> None:
     argv = ["--log-level", "debug", "--version", "v", "-x", "--", "--config=v=1"]
     assert without_klog_flags(argv) == (argv, [])
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[proxy]\ndrian_s = 1\n[log]\nlevel = 'loud'\n[hooks]\nbudget_s = 0\n")
+    for command in ((), ("check-config",)):
+        done = run(
+            *command,
+            *("--config", path, "--zzz", "1", "--log-format=xml", "--state-dir", "relative"),
+            KOORD_RUNTIMEPROXY_PROXY_DRIAN_S="2",
+            KOORD_RUNTIMEPROXY_PROXY_DRAIN_S="-2",
+        )
+        assert done.returncode == 2
+        first, *lines = [line.strip() for line in done.stderr.splitlines()]
+        assert first == "koord-runtime-proxy: configuration errors:"
+        assert [line.partition(": ")[0] for line in lines] == [
+            *("flag", "flag", "environment"),
+            *(path, path, path),
+            *("environment", "flag"),
+        ]
+        for text in (
+            "there is no flag --zzz",
+            "invalid choice: 'xml'",
+            "PROXY_DRIAN_S: no setting has this name; did you mean KOORD_RUNTIMEPROXY_PROXY_DRAIN_S?",
+            "proxy.drian_s: unknown key; did you mean drain_s?",
+            "log.level: must be",
+            "hooks.budget_s: must be",
+            "KOORD_RUNTIMEPROXY_PROXY_DRAIN_S: must be",
+            "--state-dir: 'relative' is no absolute path",
+        ):
+            assert text in done.stderr
+
+
+def test_several_wrong_flags_are_one_line() -> None:
+    done = run("version", "--zzz", "--log-level", "loud", "--log-formt=json")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "koord-runtime-proxy: there is no flag --zzz; argument --log-level: invalid choice: 'loud' "
+        "(choose from debug, info, warning, error); there is no flag --log-formt; did you mean --log-format? "
+        "(see koord-runtime-proxy --help)\n"
+    )
+
+
+def test_check_config_looks_at_the_node(tmp_path: Path) -> None:
+    servers, state = tmp_path / "servers", tmp_path / "state"
+    servers.mkdir()
+    state.write_text("")
+    (tmp_path / "proxy.sock").write_text("")
+    files = {
+        "a.json": "{",
+        "b.json": '{"remote-endpoint": "/b.sock", "runtime-hooks": ["PreRunPodSandbx"], "timout": 1}',
+        "c.json": '{"remote-endpoint": "/c", "runtime-hooks": ["PreRunPodSandbox"], "timeout-seconds": 60}',
+        "d.json": '{"remote-endpoint": "d.sock", "runtime-hooks": []}',
+    }
+    for name, text in files.items():
+        (servers / name).write_text(text)
+    path = configured(
+        tmp_path,
+        f"""
+        [proxy]
+        endpoint = "{tmp_path}/proxy.sock"
+        [hooks]
+        server_config_dir = "{servers}"
+        server_timeout_s = 7
+        [policies.cpuset]
+        timeout_s = 6
+        [policies.batch-resorce]
+        enabled = false
+        [policies.gpu-env.options]
+        nonsense = 1
+        [cgroups]
+        root = "{tmp_path}/nowhere"
+        [state]
+        dir = "{state}/below"
+        """,
+    )
+    done = run("check-config", "--config", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    prefix = "koord-runtime-proxy: warning: "
+    lines = done.stderr.splitlines()
+    warnings = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    problems = [line.strip() for line in lines if line.startswith("  ")]
+    assert len(warnings) + len(problems) + 1 == len(lines)
+    late = "is more than hooks.budget_s (5 s), after which the call goes on"
+    hint = "no hook is named 'PreRunPodSandbx'; did you mean PreRunPodSandbox?"
+    assert warnings == [
+        f"{path}: cgroups.root: {tmp_path}/nowhere is no folder: no cgroup value can be written",
+        f"{servers}/b.json: runtime-hooks: {hint}",
+        *[line for line in warnings if line.startswith(f"{servers}/b.json: 'timout': unknown key")],
+        f"{servers}/b.json: timeout-seconds: 7 s {late}",
+        f"{servers}/c.json: timeout-seconds: 60 s {late}",
+        f"{path}: hooks.server_timeout_s: 7 s {late}",
+        f"{path}: policies.cpuset.timeout_s: 6 s {late}",
+    ]
+    places = [problem.partition(": ")[0] for problem in problems]
+    assert places == [path, path, path, path, f"{servers}/a.json", f"{servers}/d.json"]
+    text = done.stderr
+    assert "did you mean batch-resource?" in text
+    assert f"state.dir: {state} is no folder" in text
+    assert f"proxy.endpoint: {tmp_path}/proxy.sock is there, and is no socket" in text
+    assert f"{servers}/d.json: remote-endpoint: 'd.sock' is no absolute path of a socket" in text
+
+
+def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
+    servers = tmp_path / "servers"
+    servers.mkdir()
+    servers.chmod(0o777)
+    path = configured(tmp_path, f"[hooks]\nserver_config_dir = '{servers}'\n")
+    done = run("check-config", "--config", path)
+    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is right\n")
+    mode = f"{servers} has mode 0777: whoever may write to it decides on pods of this node"
+    assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
+
+
+def test_a_state_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    if os.geteuid() == 0 and not Path("/proc/version").exists():
+        pytest.skip("root writes everywhere, and there is no /proc")
+    folder = "/proc/sys/kernel" if os.geteuid() == 0 else "/usr"
+    done = run("check-config", "--state-dir", folder, "--config", configured(tmp_path, ""))
+    assert done.returncode == 2
+    assert f"--state-dir: {folder} does not let user {os.geteuid()} read and write" in done.stderr

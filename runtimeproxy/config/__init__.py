@@ -4,7 +4,7 @@ from runtimeproxy.config.checks import owner_ids, socket_mode_bits
 from runtimeproxy.config.endpoints import is_same_socket, parse_endpoint
 from runtimeproxy.config.errors import CombinedConfigError
 from runtimeproxy.config.flags import FLAGS, Flag
-from runtimeproxy.config.loading import config_path, load
+from runtimeproxy.config.loading import Reading, config_path, load, read
 from runtimeproxy.config.settings import (
     DEFAULT_CONFIG_PATH,
     CgroupsSettings,
@@ -24,6 +24,7 @@ __all__ = [
     "HooksSettings",
     "LogSettings",
     "ProxySettings",
+    "Reading",
     "Settings",
     "StateSettings",
     "config_path",
@@ -31,5 +32,6 @@ __all__ = [
     "load",
     "owner_ids",
     "parse_endpoint",
+    "read",
     "socket_mode_bits",
 ]

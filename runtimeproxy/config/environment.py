@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, get_origin, get_type_hints
 
-from runtimeproxy.config.errors import CombinedConfigError
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.errors import ConfigError
 
@@ -27,28 +26,25 @@ def variable(group: str, key: str) -> str:
     return f"{PREFIX}{group}_{key}".upper()
 
 
-def environment_table(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The table that the environment's variables make; texts are checked later, as a file's values are.
+def environment_table(environ: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], list[ConfigError]]:
+    """The table that the environment's variables make, and what is wrong with their names.
 
-    Numbers, booleans and lists are written as in TOML; a list may stand without its brackets.
-
-    Raises:
-        CombinedConfigError: variables with the prefix that name no key, or are no text.
+    Values are checked later, as a file's are. Numbers, booleans and lists are written as in TOML; a list may
+    stand without its brackets.
     """
     names = [name for name in sorted(environ) if _is_setting(name)]
     if not names:
-        return {}
+        return {}, []
     hints = _hints()
-    problems = {name: reason for name in names if (reason := _problem(name, environ[name], hints))}
-    if problems:
-        raise CombinedConfigError(
-            [ConfigError("environment", name, reason) for name, reason in problems.items()]
-        )
     table: dict[str, dict[str, Any]] = {}
+    errors: list[ConfigError] = []
     for name in names:
+        if problem := _problem(name, environ[name], hints):
+            errors.append(ConfigError("environment", name, problem))
+            continue
         group, key, hint = hints[name]
         table.setdefault(group, {})[key] = _value(environ[name], hint)
-    return table
+    return table, errors
 
 
 def _is_setting(name: str) -> bool:
@@ -58,7 +54,12 @@ def _is_setting(name: str) -> bool:
 
 def _problem(name: str, text: str, hints: Mapping[str, object]) -> str:
     if name not in hints:
-        return "no setting has this name"
+        import difflib  # only where a name is wrong
+
+        # Without what all have in common, or else every name is near to every other.
+        there = [known.removeprefix(PREFIX) for known in hints]
+        guess = difflib.get_close_matches(name.removeprefix(PREFIX), there, n=1)
+        return "no setting has this name" + (f"; did you mean {PREFIX}{guess[0]}?" if guess else "")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -30,6 +30,21 @@ class _Layer:
         return ConfigError(self.source, self.name_of(key), reason)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """What the sources say.
+
+    Attributes:
+        settings: those that are right; defaults where something is wrong.
+        errors: whatever is wrong, all of it.
+        error: makes an error of a key and a reason: it names the source that the key's value comes from.
+    """
+
+    settings: Settings
+    errors: tuple[ConfigError, ...]
+    error: Callable[[tuple[str, ...], str], ConfigError]
+
+
 def load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     """Reads, checks and merges all settings; called again to reload.
 
@@ -40,18 +55,26 @@ def load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     Raises:
         CombinedConfigError: whatever is wrong, all of it.
     """
+    reading = read(arguments, environ)
+    if reading.errors:
+        raise CombinedConfigError(reading.errors)
+    return reading.settings
+
+
+def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
+    """Reads, checks and merges all settings, and goes on without those that are wrong."""
     errors: list[ConfigError] = []
     path, is_named = config_path(arguments, environ)
+    variables, wrong_variables = environment_table(environ)
+    errors += wrong_variables
     layers = [
         _checked_layer(path, partial(read_file, path, is_named=is_named), ".".join, errors),
-        _checked_layer("environment", partial(environment_table, environ), _variable, errors),
+        _checked_layer("environment", lambda: variables, _variable, errors),
         _Layer("flag", _flag_table(arguments), _option),
     ]
     settings, problems = checked(_settings(layers))
     errors += (_origin(layers, key).error(key, reason) for key, reason in problems)
-    if errors:
-        raise CombinedConfigError(errors)
-    return settings
+    return Reading(settings, tuple(errors), lambda key, reason: _origin(layers, key).error(key, reason))
 
 
 def config_path(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, bool]:
@@ -70,7 +93,7 @@ def _checked_layer(
     try:
         table = read()
     except ConfigError as error:
-        errors += error.errors if isinstance(error, CombinedConfigError) else [error]
+        errors.append(error)
         return _Layer(source, {}, name_of)
     layer = _Layer(source, table, name_of)
     if not table:

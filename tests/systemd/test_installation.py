@@ -34,7 +34,8 @@ def clone(tmp_path: Path) -> Path:
     """The repository's own files, without what is made from them."""
     if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
         missing("git and a clone of the repository are needed")
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True)
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=REPOSITORY, capture_output=True, check=True)
     folder = tmp_path / "clone"
     for name in filter(None, os.fsdecode(done.stdout).split("\0")):
         if (REPOSITORY / name).is_file():

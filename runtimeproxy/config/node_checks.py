@@ -1,0 +1,158 @@
+"""Checks of a configuration that look at the node: its folders, its registration files and its policies.
+
+A problem means that something which is configured has no effect. A warning means that it has less effect than
+it seems, or may have none.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.loading import Reading
+    from runtimeproxy.hooks.loading import LoadResult
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is wrong with a configuration on this node.
+
+    Attributes:
+        problems: what has no effect.
+        warnings: what has less effect than it seems.
+    """
+
+    problems: list[ConfigError] = field(default_factory=list)
+    warnings: list[ConfigError] = field(default_factory=list)
+
+
+def check_on_node(reading: Reading, policies: LoadResult, path: str) -> Findings:
+    """Returns all that is wrong, beginning with what the reading has found.
+
+    Args:
+        reading: the settings, and what is wrong with them.
+        policies: those that could be loaded with these settings, and problems of the others.
+        path: the configuration file's, the source of what is wrong with policies.
+    """
+    findings = Findings(list(reading.errors))
+    findings.problems += (ConfigError(path, "policies", str(each)) for each in policies.problems)
+    _check_folders(reading, findings)
+    _check_registrations(reading, findings)
+    findings.warnings += _late(reading, policies)
+    return findings
+
+
+def _check_folders(reading: Reading, findings: Findings) -> None:
+    settings = reading.settings
+    state, servers = Path(settings.state.dir), Path(settings.hooks.server_config_dir)
+    endpoint = Path(settings.proxy.endpoint)
+    wrong = {
+        ("state", "dir"): _folder_problem(state, os.R_OK | os.W_OK | os.X_OK),
+        ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
+        ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
+    }
+    findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
+    if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
+        reason = f"{settings.cgroups.root} is no folder: no cgroup value can be written"
+        findings.warnings.append(reading.error(("cgroups", "root"), reason))
+    for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
+        if reason := _others_write(folder):
+            findings.warnings.append(reading.error(key, reason))
+
+
+def _folder_problem(folder: Path, access: int) -> str:
+    """Why a folder cannot be used; empty if it can, or can be made when it is needed."""
+    there = folder
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir():
+            return f"{there} is no folder"
+    except OSError as error:
+        return f"{folder} cannot be looked at: {error.strerror}"
+    if there == folder and not os.access(folder, access):
+        missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
+        return f"{folder} does not let user {os.geteuid()} {' and '.join(missing) or 'enter'}"
+    return ""
+
+
+def _socket_problem(path: Path) -> str:
+    try:
+        is_other = path.exists() and not path.is_socket()
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
+    return f"{path} is there, and is no socket" if is_other else ""
+
+
+def _others_write(folder: Path) -> str:
+    """Why it matters who may write to a folder; empty if only its owner, the proxy's user or root, may."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{folder} belongs to user {status.st_uid}, who so decides on pods of this node"
+    if status.st_mode & _OTHERS_WRITE:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        return f"{folder} has mode {mode}: whoever may write to it decides on pods of this node"
+    return ""
+
+
+def _check_registrations(reading: Reading, findings: Findings) -> None:
+    from runtimeproxy.hooks.remote.registration import parse
+    from runtimeproxy.hooks.remote.registration_file import UnreadableFileError, names_in
+    from runtimeproxy.hooks.remote.registration_file import read as read_registration
+
+    hooks = reading.settings.hooks
+    folder = Path(hooks.server_config_dir)
+    try:
+        names = names_in(folder)
+    except OSError:
+        # Not there yet, or found to be no good already.
+        return
+    for name in names:
+        source = str(folder / name)
+        try:
+            parsed = parse(name, read_registration(folder / name).data, hooks.server_timeout_s)
+        except FileNotFoundError:
+            continue
+        except UnreadableFileError as error:
+            findings.problems.append(ConfigError(source, "", str(error)))
+            continue
+        # A file that is used nevertheless only has keys that are not.
+        into = findings.problems if parsed.registration is None else findings.warnings
+        into += (ConfigError(source, "", problem) for problem in parsed.problems)
+        if parsed.registration is not None and parsed.registration.timeout_s > hooks.budget_s:
+            reason = _more_than_budget(parsed.registration.timeout_s, hooks.budget_s)
+            findings.warnings.append(ConfigError(source, "timeout-seconds", reason))
+
+
+def _late(reading: Reading, policies: LoadResult) -> Iterator[ConfigError]:
+    """Time limits that are never reached, as another one comes first."""
+    settings = reading.settings
+    budget_s = settings.hooks.budget_s
+    if settings.hooks.server_timeout_s > budget_s:
+        reason = _more_than_budget(settings.hooks.server_timeout_s, budget_s)
+        yield reading.error(("hooks", "server_timeout_s"), reason)
+    for policy in policies.policies:
+        if policy.timeout_s > budget_s:
+            reason = _more_than_budget(policy.timeout_s, budget_s)
+            yield reading.error(("policies", policy.name, "timeout_s"), reason)
+    if settings.hooks.load_timeout_s > settings.proxy.upgrade_start_s:
+        reason = (
+            f"{settings.hooks.load_timeout_s:g} s is more than proxy.upgrade_start_s has for all policies"
+        )
+        yield reading.error(("hooks", "load_timeout_s"), reason)
+
+
+def _more_than_budget(timeout_s: float, budget_s: float) -> str:
+    return f"{timeout_s:g} s is more than hooks.budget_s ({budget_s:g} s), after which the call goes on"
