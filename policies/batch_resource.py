@@ -5,20 +5,27 @@ no limits. A webhook notes the amounts in an annotation; this policy turns them 
 the same amounts of native resources would have given (policies spec 2.2).
 
 It differs from Koordinator where that is marked as a quirk: a specification without containers says nothing
-(Koordinator writes a memory limit of 0), and a quota that the CPU normalization ratio makes smaller than the
-kernel's least is set to the least.
+(Koordinator writes a memory limit of 0), a quota that the CPU normalization ratio makes smaller than the
+kernel's least is set to the least, and an amount that cannot be read costs only the values that depend on it
+(for Koordinator the whole annotation is then an error).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from policies.annotations import EXTENDED_RESOURCE_SPEC, REMEMBERED_ANNOTATIONS, Place, parse
+from policies.annotations import (
+    EXTENDED_RESOURCE_SPEC,
+    REMEMBERED_ANNOTATIONS,
+    AnnotationError,
+    Place,
+    parse,
+)
 from runtimeproxy.hooks import (
     CgroupChange,
     Concern,
@@ -63,57 +70,79 @@ class BatchResourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContainer:
-    """The batch resources of one container; 0 where it names none."""
+    """The batch resources of one container; 0 where it names none, None where they cannot be read."""
 
-    request_cpu_millicores: int = 0
-    limit_cpu_millicores: int = 0
-    limit_memory_bytes: int = 0
+    request_cpu_millicores: int | None = 0
+    limit_cpu_millicores: int | None = 0
+    limit_memory_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchValues:
-    """The cgroup values of a container or pod."""
+    """The cgroup values of a container or pod; None where what they depend on cannot be read."""
 
-    cpu_shares: int
-    cpu_quota_us: int
+    cpu_shares: int | None
+    cpu_quota_us: int | None
     """-1 means unlimited."""
-    memory_limit_bytes: int
+    memory_limit_bytes: int | None
     """-1 means unlimited."""
 
 
-def batch_containers(annotations: Mapping[str, str]) -> Mapping[str, BatchContainer]:
-    """Return the batch resources of a pod's containers by name; empty when the annotation names none.
+@dataclass(frozen=True, slots=True)
+class BatchSpecification:
+    """What the annotation says."""
+
+    containers: Mapping[str, BatchContainer] = field(default_factory=dict)
+    """By name."""
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What cannot be read, by container."""
+
+
+def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
+    """Return the batch resources of a pod's containers.
 
     Raises:
-        AnnotationError: the annotation is malformed.
+        AnnotationError: nothing of the annotation can be read.
     """
     text = annotations.get(EXTENDED_RESOURCE_SPEC)
-    return {} if text is None else _batch_containers(text)
+    return BatchSpecification() if text is None else _batch_specification(text)
 
 
 @lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
-def _batch_containers(text: str) -> Mapping[str, BatchContainer]:
+def _batch_specification(text: str) -> BatchSpecification:
     entries = parse(EXTENDED_RESOURCE_SPEC, text).member("containers").entries()
-    return MappingProxyType({name: _batch_container(entry) for name, entry in entries.items()})
+    containers: dict[str, BatchContainer] = {}
+    problems: dict[str, tuple[str, ...]] = {}
+    for name, entry in entries.items():
+        found: list[str] = []
+        containers[name] = BatchContainer(
+            request_cpu_millicores=_amount(entry, "requests", BATCH_CPU, found),
+            limit_cpu_millicores=_amount(entry, "limits", BATCH_CPU, found),
+            limit_memory_bytes=_amount(entry, "limits", BATCH_MEMORY, found),
+        )
+        if found:
+            problems[name] = tuple(dict.fromkeys(found))
+    return BatchSpecification(MappingProxyType(containers), MappingProxyType(problems))
 
 
-def _batch_container(entry: Place) -> BatchContainer:
-    requests, limits = entry.member("requests").entries(), entry.member("limits").entries()
-    none = Place("", None)
-    return BatchContainer(
-        request_cpu_millicores=requests.get(BATCH_CPU, none).quantity(),
-        limit_cpu_millicores=limits.get(BATCH_CPU, none).quantity(),
-        limit_memory_bytes=limits.get(BATCH_MEMORY, none).quantity(),
-    )
+def _amount(entry: Place, member: str, resource: str, problems: list[str]) -> int | None:
+    try:
+        return entry.member(member).entries().get(resource, Place("", None)).quantity()
+    except AnnotationError as error:
+        problems.append(str(error))
+        return None
 
 
 def container_values(container: BatchContainer, options: BatchResourceOptions) -> BatchValues:
     """Return the cgroup values of a container. Source: policies spec 2.2, container level."""
+    request, limit = container.request_cpu_millicores, container.limit_cpu_millicores
     memory_bytes = container.limit_memory_bytes
+    if memory_bytes is not None and memory_bytes <= 0:
+        memory_bytes = UNLIMITED
     return BatchValues(
-        cpu_shares=cpu_shares_from_millicores(container.request_cpu_millicores),
-        cpu_quota_us=_quota_us(container.limit_cpu_millicores, options),
-        memory_limit_bytes=memory_bytes if memory_bytes > 0 else UNLIMITED,
+        cpu_shares=None if request is None else cpu_shares_from_millicores(request),
+        cpu_quota_us=None if limit is None else _quota_us(limit, options),
+        memory_limit_bytes=memory_bytes,
     )
 
 
@@ -125,23 +154,36 @@ def pod_values(containers: Iterable[BatchContainer], options: BatchResourceOptio
     listed = tuple(containers)
     if not listed:
         return None
-    requests = sum(max(each.request_cpu_millicores, 0) for each in listed)
-    cpu_limits = [each.limit_cpu_millicores for each in listed]
-    memory_limits = [each.limit_memory_bytes for each in listed]
-    return BatchValues(
-        cpu_shares=cpu_shares_from_millicores(requests),
-        cpu_quota_us=_quota_us(sum(cpu_limits), options) if min(cpu_limits) > 0 else UNLIMITED,
-        memory_limit_bytes=min(sum(memory_limits), MAX_INT64) if min(memory_limits) > 0 else UNLIMITED,
-    )
+    requests = _all_known(each.request_cpu_millicores for each in listed)
+    limits = _all_known(each.limit_cpu_millicores for each in listed)
+    memory = _all_known(each.limit_memory_bytes for each in listed)
+    shares = quota_us = memory_bytes = None
+    if requests is not None:
+        shares = cpu_shares_from_millicores(sum(max(each, 0) for each in requests))
+    if limits is not None:
+        quota_us = _quota_us(sum(limits), options) if min(limits) > 0 else UNLIMITED
+    if memory is not None:
+        memory_bytes = min(sum(memory), MAX_INT64) if min(memory) > 0 else UNLIMITED
+    return BatchValues(cpu_shares=shares, cpu_quota_us=quota_us, memory_limit_bytes=memory_bytes)
 
 
-def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int) -> int | None:
+def _all_known(amounts: Iterable[int | None]) -> list[int] | None:
+    known: list[int] = []
+    for amount in amounts:
+        if amount is None:
+            return None
+        known.append(amount)
+    return known
+
+
+def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int | None) -> int | None:
     """Return the memory plus swap limit that keeps the requested swap beside another memory limit.
 
-    None when the kubelet requested none. A limit below that of memory alone would be refused by the runtime.
+    None when the kubelet requested none, or no other memory limit is set. A limit below that of memory
+    alone would be refused by the runtime.
     """
     swap_bytes = requested.memory_swap_limit_bytes
-    if swap_bytes is None or swap_bytes <= 0:
+    if memory_limit_bytes is None or swap_bytes is None or swap_bytes <= 0:
         return None
     if memory_limit_bytes == UNLIMITED:
         return UNLIMITED
@@ -170,13 +212,17 @@ class BatchResource(Policy):
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
         """Set the pod's own cgroup."""
-        values = self._pod_cgroup(pod)
-        return PodChange(cgroup=values, reason=_REASON) if values else None
+        values, problems = self._pod_cgroup(pod)
+        if not values and not problems:
+            return None
+        return PodChange(cgroup=values, problems=problems, reason=_REASON)
 
     def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
         """Set the pod's own cgroup again: the kubelet has just written its own values there."""
-        values = self._pod_cgroup(pod)
-        return CgroupChange(cgroup=values, reason=_REASON) if values else None
+        values, problems = self._pod_cgroup(pod)
+        if not values and not problems:
+            return None
+        return CgroupChange(cgroup=values, problems=problems, reason=_REASON)
 
     def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
         """Set the container's resources."""
@@ -186,29 +232,42 @@ class BatchResource(Policy):
         """Keep the container's resources through the kubelet's updates."""
         return self._container_change(container)
 
-    def _pod_cgroup(self, pod: PodView) -> Mapping[str, int]:
+    def _pod_cgroup(self, pod: PodView) -> tuple[Mapping[str, int], tuple[str, ...]]:
+        """Return the values, and what could not be read."""
         if pod.qos is not QoSClass.BE:
-            return {}
-        values = pod_values(batch_containers(pod.annotations).values(), self._options)
+            return {}, ()
+        try:
+            specification = batch_specification(pod.annotations)
+        except AnnotationError as error:
+            return {}, (str(error),)
+        values = pod_values(specification.containers.values(), self._options)
         if values is None:
-            return {}
-        return {
+            return {}, ()
+        named = {
             "cpu.shares": values.cpu_shares,
             "cpu.cfs_quota_us": values.cpu_quota_us,
             "memory.limit_in_bytes": values.memory_limit_bytes,
         }
+        known = {name: value for name, value in named.items() if value is not None}
+        return known, tuple(each for found in specification.problems.values() for each in found)
 
     def _container_change(self, container: ContainerView) -> ContainerChange | None:
         if container.pod.qos is not QoSClass.BE:
             return None
-        batch = batch_containers(container.pod.annotations).get(container.name)
+        try:
+            specification = batch_specification(container.pod.annotations)
+        except AnnotationError as error:
+            return ContainerChange(problems=(str(error),))
+        batch = specification.containers.get(container.name)
         if batch is None:
             return None
         values = container_values(batch, self._options)
+        swap_bytes = memory_swap_limit_bytes(container.requested, values.memory_limit_bytes)
         resources = ResourceChange(
             cpu_shares=values.cpu_shares,
             cpu_quota_us=values.cpu_quota_us,
             memory_limit_bytes=values.memory_limit_bytes,
-            memory_swap_limit_bytes=memory_swap_limit_bytes(container.requested, values.memory_limit_bytes),
+            memory_swap_limit_bytes=swap_bytes,
         )
-        return ContainerChange(resources=resources, reason=_REASON)
+        problems = specification.problems.get(container.name, ())
+        return ContainerChange(resources=resources, problems=problems, reason=_REASON)

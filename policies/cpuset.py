@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
 
-from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, parse
+from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, AnnotationError, parse
 from runtimeproxy.hooks import (
     CgroupChange,
     Concern,
@@ -26,6 +26,7 @@ from runtimeproxy.hooks import (
 from runtimeproxy.units import UNLIMITED, is_cpu_list
 
 _REASON: Final = "CPUs allocated by the scheduler"
+_NO_QUOTA_WITHOUT_CPUS: Final = {"resources.cpu_quota_us": "resources.cpuset_cpus"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class CpusetOptions:
 
 def allocated_cpus(annotations: Mapping[str, str]) -> str | None:
     """Return the CPU list allocated to a pod, exactly as it is written; None when there is none.
+
+    Whatever the kernel takes for a list is one, such as `,8-15`; the proxy passes it on in plain spelling.
 
     Raises:
         AnnotationError: the annotation is malformed, or is no CPU list.
@@ -68,12 +71,18 @@ class Cpuset(Policy):
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
         """Unset the quota of the pod's own cgroup."""
-        values = self._pod_cgroup(pod)
+        try:
+            values = self._pod_cgroup(pod)
+        except AnnotationError as error:
+            return PodChange(problems=(str(error),))
         return PodChange(cgroup=values, reason=_REASON) if values else None
 
     def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
         """Unset the pod's quota again: the kubelet has just written its own."""
-        values = self._pod_cgroup(pod)
+        try:
+            values = self._pod_cgroup(pod)
+        except AnnotationError as error:
+            return CgroupChange(problems=(str(error),))
         return CgroupChange(cgroup=values, reason=_REASON) if values else None
 
     def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
@@ -90,9 +99,12 @@ class Cpuset(Policy):
         return {}
 
     def _container_change(self, container: ContainerView) -> ContainerChange | None:
-        cpus = allocated_cpus(container.pod.annotations)
+        try:
+            cpus = allocated_cpus(container.pod.annotations)
+        except AnnotationError as error:
+            return ContainerChange(problems=(str(error),))
         if cpus is None:
             return None
         quota_us = UNLIMITED if self._unsets_quota else None
         resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=quota_us)
-        return ContainerChange(resources=resources, reason=_REASON)
+        return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_REASON)

@@ -51,7 +51,7 @@ class GpuEnvOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One allocated GPU; None where the allocation does not say."""
+    """One allocated GPU; None where the allocation does not say, or cannot be read."""
 
     minor: int
     core_percent: int | None = None
@@ -59,27 +59,51 @@ class Gpu:
     memory_percent: int | None = None
 
 
-def allocated_gpus(annotations: Mapping[str, str]) -> Sequence[Gpu]:
-    """Return the GPUs allocated to a pod, in the annotation's order.
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The GPUs allocated to a pod."""
+
+    gpus: Sequence[Gpu] = ()
+    """In the annotation's order; those whose number can be read."""
+    problems: tuple[str, ...] = ()
+    """What cannot be read of the annotation."""
+
+
+def allocation(annotations: Mapping[str, str]) -> Allocation:
+    """Return the GPUs allocated to a pod.
 
     Raises:
-        AnnotationError: the annotation is malformed.
+        AnnotationError: nothing of the annotation can be read.
     """
     devices = read(annotations, DEVICE_ALLOCATED)
     if devices is None:
-        return ()
-    return [_gpu(item) for item in devices.entries().get("gpu", Place("", None)).items()]
+        return Allocation()
+    problems: list[str] = []
+    found = [_gpu(item, problems) for item in devices.entries().get("gpu", Place("", None)).items()]
+    return Allocation([gpu for gpu in found if gpu is not None], tuple(problems))
 
 
-def _gpu(item: Place) -> Gpu:
-    resources = item.member("resources").entries()
-    amounts = {name: place.quantity() for name, place in resources.items()}
+def _gpu(item: Place, problems: list[str]) -> Gpu | None:
+    try:
+        minor = item.member("minor").integer()
+    except AnnotationError as error:
+        problems.append(str(error))
+        return None
     return Gpu(
-        minor=item.member("minor").integer(),
-        core_percent=amounts.get(GPU_CORE),
-        memory_bytes=amounts.get(GPU_MEMORY),
-        memory_percent=amounts.get(GPU_MEMORY_RATIO),
+        minor=minor,
+        core_percent=_amount(item, GPU_CORE, problems),
+        memory_bytes=_amount(item, GPU_MEMORY, problems),
+        memory_percent=_amount(item, GPU_MEMORY_RATIO, problems),
     )
+
+
+def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
+    try:
+        place = item.member("resources").entries().get(resource)
+        return None if place is None else place.quantity()
+    except AnnotationError as error:
+        problems.append(str(error))
+        return None
 
 
 def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
@@ -115,24 +139,49 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
 def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
     """Return the environment and mounts of a container; None when its pod has no GPU.
 
-    Raises:
-        AnnotationError: the annotation is malformed or lacks what HAMi-core needs.
+    Which GPUs the container sees is set whatever else cannot be read: an image whose own default is `all`
+    would see every GPU of the node.
     """
-    gpus = allocated_gpus(container.pod.annotations)
-    if not gpus:
-        return None
-    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in gpus)}
+    try:
+        allocated = allocation(container.pod.annotations)
+    except AnnotationError as error:
+        return ContainerChange(problems=(str(error),))
+    if not allocated.gpus:
+        return ContainerChange(problems=allocated.problems) if allocated.problems else None
+    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in allocated.gpus)}
     mounts: tuple[MountSpec, ...] = ()
-    shares_gpu = container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE
-    hami = hami_env(gpus[0], options) if shares_gpu else {}
-    if hami:
-        library = options.hami_library_path
-        mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
-    if hami and options.hami_vgpu_monitor:
-        directory = options.library_directory
-        hami = {**hami, "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{directory}/{_cache_name(container)}.cache"}
-        mounts = (*mounts, _writable(cache_directory(container, options), directory))
-    return ContainerChange(env={**env, **hami}, mounts=mounts, reason=_REASON)
+    problems = list(allocated.problems)
+    if container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE:
+        try:
+            hami, mounts = _hami(container, allocated.gpus[0], options, problems)
+            env |= hami
+        except AnnotationError as error:
+            problems.append(str(error))
+    return ContainerChange(env=env, mounts=mounts, problems=tuple(problems), reason=_REASON)
+
+
+def _hami(
+    container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
+) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
+    """Return what HAMi's library needs.
+
+    Raises:
+        AnnotationError: the allocation lacks what HAMi-core needs.
+    """
+    env = hami_env(gpu, options)
+    if not env:
+        return {}, ()
+    library, directory = options.hami_library_path, options.library_directory
+    mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
+    if not options.hami_vgpu_monitor:
+        return env, mounts
+    try:
+        cache = _writable(cache_directory(container, options), directory)
+    except AnnotationError as error:
+        problems.append(str(error))
+        return env, mounts
+    shared = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{directory}/{_cache_name(container)}.cache"}
+    return {**env, **shared}, (*mounts, cache)
 
 
 def prepare_cache_directory(path: str) -> None:

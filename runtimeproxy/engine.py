@@ -19,13 +19,14 @@ from runtimeproxy.calls.interceptor import CallInterceptor
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.calls.unseen_starts import take_due
-from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.node import NodeReader
 from runtimeproxy.ops import memory
 from runtimeproxy.ops.audit_log import AuditLog
 from runtimeproxy.ops.background import BackgroundThreads
@@ -39,9 +40,8 @@ from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -90,6 +90,7 @@ class Engine:
         self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
         self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
         self._cgroups = KeptCgroups(_writer(settings))
+        self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
         self._recovery = Recovery(
             self._store,
             self._client,
@@ -192,6 +193,7 @@ class Engine:
             waiting_workers=self._waiting_workers,
             sink=self._audit,
             rule=settings.hooks.conflicts,
+            node=self._node,
         )
         self.interceptor.use(self._chain)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
@@ -284,11 +286,11 @@ class Engine:
         except RuntimeUnavailableError as error:
             logger.info("the runtime does not tell its name", extra={"cause": str(error)})
         if not self._is_bypassed():
-            running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
+            running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             containers = frozenset(container.id for container in self._store.containers)
             await run(self._executor, self._cgroups.keep, running, containers)
-            for cgroup, values in take_due(self._context):
-                await run(self._executor, self._cgroups.write, cgroup, values)
+            for due in take_due(self._context):
+                await self.interceptor.write_due(due)
         # The runtime's lists are long, and are needed once in minutes.
         await run(self._executor, memory.give_back)
 
@@ -325,6 +327,11 @@ def _writer(settings: Settings) -> CgroupWriter | NoCgroups:
 class NoCgroups:
     """Stands in for the writer where writing cgroup files is switched off."""
 
-    def write(self, cgroup: str, values: Mapping[str, int | str]) -> tuple[WriteResult, ...]:
-        """Writes nothing."""
-        return ()
+    def write(
+        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+    ) -> tuple[WriteResult, ...]:
+        """Writes nothing, and says so."""
+        why = "writing cgroup files is switched off"
+        return tuple(
+            WriteResult(cgroup, name, value, Outcome.MISSING, error=why) for name, value in values.items()
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 UNLIMITED: Final = -1
@@ -49,7 +49,12 @@ _QUANTITY: Final = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>[KMGTPE]i|[numkMGTPE]))?"
 )
-_CPU_RANGE: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_LIST_REGION: Final = re.compile(
+    r"(?:(?P<first>[0-9]{1,5}|N)(?:-(?P<last>[0-9]{1,5}|N))?|(?P<all>[aA][lL][lL]))"
+    r"(?::(?P<used>[0-9]{1,5})/(?P<group>[0-9]{1,5}))?"
+)
+_LIST_SEPARATORS: Final = re.compile(r"[,\s]+", re.ASCII)
+_PLAIN_LIST: Final = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 
 
 def cpu_shares_from_millicores(cpu_millicores: int) -> int:
@@ -160,24 +165,45 @@ def quantity_millicores(text: str) -> int:
     return _scaled_quantity(text, 3)
 
 
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return the CPU (or NUMA node) numbers of a list such as `0-3,8`; the empty text is the empty set.
+def parse_cpu_list(text: str, last: int | None = None) -> frozenset[int]:
+    """Return the CPU (or NUMA node) numbers of a list such as `0-3,8`, as the kernel reads it.
 
-    Source: Linux Documentation/admin-guide/kernel-parameters.rst, CPU lists; kubelet's cpuset.Parse.
+    Empty elements and spaces do not count, and spaces separate as commas do: ` ,0-3  8,` is `0-3,8`. In
+    `0-15:2/4` the first two of each four count. `N` is the last number, `all` stands for `0-N`. A text
+    without any number is the empty set.
+
+    Source: Linux lib/bitmap.c, bitmap_parselist; Documentation/admin-guide/kernel-parameters.rst, CPU lists.
+    Not taken from there: a second line, which the kernel ignores, is an error.
+
+    Args:
+        text: the list.
+        last: the number that `N` stands for; None if that is not known.
 
     Raises:
         ValueError: the text is not such a list, or names a number above 8,191.
     """
-    ranges: list[tuple[int, int]] = []
-    for part in text.split(",") if text else ():
-        match = _CPU_RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"not a CPU list: {_shortened(text)}")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last > MAX_CPU_ID:
-            raise ValueError(f"CPU range {part} is reversed or above {MAX_CPU_ID}")
-        ranges.append((first, last))
-    return frozenset(_members(ranges))
+    members = 0
+    stripped = text.strip(" \t\n\v\f\r")
+    if "\n" in stripped:
+        raise ValueError(f"CPU list of more than one line: {_shortened(text)}")
+    for part in _LIST_SEPARATORS.split(stripped):
+        if part:
+            members |= _region(part, last)
+    return frozenset(number for number, bit in enumerate(reversed(f"{members:b}")) if bit == "1")
+
+
+def plain_cpu_list(text: str, last: int | None = None) -> str:
+    """Return a CPU list in a spelling that every reader takes; one that has it already is returned as it is.
+
+    The kernel takes all that `parse_cpu_list` does. runc with the systemd driver on cgroup version 2 reads
+    lists itself, and refuses spaces between numbers, `N`, `all` and groups; the kubelet refuses empty
+    elements, too. Source: opencontainers/runc 1.1 libcontainer/cgroups/systemd/cpuset.go.
+
+    Raises:
+        ValueError: as `parse_cpu_list`.
+    """
+    numbers = parse_cpu_list(text, last)
+    return text if _PLAIN_LIST.fullmatch(text) else format_cpu_list(numbers)
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
@@ -199,12 +225,34 @@ def is_cpu_list(text: str) -> bool:
         return False
 
 
-def _members(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """Yield each number of the ranges once: a long text of overlapping ones must not take seconds."""
-    after = 0
-    for first, last in sorted(ranges):
-        yield from range(max(first, after), last + 1)
-        after = max(after, last + 1)
+def _region(part: str, last: int | None) -> int:
+    """Return the numbers of one element of a list as bits: however long a text is, each costs little."""
+    match = _LIST_REGION.fullmatch(part)
+    if match is None:
+        raise ValueError(f"not a CPU list: {_shortened(part)}")
+    low = 0 if match["all"] else _list_number(match["first"], last)
+    high = _list_number("N" if match["all"] else match["last"] or match["first"], last)
+    if low > high or high > MAX_CPU_ID:
+        raise ValueError(f"CPU range {part} is reversed or above {MAX_CPU_ID}")
+    count = high - low + 1
+    if match["group"] is None:
+        return ((1 << count) - 1) << low
+    used, width = int(match["used"]), int(match["group"])
+    if not (match["last"] or match["all"]) or width == 0 or used > width:
+        raise ValueError(f"CPU range {part} has no such groups")
+    bits = (1 << min(used, count)) - 1
+    while width < count:
+        bits |= bits << width
+        width *= 2
+    return (bits & ((1 << count) - 1)) << low
+
+
+def _list_number(text: str, last: int | None) -> int:
+    if text != "N":
+        return int(text)
+    if last is None:
+        raise ValueError("the last number of this node's CPUs, N, is not known")
+    return last
 
 
 def _natural(text: str, what: str) -> int:

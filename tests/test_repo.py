@@ -45,6 +45,7 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/hooks/settings.py": "tests/hooks/test_loading.py",
     "runtimeproxy/hooks/views.py": "tests/hooks/test_fields.py",
     "runtimeproxy/interception.py": "tests/test_gate.py",
+    "runtimeproxy/node/facts.py": "tests/hooks/test_validation.py",
     "runtimeproxy/ops/bypass.py": "tests/daemon/test_switch.py",
     "runtimeproxy/ops/event_loop.py": "tests/daemon/test_start.py",
     "runtimeproxy/pods/lookup.py": "tests/pods/test_recovery.py",

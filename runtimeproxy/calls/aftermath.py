@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runtimeproxy.calls.answers import CgroupWriteError, write_answer, write_values
+from runtimeproxy.calls.answers import audit_late_writes, write_answer, write_values
 from runtimeproxy.calls.desk import INTERNAL_ERROR
 from runtimeproxy.calls.operation import answered
+from runtimeproxy.calls.views import recorded_container, recorded_pod
+from runtimeproxy.hooks import Hook, PodView
+from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.call import Order
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.methods import Method
-    from runtimeproxy.calls.operation import Operation, Question
+    from runtimeproxy.calls.operation import DueWrites, Operation, Question
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.written import Written
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
-    if operation.due_writes()[1] or _is_disturbed(desk, operation) or _is_asked(desk, method, operation):
+    if operation.due_writes() or _is_disturbed(desk, operation) or _is_asked(desk, method, operation):
         hooks = desk.spawn(_follow_up(desk, method, operation))
         desk.lanes.hold_back(operation.pod_keys, hooks)
 
@@ -75,7 +79,7 @@ async def settle(desk: Desk, method: Method, operation: Operation) -> None:
 
 async def _follow_up(desk: Desk, method: Method, operation: Operation) -> None:
     try:
-        await _look_after_cgroups(desk, method, operation)
+        await _look_after_cgroups(desk, operation)
         if desk.chain is not None:
             await _ask_all(desk, desk.chain, method, operation)
     except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the task's group
@@ -88,17 +92,24 @@ def _bug(desk: Desk, method: Method, error: Exception) -> None:
     desk.failures.report(method.kind, f"after {cause}", f"{cause} after the call")
 
 
-async def _look_after_cgroups(desk: Desk, method: Method, operation: Operation) -> None:
-    """Writes what was lost and what is due; what cannot be written is no reason to ask nobody."""
+async def write_due(desk: Desk, due: DueWrites) -> None:
+    """Writes values that waited for their cgroup, and audits what became of them."""
+    run = asyncio.get_running_loop().run_in_executor
+    written = await run(desk.executor, write_values, desk.writer, due.cgroup, due.values)
+    if desk.chain is not None:
+        pod = recorded_pod(due.pod) if due.pod is not None else PodView()
+        subject = Subject(Hook.POST_START_CONTAINER, recorded_container(due.container, pod), time.time())
+        audit_late_writes(desk.chain.audit, subject, due.container.owners, written)
+
+
+async def _look_after_cgroups(desk: Desk, operation: Operation) -> None:
+    """Writes what was lost and what is due; a failed write does not skip the post hooks."""
     run = asyncio.get_running_loop().run_in_executor
     if _is_disturbed(desk, operation):
         await run(desk.executor, desk.writer.renew, operation.disturbed_cgroup)
-    cgroup, values = operation.due_writes()
-    if cgroup and values:
-        try:
-            await run(desk.executor, write_values, desk.writer, cgroup, values)
-        except CgroupWriteError as error:
-            desk.failures.report(method.kind, "cgroup", str(error))
+    due = operation.due_writes()
+    if due is not None:
+        await write_due(desk, due)
 
 
 async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operation) -> None:
@@ -121,6 +132,4 @@ async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Questio
 
 
 def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> Mapping[str, Written]:
-    if decision.change is None:
-        return {}
-    return write_answer(desk.writer, operation, question, decision.change)
+    return write_answer(desk.writer, operation, question, decision)

@@ -2,81 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.message import frame_message
 from runtimeproxy.cgroups import Outcome
-from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks import CgroupChange, PodChange
+from runtimeproxy.hooks import PodChange
+from runtimeproxy.hooks.fields import CGROUP, Field
+from runtimeproxy.hooks.merge import Step
 from runtimeproxy.hooks.written import Written
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.desk import CgroupWriter
     from runtimeproxy.calls.operation import Operation, Question
     from runtimeproxy.cgroups import WriteResult
+    from runtimeproxy.hooks.audit import AuditSink, Subject
+    from runtimeproxy.hooks.decision import Decision
 
 
-class CgroupWriteError(RuntimeProxyError):
-    """A cgroup value that could not be written, for another reason than a missing file or cgroup."""
+_REFUSED: Final = (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED)
 
 
 def edited_request(
-    operation: Operation, answers: Sequence[tuple[Question, CgroupChange]], *, carried: bool
+    operation: Operation, answers: Sequence[tuple[Question, Decision]], *, carried: bool
 ) -> bytes | None:
     """The frame with the edited request; None if nothing differs from the request as it came.
 
     Args:
         operation: The call.
-        answers: What policies were asked and answered, in order.
+        answers: What policies were asked and what they decided, in order.
         carried: Whether the request has been edited already.
     """
     changed = carried
-    for question, change in answers:
-        changed = question.edit(change) or changed
+    for question, decision in answers:
+        if decision.change is not None:
+            changed = question.edit(decision.change) or changed
     return frame_message(operation.request.SerializeToString()) if changed else None
 
 
 def write_answer(
-    writer: CgroupWriter, operation: Operation, question: Question, change: CgroupChange
+    writer: CgroupWriter, operation: Operation, question: Question, decision: Decision
 ) -> Mapping[str, Written]:
-    """Writes the cgroup values of an answer; those of a container without a cgroup wait for it.
+    """Writes the cgroup values of a decision; those of a container without a cgroup wait for it.
 
     Returns:
-        What became of those that were to be written now.
-
-    Raises:
-        CgroupWriteError: A value was not written.
+        What became of each of them.
     """
-    if not change.cgroup:
+    change = decision.change
+    if change is None or not change.cgroup:
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if target:
-        return write_values(writer, target, change.cgroup)
+        return write_values(writer, target, change.cgroup, decision.written_once)
     if question.details is None:
-        raise CgroupWriteError("the pod's cgroup is not known")
+        return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
     operation.pending.update(change.cgroup)
-    return {}
+    return dict.fromkeys(change.cgroup, Written(is_pending=True))
 
 
-def write_values(writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, Written]:
-    """Writes values to one cgroup; returns what became of them.
+def write_values(
+    writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+) -> Mapping[str, Written]:
+    """Writes values to one cgroup; returns what became of them. `once`: those not to be written again."""
+    return {result.name: _written(result) for result in writer.write(cgroup, values, once)}
 
-    Raises:
-        CgroupWriteError: A value was not written; a missing file or cgroup is no reason.
+
+def audit_late_writes(
+    sink: AuditSink, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
+) -> None:
+    """Audits what became of values that were pending when they were decided.
+
+    Args:
+        sink: Takes the entries.
+        subject: What the decision was about.
+        owners: The policy that owns each field.
+        written: What became of the values.
     """
-    results = writer.write(cgroup, values)
-    failed = [
-        f"{result.name}: {result.error}"
-        for result in results
-        if result.outcome in (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED)
-    ]
-    if failed:
-        raise CgroupWriteError("; ".join(failed))
-    return {result.name: _written(result) for result in results}
+    for name, result in written.items():
+        if not (result.is_unchanged or result.is_pending):
+            field = Field(CGROUP, name)
+            step = Step(field, result.old or None, result.new)
+            reason = result.failed or result.skipped or "the cgroup is there now"
+            sink(subject.entry(result.kind(), owners.get(str(field), ""), reason, step))
 
 
 def _written(result: WriteResult) -> Written:
-    old = "" if result.old is None else str(result.old)
-    skipped = result.error if result.outcome is Outcome.MISSING else ""
-    return Written(old, skipped, is_unchanged=result.outcome is Outcome.UNCHANGED)
+    return Written(
+        new=str(result.value),
+        old="" if result.old is None else str(result.old),
+        failed=result.error if result.outcome in _REFUSED else "",
+        skipped=result.error if result.outcome is Outcome.MISSING else "",
+        is_unchanged=result.outcome is Outcome.UNCHANGED,
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runtimeproxy.calls.answers import CgroupWriteError, edited_request, write_answer
+from runtimeproxy.calls.answers import audit_late_writes, edited_request, write_answer
 from runtimeproxy.calls.operation import answered
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.call import Order
+from runtimeproxy.hooks.written import Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,12 +24,10 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.lanes import Turn
     from runtimeproxy.calls.methods import Method
     from runtimeproxy.calls.operation import Operation, Question, Questions
-    from runtimeproxy.hooks import CgroupChange
     from runtimeproxy.hooks.call import Call
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision, Refusal
     from runtimeproxy.hooks.fields import View
-    from runtimeproxy.hooks.written import Written
 
 
 class NoDecisionError(RuntimeProxyError):
@@ -75,7 +76,7 @@ class Deciding:
         self._until_s = until_s
         self._first: Question | None = None
         self._questions: Questions | None = None
-        self._answers: list[tuple[Question, CgroupChange]] = []
+        self._answers: list[tuple[Question, Decision]] = []
         self._carried = False
         self._edit_begun = False
         self._is_edited = False
@@ -153,7 +154,7 @@ class Deciding:
             loop, executor = asyncio.get_running_loop(), self._desk.executor
             await loop.run_in_executor(executor, self._edit, self._answers)
             if not self._operation.asks_once:
-                await loop.run_in_executor(executor, self._write_all)
+                self._audit_all(await loop.run_in_executor(executor, self._write_all))
         return Verdict(self._frame)
 
     def _needs_no_edit(self) -> bool:
@@ -205,29 +206,41 @@ class Deciding:
         return decision
 
     def _order(self, question: Question, view: View) -> Order:
-        finish = partial(self._carry_out, question) if self._operation.asks_once else None
+        finish = partial(self._carry_out, question) if self._operation.asks_once else _put_off
         left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
         return Order(question.hook, view, left_s, finish)
 
     def _note(self, question: Question, decision: Decision) -> None:
         if decision.refusal is None and decision.change is not None:
-            self._answers.append((question, decision.change))
+            self._answers.append((question, decision))
 
     def _carry_out(self, question: Question, decision: Decision) -> Mapping[str, Written]:
         """In the policies' worker thread, once all of them agreed; returns what became of cgroup values."""
         if decision.change is None:
             return {}
         self._edit_begun = True
-        self._edit([(question, decision.change)])
-        return write_answer(self._desk.writer, self._operation, question, decision.change)
+        self._edit([(question, decision)])
+        return write_answer(self._desk.writer, self._operation, question, decision)
 
-    def _edit(self, answers: list[tuple[Question, CgroupChange]]) -> None:
+    def _edit(self, answers: list[tuple[Question, Decision]]) -> None:
         self._frame = edited_request(self._operation, answers, carried=self._carried)
         self._is_edited = True
 
-    def _write_all(self) -> None:
-        for question, change in self._answers:
-            try:
-                write_answer(self._desk.writer, self._operation, question, change)
-            except CgroupWriteError as error:
-                self._desk.failures.report(self._method.kind, "cgroup", str(error))
+    def _write_all(self) -> list[Mapping[str, Written]]:
+        writer, operation = self._desk.writer, self._operation
+        return [write_answer(writer, operation, *answer) for answer in self._answers]
+
+    def _audit_all(self, all_written: list[Mapping[str, Written]]) -> None:
+        """Audits what became of the values that `_put_off` called pending."""
+        chain = self._desk.chain
+        if chain is None:
+            return
+        for (question, decision), written in zip(self._answers, all_written, strict=True):
+            subject = Subject(question.hook, decision.fold.start, time.time())
+            audit_late_writes(chain.audit, subject, decision.owners, written)
+
+
+def _put_off(decision: Decision) -> Mapping[str, Written]:
+    """Writes nothing: of a call with several questions, the values are written when all are answered."""
+    cgroup = decision.change.cgroup if decision.change is not None else {}
+    return dict.fromkeys(cgroup, Written(is_pending=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -35,8 +35,16 @@ INTERNAL_ERROR: Final = "internal_error"
 class CgroupWriter(Protocol):
     """Writes cgroup values; synchronous and thread safe."""
 
-    def write(self, cgroup: str, values: Mapping[str, int | str]) -> Sequence[WriteResult]:
-        """Writes values to one cgroup; never raises for what the kernel says."""
+    def write(
+        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+    ) -> Sequence[WriteResult]:
+        """Writes values to one cgroup; never raises for what the kernel says.
+
+        Args:
+            cgroup: The cgroup.
+            values: By parameter.
+            once: Those that are not written again when somebody changes them.
+        """
 
     def keeps(self, cgroup: str) -> bool:
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""

@@ -15,6 +15,7 @@ from runtimeproxy.calls.operation import CallContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtimeproxy.calls.operation import DueWrites
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.interception import CallHandler, CallHead, Reply
 
@@ -89,6 +90,12 @@ class CallInterceptor:
     def configure(self, settings: CallSettings) -> None:
         """The settings from now on."""
         self._desk.settings = settings
+
+    async def write_due(self, due: DueWrites) -> None:
+        """Writes and audits cgroup values of a container whose start nobody saw."""
+        from runtimeproxy.calls.aftermath import write_due
+
+        await write_due(self._desk, due)
 
     async def load(self) -> None:
         """Loads protobuf and the CRI's messages in a worker thread, so that no call has to wait for it."""

@@ -58,6 +58,15 @@ class CallContext:
     updates_under_way: dict[str, list[UpdateUnderWay]] = field(default_factory=dict)
 
 
+class DueWrites(NamedTuple):
+    """Cgroup values of a container that now has its cgroup."""
+
+    cgroup: str
+    values: Mapping[str, int | str]
+    container: ContainerRecord
+    pod: PodRecord | None
+
+
 def no_edit(change: CgroupChange) -> bool:
     """For calls whose message carries nothing that a policy may change."""
     return False
@@ -198,9 +207,9 @@ class Operation(ABC):
         """What to ask after success."""
         yield from ()
 
-    def due_writes(self) -> tuple[str, Mapping[str, int | str]]:
-        """The cgroup and the values whose time has come with the call's success."""
-        return "", NO_ENTRIES
+    def due_writes(self) -> DueWrites | None:
+        """The cgroup values whose time has come with the call's success; None if there are none."""
+        return None
 
     @property
     def disturbed_cgroup(self) -> str:

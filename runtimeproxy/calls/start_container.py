@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall
-from runtimeproxy.calls.operation import CallContext, Questions, slice_of
+from runtimeproxy.calls.operation import CallContext, DueWrites, Questions, slice_of
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -43,10 +43,11 @@ class StartContainer(ContainerCall):
         if record is not None:
             yield self.question(Hook.POST_START_CONTAINER, record)
 
-    def due_writes(self) -> tuple[str, Mapping[str, int | str]]:
+    def due_writes(self) -> DueWrites | None:
         """What policies wanted at the creation and before the start."""
         record = self.record
-        return ("" if record is None else self.cgroup(record)), self._due
+        cgroup = "" if record is None or not self._due else self.cgroup(record)
+        return DueWrites(cgroup, self._due, record, self.pod) if record is not None and cgroup else None
 
     @property
     def disturbed_cgroup(self) -> str:

@@ -95,6 +95,7 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("hooks", "server_config_dir"), settings.hooks.server_config_dir),
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),
+        (("node", "sysfs_root"), settings.node.sysfs_root),
         (("state", "dir"), settings.state.dir),
     ):
         if not path.startswith("/") or "\0" in path:

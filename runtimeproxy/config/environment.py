@@ -16,7 +16,7 @@ CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 _NO_SETTINGS: Final = frozenset((CONFIG_VARIABLE, PREFIX + "LOOP", PREFIX + "TOOLS"))
 """Names with the prefix that are read elsewhere: the file, the event loop, the tests' tool folder."""
 
-_GROUPS: Final = ("proxy", "hooks", "cgroups", "state", "log")
+_GROUPS: Final = ("proxy", "hooks", "cgroups", "node", "state", "log")
 # Kubernetes sets such variables in each pod for a service that has the proxy's name.
 _SERVICE_VARIABLE: Final = re.compile(r"(SERVICE|PORT)(_|$)")
 

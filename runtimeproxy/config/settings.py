@@ -121,6 +121,15 @@ class CgroupsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """`[node]`: where facts about the node come from."""
+
+    sysfs_root: str = "/sys"
+    """Where sysfs is mounted: CPUs and NUMA nodes that it does not call online are given to no container.
+    Default: where the kernel's documentation has it; an empty folder means that nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
     """`[state]`: what survives a restart."""
 
@@ -150,5 +159,6 @@ class Settings:
     policies: Mapping[str, PolicySettings] = field(default_factory=dict)
     """`[policies.<name>]`: settings of one policy by its name."""
     cgroups: CgroupsSettings = field(default_factory=CgroupsSettings)
+    node: NodeSettings = field(default_factory=NodeSettings)
     state: StateSettings = field(default_factory=StateSettings)
     log: LogSettings = field(default_factory=LogSettings)

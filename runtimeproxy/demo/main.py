@@ -206,6 +206,8 @@ def _rows(log: str) -> list[Row]:
         if '"runtimeproxy.audit"' not in line:
             continue
         entry = json.loads(line)
+        if entry["kind"] != "changed":
+            continue
         name = f"{entry['pod'].split('/')[-1]}/{entry['container'] or '(pod)'}"
         rows += [
             (name, change["field"], change["from"] or "-", change["to"] or "-", *_why(change))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.fields import ENV, Field, Value, View
@@ -12,6 +12,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Step
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import PodView
+from runtimeproxy.node import FixedNode, Node
 
 _MAX_VALUE_LENGTH: Final = 256
 
@@ -29,7 +30,16 @@ class AuditKind(StrEnum):
     FAILED = "failed"
     """Raised, timed out, was skipped because its thread still hangs, or found no time or thread left."""
     INVALID = "invalid"
-    """Answered what cannot be used; nothing of it was."""
+    """Answered what is no change at all."""
+    LEFT_OUT = "left-out"
+    """A field of an answer that runtime, kernel or node cannot take, or that a policy could not read.
+    The rest of the answer counts."""
+    PENDING = "pending"
+    """A cgroup value of a container that has no cgroup yet: `changed` or `failed` follows its start."""
+
+
+TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
+"""What an operator should look at."""
 
 
 class AuditEntry(NamedTuple):
@@ -46,13 +56,17 @@ class AuditEntry(NamedTuple):
     pod_uid: str
     container: str
     """The container's name; empty at hooks of pods."""
+    sandbox_id: str = ""
+    """Empty before the runtime has given one."""
+    container_id: str = ""
+    """Empty at hooks of pods, and before the runtime has given one."""
     field: str = ""
     """Such as `resources.cpu_shares` or `env[NAME]`; empty when no single field is meant."""
     old: str = ""
     new: str = ""
     reason: str = ""
     note: str = ""
-    """Why the new value is not in force although nothing failed; empty when it is."""
+    """What else there is to say of the new value, such as that it is not quite what was answered."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
@@ -65,27 +79,54 @@ class Subject(NamedTuple):
     hook: Hook
     view: View
     time_s: float
+    node: Node = FixedNode()
+    """What answers have to suit."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Pod and container, for log lines."""
+        pod = self.view if isinstance(self.view, PodView) else self.view.pod
+        names = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
+        if not isinstance(self.view, PodView):
+            names |= {"container": self.view.name, "container_id": self.view.id}
+        return {key: name for key, name in names.items() if name}
 
     def entry(
-        self, kind: AuditKind, policy: LoadedPolicy, reason: str, step: Step | None = None
+        self,
+        kind: AuditKind,
+        policy: LoadedPolicy | str,
+        reason: str,
+        step: Step | None = None,
+        note: str = "",
     ) -> AuditEntry:
-        """Return an entry about this call, and about one field of it if `step` is given."""
+        """Return an entry about this call, and about one field of it if `step` is given.
+
+        Args:
+            kind: what it tells.
+            policy: who did it; the name alone of one that enforces.
+            reason: why.
+            step: the field.
+            note: what else there is to say.
+        """
         is_pod = isinstance(self.view, PodView)
         pod = self.view if isinstance(self.view, PodView) else self.view.pod
         return AuditEntry(
             time_s=self.time_s,
             hook=self.hook,
             kind=kind,
-            policy=policy.name,
-            mode=policy.mode,
+            policy=policy if isinstance(policy, str) else policy.name,
+            mode=Mode.ENFORCE if isinstance(policy, str) else policy.mode,
             pod_namespace=pod.namespace,
             pod_name=pod.name,
             pod_uid=pod.uid,
             container="" if is_pod else self.view.name,
+            sandbox_id=pod.id,
+            container_id="" if is_pod else self.view.id,
             field=str(step.field) if step else "",
             old=shown(step.field, step.old) if step else "",
             new=shown(step.field, step.new) if step else "",
             reason=reason,
+            note=note,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.hooks.audit import AuditKind, Subject
+from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Decision, Refusal
 from runtimeproxy.hooks.evaluation import (
     Outcome,
@@ -68,7 +68,7 @@ class Call:
     def __init__(self, chain: Chain, order: Order, decided: Callable[[Decision], None]) -> None:
         self._chain = chain
         self._decided = decided
-        self._subject = Subject(order.hook, order.view, time.time())
+        self._subject = Subject(order.hook, order.view, time.time(), chain.node)
         self._deadline_s = time.monotonic() + order.budget_s
         self._finish = order.finish
         self._workers = chain.workers
@@ -169,7 +169,7 @@ class Call:
         elif leg.unwritten:
             self._conclude(self._unwritten(leg.decision, leg.unwritten))
         else:
-            self._conclude(with_written(leg.decision, leg.written))
+            self._conclude(self._written(leg.decision, leg.written))
 
     def _dropped(self, leg: Leg) -> None:
         """No thread is left: what is still to do follows the failure policies at once."""
@@ -189,31 +189,38 @@ class Call:
     def _failed(self, progress: Progress, outcomes: Sequence[Outcome]) -> Progress:
         for outcome in outcomes:
             progress, _ = failed(self._subject, progress, outcome)
-            self._chain.count(self._subject.hook, outcome)
+            self._chain.count(self._subject, outcome)
         return progress
 
     def _unwritten(self, decision: Decision, reason: str) -> Decision:
         """Return the decision when its writes were not made, or not to the end."""
         if decision.change is None or self._finish is None:
             return decision
-        owners = {decision.owners[f"{CGROUP}[{name}]"] for name in decision.change.cgroup}
-        losers = [policy for policy in self._chain.policies if policy.name in owners]
-        lost = [self._subject.entry(AuditKind.FAILED, policy, reason) for policy in losers]
-        decision = replace(decision, unwritten=reason, audit=(*decision.audit, *lost))
-        strict = next((policy for policy in losers if policy.refuses_on_failure), None)
-        if strict is None or not is_refusable(self._subject):
+        lost = {name: Written(failed=reason) for name in decision.change.cgroup}
+        return self._written(replace(decision, unwritten=reason), lost)
+
+    def _written(self, decision: Decision, written: Mapping[str, Written]) -> Decision:
+        """Return the decision after its writes; refused if one failed whose policy must not fail."""
+        decision = with_written(decision, written)
+        failed = {name: value.failed for name, value in written.items() if value.failed}
+        if not failed or not is_refusable(self._subject):
             return decision
-        refusal = Refusal(StatusCode.UNAVAILABLE, f"{strict.name}: {reason}", strict.name)
-        return refused_decision(self._subject, decision.audit, refusal)
+        strict = {policy.name for policy in self._chain.policies if policy.refuses_on_failure}
+        for name, reason in failed.items():
+            owner = decision.owners.get(f"{CGROUP}[{name}]", "")
+            if owner in strict:
+                refusal = Refusal(StatusCode.UNAVAILABLE, f"{owner}: {name}: {reason}", owner)
+                return refused_decision(self._subject, decision.audit, refusal)
+        return decision
 
     def _count(self, leg: Leg) -> None:
         for outcome, duration_s in leg.outcomes:
-            self._chain.count(self._subject.hook, outcome, duration_s)
+            self._chain.count(self._subject, outcome, duration_s)
 
     def _conclude(self, decision: Decision) -> None:
         if self.is_over:
             return
         self.is_over = True
         # What waits for the decision goes on first; the audit has its turn right after it.
-        asyncio.get_running_loop().call_soon(self._chain.concluded, decision)
+        asyncio.get_running_loop().call_soon(self._chain.concluded, decision, self._subject)
         self._decided(decision)

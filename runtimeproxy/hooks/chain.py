@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject
 from runtimeproxy.hooks.call import Call, Order
 from runtimeproxy.hooks.concern import PodTraits
 from runtimeproxy.hooks.decision import Decision
@@ -29,6 +29,7 @@ from runtimeproxy.hooks.turns import Turns
 from runtimeproxy.hooks.watch import Watch
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.node import FixedNode, Node
 
 _REPORTED: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.INVALID, OutcomeKind.TIMED_OUT})
 
@@ -53,6 +54,7 @@ class Chain:
             takes no thread from the others; None for the same.
         sink: gets the audit entries.
         rule: whose value counts when two policies set one field.
+        node: what the policies' answers have to suit.
         failures: logs failures.
 
     Attributes:
@@ -68,12 +70,14 @@ class Chain:
         waiting_workers: Workers | None = None,
         sink: AuditSink | None = None,
         rule: ConflictRule = ConflictRule.LATER,
+        node: Node | None = None,
         failures: FailureLog | None = None,
     ) -> None:
         self.stats = ChainStats()
         self.workers = workers
         self.waiting_workers = waiting_workers or workers
         self.rule = rule
+        self.node = node or FixedNode()
         self.failures = failures or FailureLog()
         self.watch = Watch()
         self._sink = sink
@@ -142,21 +146,24 @@ class Chain:
         self._turns.begin()
         return call
 
-    def concluded(self, decision: Decision) -> None:
+    def concluded(self, decision: Decision, subject: Subject) -> None:
         """Count and audit a decision."""
         for entry in decision.audit:
             if entry.kind is AuditKind.CONFLICT:
                 self.stats.conflicts += 1
-                self.failures.report(
-                    entry.policy, f"conflict {entry.field}", f"{entry.field}: {entry.reason}"
-                )
-            self._audit(entry)
+                text = f"{entry.field}: {entry.reason}"
+                self.failures.report(entry.policy, f"conflict {entry.field}", text, **subject.names)
+            self.audit(entry)
         self.stats.refused += decision.refusal is not None
         if decision.unwritten:
             self.stats.unwritten += 1
-            self.failures.report("cgroup writes", decision.unwritten, decision.unwritten)
+            self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
 
-    def _audit(self, entry: AuditEntry) -> None:
+    def audit(self, entry: AuditEntry) -> None:
+        """Count and audit what happened to one value; of a decision's values `concluded` does it."""
+        if entry.kind is AuditKind.LEFT_OUT:
+            # Keys of maps are the policies' own words, of which there is no end.
+            self.stats.left_out[entry.policy, entry.field.partition("[")[0]] += 1
         if self._sink is None:
             return
         try:
@@ -164,13 +171,15 @@ class Chain:
         except Exception as error:  # noqa: BLE001 - an audit that fails must not fail the call
             self.failures.report("audit", type(error).__name__, f"the sink raised {type(error).__name__}")
 
-    def count(self, hook: Hook, outcome: Outcome, duration_s: float = 0.0) -> None:
+    def count(self, subject: Subject, outcome: Outcome, duration_s: float = 0.0) -> None:
         """Count one policy's turn, and log it if it failed."""
         self.stats.count(outcome, duration_s)
         if outcome.kind in _REPORTED:
             kind = outcome.kind.replace("_", " ")
-            text = f"policy {kind} in {hook}: {outcome.reason}"
-            self.failures.report(outcome.policy.name, f"{hook} {outcome.cause}", text)
+            text = f"policy {kind} in {subject.hook}: {outcome.reason}"
+            self.failures.report(
+                outcome.policy.name, f"{subject.hook} {outcome.cause}", text, **subject.names
+            )
 
     def disable(self, policy: LoadedPolicy) -> None:
         """Leave a policy out while a thread hangs in it."""

@@ -87,6 +87,14 @@ class CgroupChange:
     """
     reason: str = ""
     """Why, for the audit line; says nothing secret."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Fields that count only if another one does, by their names in the audit, such as
+    `{"resources.cpu_quota_us": "resources.cpuset_cpus"}`: without those CPUs no unlimited quota."""
+    problems: tuple[str, ...] = ()
+    """What the policy could not read, such as one value of an annotation, and so had to leave out.
+
+    Each is reported with the pod, and costs the rest of the answer nothing; says nothing secret.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

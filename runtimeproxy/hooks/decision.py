@@ -41,6 +41,8 @@ class Decision:
 
     Also fields whose value was there already: the policy is asked again when the kubelet changes them.
     """
+    written_once: frozenset[str] = frozenset()
+    """The parameters of `change.cgroup` that are not written again when somebody changes them."""
     refusal: Refusal | None = None
     audit: tuple[AuditEntry, ...] = ()
     """What has gone to the audit sink."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import PurePath
 from types import TracebackType
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.changes import CgroupChange
 from runtimeproxy.hooks.decision import Decision, Refusal
-from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.fields import Field, View
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold, Step, fold
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.validation import answers_nothing, problem_of
+from runtimeproxy.hooks.validation import LeftOut, answers_nothing, problem_of, usable
 from runtimeproxy.hooks.views import ContainerView
 
 _MAX_TEXT_LENGTH: Final = 512
@@ -83,7 +83,7 @@ def _turn(
         return progress, Outcome(policy, OutcomeKind.UNCHANGED)
     problem = problem_of(subject.hook, answer)
     if problem is None and isinstance(answer, CgroupChange):
-        return _folded(policy, subject, progress, answer, rule)
+        return _folded(policy, subject, progress, (view, answer), rule)
     invalid = Outcome(policy, OutcomeKind.INVALID, problem or "", f"invalid: {problem}")
     return failed(subject, progress, invalid)
 
@@ -115,6 +115,7 @@ def decision_of(subject: Subject, progress: Progress, unwritten: str = "") -> De
         fold=progress.real,
         change=progress.real.change(subject.hook) if progress.real.claims else None,
         owners=progress.real.owners if progress.real.claims else {},
+        written_once=progress.real.written_once if progress.real.claims else frozenset(),
         audit=progress.entries,
         unwritten=unwritten,
     )
@@ -122,7 +123,8 @@ def decision_of(subject: Subject, progress: Progress, unwritten: str = "") -> De
 
 def refused_decision(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) -> Decision:
     """Return the decision to refuse: the changes that policies before it asked for do not happen."""
-    kept = tuple(entry for entry in entries if entry.kind is not AuditKind.CHANGED)
+    undone = (AuditKind.CHANGED, AuditKind.PENDING)
+    kept = tuple(entry for entry in entries if entry.kind not in undone)
     return Decision(hook=subject.hook, fold=Fold(subject.view), refusal=refusal, audit=kept)
 
 
@@ -174,23 +176,42 @@ def _refused(
 
 
 def _folded(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, answer: CgroupChange, rule: ConflictRule
+    policy: LoadedPolicy,
+    subject: Subject,
+    progress: Progress,
+    answered: tuple[View, CgroupChange],
+    rule: ConflictRule,
 ) -> tuple[Progress, Outcome]:
-    change = flat.fields_of(answer, flat.counting_groups(subject.hook))
+    view, answer = answered
+    change, left_out, notes = usable(subject.hook, answer, view, subject.node.facts())
+    text: object = answer.reason
+    reason = text if isinstance(text, str) else ""
     real, shadow = progress.real, progress.shadow
     steps: tuple[Step, ...] = ()
     if shadow is not None:
-        shadow, steps = fold(shadow, policy.name, change, reason=answer.reason, rule=rule)
+        shadow, steps = fold(shadow, policy.name, change, reason=reason, rule=rule)
     if policy.enforces:
-        real, steps = fold(real, policy.name, change, reason=answer.reason, rule=rule)
-    entries = _entries(policy, subject, steps, answer.reason, rule)
+        is_remote = policy.is_remote
+        real, steps = fold(real, policy.name, change, reason=reason, rule=rule, is_remote=is_remote)
+    entries = [_left_out_entry(policy, subject, each) for each in left_out]
+    entries += _entries(policy, subject, steps, (reason, notes), rule)
     kind = OutcomeKind.CHANGED if steps else OutcomeKind.UNCHANGED
     return _noted(progress, *entries)._replace(real=real, shadow=shadow), Outcome(policy, kind)
 
 
+def _left_out_entry(policy: LoadedPolicy, subject: Subject, left_out: LeftOut) -> AuditEntry:
+    entry = subject.entry(AuditKind.LEFT_OUT, policy, left_out.reason)
+    return entry._replace(field=left_out.field, new=left_out.value)
+
+
 def _entries(
-    policy: LoadedPolicy, subject: Subject, steps: tuple[Step, ...], reason: str, rule: ConflictRule
+    policy: LoadedPolicy,
+    subject: Subject,
+    steps: tuple[Step, ...],
+    texts: tuple[str, Mapping[Field, str]],
+    rule: ConflictRule,
 ) -> list[AuditEntry]:
+    reason, notes = texts
     kind = AuditKind.CHANGED if policy.enforces else AuditKind.WOULD_CHANGE
     entries: list[AuditEntry] = []
     for step in steps:
@@ -198,5 +219,5 @@ def _entries(
             told = f"also set by {step.other}; the {rule} policy's value counts"
             entries.append(subject.entry(AuditKind.CONFLICT, policy, told, step))
         if not step.other or rule is ConflictRule.LATER:
-            entries.append(subject.entry(kind, policy, reason, step))
+            entries.append(subject.entry(kind, policy, reason, step, notes.get(step.field, "")))
     return entries

@@ -37,6 +37,16 @@ CGROUP_PARENT: Final = "cgroup_parent"
 RESOURCE_NAMES: Final = tuple(
     field.name for field in dataclasses.fields(ResourceChange) if field.name != "unified"
 )
+RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
+    "cpu_period_us": "cpu.cfs_period_us",
+    "cpu_quota_us": "cpu.cfs_quota_us",
+    "cpu_shares": "cpu.shares",
+    "memory_limit_bytes": "memory.limit_in_bytes",
+    "cpuset_cpus": "cpuset.cpus",
+    "cpuset_mems": "cpuset.mems",
+}
+"""The cgroup parameters behind the fields of `ResourceChange`, by version 1 name."""
+
 _SAME_AS_ABSENT: Final[Mapping[str, Value]] = {
     "cpu_quota_us": UNLIMITED,
     "memory_limit_bytes": UNLIMITED,

@@ -41,6 +41,8 @@ class LoadedPolicy:
     """The hooks that it implements."""
     narrowed: Concern = EVERY_POD
     """The operator's conditions on pods, beside the policy's own."""
+    is_remote: bool = False
+    """Whether it is a hook server, which looks after the cgroup values that it answered by itself."""
     blocks: bool = False
     """Whether it waits for another process: then it runs in threads that others do not need."""
 

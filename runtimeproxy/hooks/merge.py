@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy import qos
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange
-from runtimeproxy.hooks.fields import Field, Fields, Value, View
+from runtimeproxy.hooks.fields import CGROUP, Field, Fields, Value, View
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
@@ -30,6 +30,8 @@ class Claim(NamedTuple):
     value: Value
     original: Value
     """What the field held before any policy."""
+    is_remote: bool = False
+    """Whether the owner is a hook server."""
 
 
 class Step(NamedTuple):
@@ -69,6 +71,12 @@ class Fold(NamedTuple):
         """The owner of each claimed field, by the field's name; also where the value was there already."""
         return {str(field): claim.policy for field, claim in self.claims.items()}
 
+    @property
+    def written_once(self) -> frozenset[str]:
+        """The cgroup parameters that hook servers own: whether they stay is the servers' business."""
+        claims = self.claims.items()
+        return frozenset(field.key for field, claim in claims if claim.is_remote and field.group == CGROUP)
+
     def change(self, hook: Hook) -> CgroupChange | None:
         """Return the merged change; None when nothing differs from what there was before any policy."""
         changed = {
@@ -80,7 +88,13 @@ class Fold(NamedTuple):
 
 
 def fold(
-    so_far: Fold, policy: str, change: Fields, *, reason: str = "", rule: ConflictRule = ConflictRule.LATER
+    so_far: Fold,
+    policy: str,
+    change: Fields,
+    *,
+    reason: str = "",
+    rule: ConflictRule = ConflictRule.LATER,
+    is_remote: bool = False,
 ) -> tuple[Fold, tuple[Step, ...]]:
     """Add one policy's change; returns the new fold and what was done, for the audit.
 
@@ -92,13 +106,13 @@ def fold(
         claim = so_far.claims.get(key)
         if claim is None:
             old = flat.current_value(so_far.start, key)
-            accepted[key] = Claim(policy, value, old)
+            accepted[key] = Claim(policy, value, old, is_remote)
             if not flat.is_same(key, old, value):
                 steps.append(Step(key, old, value))
         elif claim.value != value:
             steps.append(Step(key, claim.value, value, claim.policy))
             if rule is ConflictRule.LATER:
-                accepted[key] = Claim(policy, value, claim.original)
+                accepted[key] = Claim(policy, value, claim.original, is_remote)
     if not accepted:
         return so_far, tuple(steps)
     reasons = (*so_far.reasons, f"{policy}: {reason}") if reason else so_far.reasons

@@ -19,6 +19,8 @@ class ChainStats:
     """Policies' turns, by policy name and how they ended."""
     duration_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Sum of the time spent in turns that came back in time, by policy name."""
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Fields that were not used, by policy and field."""
     conflicts: int = 0
     refused: int = 0
     """Calls that were refused."""

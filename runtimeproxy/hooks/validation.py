@@ -1,12 +1,28 @@
-"""Checks of what a policy answers: a change that a runtime or kernel would choke on goes no further."""
+"""Checks of what a policy answers, field by field: what runtime, kernel or node cannot take goes no further.
+
+An answer that is no change at all is an error of its policy. Of a change only the offending fields are left
+out, each with a reason; what the kernel bounds is moved to the bound where that does what was meant:
+
+- quotas: a small one means "as little as there is", a huge one "no bound that matters", so both are clamped;
+- shares: the kernel clamps them itself, but runc fails the container if what it reads back differs;
+- periods are not clamped: the quota beside them would mean another share of a CPU;
+- memory limits below a page are not clamped: nothing can run in one page, so the unit must be wrong;
+- OOM scores, identities and switches are not clamped: nobody knows what the number was to mean.
+
+Some values count together only, see `_without_dependents` and `_without_contradictions`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias, TypeGuard
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from runtimeproxy import units
+from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, cgroup_path
+from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.changes import (
     CLEAR,
     CgroupChange,
@@ -16,10 +32,10 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
 )
-from runtimeproxy.hooks.fields import RESOURCE_NAMES
+from runtimeproxy.hooks.fields import Field, Value, View
 from runtimeproxy.hooks.policy import Hook
-
-_Check: TypeAlias = Callable[[object], bool]
+from runtimeproxy.hooks.views import PodView
+from runtimeproxy.node import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _ANSWERS_NOTHING: Final = frozenset(
@@ -32,6 +48,77 @@ _ANSWERS_NOTHING: Final = frozenset(
         Hook.POST_REMOVE_POD_SANDBOX,
     }
 )
+_CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_MAX_SHOWN: Final = 64
+
+_LIMIT: Final = Field(flat.RESOURCES, "memory_limit_bytes")
+_SWAP: Final = Field(flat.RESOURCES, "memory_swap_limit_bytes")
+_PERIODS: Final = {
+    Field(flat.RESOURCES, "cpu_period_us"): Field(flat.RESOURCES, "cpu_quota_us"),
+    Field(flat.CGROUP, "cpu.cfs_period_us"): Field(flat.CGROUP, "cpu.cfs_quota_us"),
+}
+"""Periods and their quotas."""
+
+
+class LeftOut(NamedTuple):
+    """A field of an answer that is not used; nothing in it is secret."""
+
+    field: str
+    value: str
+    """As the policy answered it; empty where it must not be shown."""
+    reason: str
+
+
+class Usable(NamedTuple):
+    """What can be used of an answer."""
+
+    fields: dict[Field, Value]
+    left_out: tuple[LeftOut, ...] = ()
+    notes: Mapping[Field, str] = {}
+    """What was done to a value that is used."""
+
+
+class _Range(NamedTuple):
+    """The values of a number."""
+
+    low: int
+    high: int = units.MAX_INT64
+    is_unlimited: bool = False
+    """Whether -1 is a value, too."""
+    is_clamped: bool = False
+    """Whether a number above 0 that lies outside becomes the nearest one inside."""
+
+
+_QUOTA: Final = _Range(units.MIN_CPU_QUOTA_US, units.MAX_CPU_QUOTA_US, is_unlimited=True, is_clamped=True)
+_SHARES: Final = _Range(units.MIN_CPU_SHARES, units.MAX_CPU_SHARES, is_clamped=True)
+_MEMORY: Final = _Range(_PAGE_BYTES, is_unlimited=True)
+_RANGES: Final[Mapping[str, _Range]] = {
+    **{
+        parameter.name: _Range(parameter.minimum, parameter.maximum, parameter.unlimited)
+        for parameter in PARAMETERS.values()
+        if not parameter.is_list
+    },
+    "cpu.cfs_quota_us": _QUOTA,
+    "cpu.shares": _SHARES,
+    "memory.limit_in_bytes": _MEMORY,
+    "memory_swap_limit_bytes": _MEMORY,
+    "oom_score_adj": _Range(-1_000, 1_000),
+}
+"""By cgroup parameter, or by the field's own name where there is none. Source: Linux kernel/sched/core.c
+(tg_set_cfs_bandwidth, sched_group_set_shares), include/uapi/linux/oom.h; policies spec 5.5."""
+
+_UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
+    "cpu.weight": _Range(units.MIN_CPU_WEIGHT, units.MAX_CPU_WEIGHT),
+    "cpu.idle": _Range(0, 1),
+    "memory.oom.group": _Range(0, 1),
+    "memory.max": _MEMORY,
+    **dict.fromkeys(
+        ("memory.min", "memory.low", "memory.high", "memory.swap.max", "memory.swap.high", "pids.max"),
+        _Range(0, is_unlimited=True),
+    ),
+}
+"""Files of version 2 with one number, or `max`. Source: Linux Documentation/admin-guide/cgroup-v2.rst."""
 
 
 def answers_nothing(hook: Hook) -> bool:
@@ -40,10 +127,7 @@ def answers_nothing(hook: Hook) -> bool:
 
 
 def problem_of(hook: Hook, answer: object) -> str | None:
-    """Return why a policy's answer at a hook cannot be used; None when it can.
-
-    The text names the field and what is wrong, never a value of an environment variable.
-    """
+    """Return why a policy's answer at a hook is none as a whole; None when its fields can be looked at."""
     if answers_nothing(hook):
         return f"{hook} answers nothing"
     if not isinstance(answer, CgroupChange):
@@ -51,114 +135,270 @@ def problem_of(hook: Hook, answer: object) -> str | None:
     other = ContainerChange if hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook else PodChange
     if isinstance(answer, other):
         return f"answered a {other.__name__}"
-    return _problem(answer)
-
-
-def _problem(change: CgroupChange) -> str | None:
-    reason: object = change.reason
-    return (
-        _cgroup_problem(change.cgroup)
-        or _unless(isinstance(reason, str), "reason is no text")
-        or (_request_problem(change) if isinstance(change, PodChange | ContainerChange) else None)
-    )
-
-
-def _request_problem(change: PodChange | ContainerChange) -> str | None:
-    parent = change.cgroup_parent
-    return (
-        _resource_problem(change.resources)
-        or _entry_problem("annotations", change.annotations)
-        or _unless(parent is None or _is_cgroup_path(parent), "cgroup_parent is empty or no path")
-        or (_container_problem(change) if isinstance(change, ContainerChange) else None)
-        or (_entry_problem("labels", change.labels) if isinstance(change, PodChange) else None)
-    )
-
-
-def _container_problem(change: ContainerChange) -> str | None:
-    return (
-        _entry_problem("env", change.env, may_hold_equals=False)
-        or _unless(_are_mounts(change.mounts), "mounts is not a tuple of mounts with absolute paths")
-        or _unless(
-            _are_devices(change.devices),
-            "devices is not a tuple of devices with absolute paths and permissions out of rwm",
-        )
-    )
-
-
-def _unless(is_right: bool, problem: str) -> str | None:
-    return None if is_right else problem
-
-
-def _resource_problem(resources: object) -> str | None:
-    if resources is None:
-        return None
-    if not isinstance(resources, ResourceChange):
-        return f"resources is a {type(resources).__name__}"
-    for name in RESOURCE_NAMES:
-        value = getattr(resources, name)
-        if value is not None and value is not CLEAR and not _RESOURCE_CHECKS[name](value):
-            return f"resources.{name}: {_shown(value)} is out of range"
-    return _entry_problem("resources.unified", resources.unified) or _file_problem(resources.unified)
-
-
-def _file_problem(files: Mapping[str, object]) -> str | None:
-    strange = next((key for key in files if not _FILE_NAME.fullmatch(key)), None)
-    return None if strange is None else f"resources.unified: {_shown(strange)} is no cgroup file"
-
-
-def _entry_problem(name: str, entries: object, *, may_hold_equals: bool = True) -> str | None:
-    if not _is_mapping(entries):
-        return f"{name} is a {type(entries).__name__}"
-    for key, value in entries.items():
-        if not isinstance(key, str) or not key or not _is_text(key) or ("=" in key and not may_hold_equals):
-            return f"{name}: {_shown(key)} is no name"
-        if value is not CLEAR and not _is_text(value):
-            return f"{name}[{key}]: a {type(value).__name__}, or not UTF-8, or holds NUL"
     return None
 
 
-def _cgroup_problem(entries: object) -> str | None:
-    if not _is_mapping(entries):
-        return f"cgroup is a {type(entries).__name__}"
-    for key, value in entries.items():
-        if not isinstance(key, str) or not _FILE_NAME.fullmatch(key):
-            return f"cgroup: {_shown(key)} is no cgroup file"
-        if not _CGROUP_CHECKS.get(key, _is_file_value)(value):
-            return f"cgroup[{key}]: {_shown(value)} is out of range"
-    return None
+def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_NODE) -> Usable:
+    """Return what can be used of a change, in the form in which every reader takes it.
+
+    Args:
+        hook: where it was answered.
+        change: an answer that is a change, see `problem_of`.
+        view: what the policy was asked about, as it saw it.
+        node: what the node can take.
+    """
+    left_out: list[LeftOut] = []
+    fields: dict[Field, Value] = {}
+    notes: dict[Field, str] = {}
+    change = _well_formed(change, left_out)
+    for field, value in flat.fields_of(change, flat.counting_groups(hook)).items():
+        try:
+            fields[field], note = _fitted(field, value, node)
+        except ValueError as error:
+            left_out.append(_left_out(field, value, str(error)))
+        else:
+            if note:
+                notes[field] = note
+    if left_out:
+        _without_dependents(fields, change.requires, left_out)
+    _without_contradictions(hook, fields, view, left_out)
+    left_out.extend(LeftOut("", "", problem) for problem in change.problems)
+    return Usable(fields, tuple(left_out), notes)
 
 
-def _is_mapping(entries: object) -> TypeGuard[Mapping[object, object]]:
+def _left_out(field: Field, value: object, reason: str) -> LeftOut:
+    if field.group == flat.ENV:
+        # Whoever writes `A=secret` for a name must not find it in a log.
+        return LeftOut(str(field) if _is_variable_name(field.key) else flat.ENV, "", reason)
+    return LeftOut(str(Field(field.group, str(field.key)[:_MAX_SHOWN])), _shown(value), reason)
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
+    """Return the change without what is of a wrong type as a whole."""
+    wrong: dict[str, Any] = {}
+    for each in dataclasses.fields(change):
+        value: object = getattr(change, each.name)
+        empty, what = _EMPTY[each.name]
+        if not _has_type(each.name, value):
+            left_out.append(LeftOut(each.name, "", f"is a {type(value).__name__}, not {what}"))
+            wrong[each.name] = empty
+        elif each.name in (flat.MOUNTS, flat.DEVICES) and value:
+            kept = _specs(each.name, value, left_out)
+            if kept != value:
+                wrong[each.name] = kept
+    resources: object = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
+    if isinstance(resources, ResourceChange) and not _is_mapping(resources.unified):
+        kind = type(resources.unified).__name__
+        left_out.append(LeftOut(flat.UNIFIED, "", f"is a {kind}, not a mapping"))
+        wrong[flat.RESOURCES] = dataclasses.replace(resources, unified={})
+    return dataclasses.replace(change, **wrong) if wrong else change
+
+
+_EMPTY: Final[Mapping[str, tuple[Any, str]]] = {
+    "cgroup": ({}, "a mapping"),
+    "labels": ({}, "a mapping"),
+    "annotations": ({}, "a mapping"),
+    "env": ({}, "a mapping"),
+    "requires": ({}, "a mapping of field names"),
+    "mounts": ((), "a tuple of mounts"),
+    "devices": ((), "a tuple of devices"),
+    "problems": ((), "a tuple of texts"),
+    "reason": ("", "a text"),
+    "resources": (None, "a ResourceChange"),
+    "cgroup_parent": (None, "a path"),
+}
+"""What stands in a change that says nothing, and the name of its type."""
+
+
+def _has_type(name: str, value: object) -> bool:
+    match name:
+        case "reason":
+            return isinstance(value, str)
+        case "cgroup_parent":
+            return value is None or isinstance(value, str)
+        case "resources":
+            return value is None or isinstance(value, ResourceChange)
+        case "mounts" | "devices":
+            return isinstance(value, tuple)
+        case "problems":
+            return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        case "requires":
+            return _is_mapping(value) and all(isinstance(each, str) for each in value.values())
+        case _:
+            return _is_mapping(value)
+
+
+def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
+    """Return the mounts or devices that have a place in the container, which is their name."""
+    kind = MountSpec if name == flat.MOUNTS else DeviceSpec
+    kept: list[object] = []
+    for value in values if isinstance(values, tuple) else ():
+        if isinstance(value, kind) and isinstance(value.container_path, str):
+            kept.append(value)
+        else:
+            left_out.append(LeftOut(name, "", f"holds a {type(value).__name__}, not a {kind.__name__}"))
+    return tuple(kept)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
     # Nearly always it is a dictionary, and asking an abstract class takes several times as long.
-    return type(entries) is dict or isinstance(entries, Mapping)
+    return type(value) is dict or isinstance(value, Mapping)
 
 
-def _are_mounts(mounts: object) -> bool:
-    return isinstance(mounts, tuple) and all(
-        isinstance(mount, MountSpec)
-        and _is_absolute_path(mount.host_path)
-        and _is_absolute_path(mount.container_path)
-        and type(mount.readonly) is bool
-        for mount in mounts
-    )
+def _fitted(field: Field, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Return a value as it is used, and what was done to it.
+
+    Raises:
+        ValueError: it cannot be used; says why.
+    """
+    group, key = field
+    if group == flat.RESOURCES:
+        return (value, "") if value is CLEAR else _fitted_resource(key, value, node)
+    if group == flat.CGROUP:
+        return _fitted_parameter(key, value, node)
+    if group == flat.UNIFIED:
+        return _fitted_file(key, value, node)
+    if group == flat.CGROUP_PARENT:
+        _check_cgroup_parent(value)
+    elif group in (flat.MOUNTS, flat.DEVICES):
+        _check_spec(value)
+    else:
+        _check_entry(group, key, value)
+    return value, ""
 
 
-def _are_devices(devices: object) -> bool:
-    return isinstance(devices, tuple) and all(
-        isinstance(device, DeviceSpec)
-        and _is_absolute_path(device.host_path)
-        and _is_absolute_path(device.container_path)
-        and _are_permissions(device.permissions)
-        for device in devices
-    )
+def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if name == "cpuset_cpus":
+        return _fitted_cpus(value, node)
+    if name == "cpuset_mems":
+        return _fitted_memory_nodes(value, node)
+    return _fitted_number(_RANGES[flat.RESOURCE_PARAMETERS.get(name, name)], value)
+
+
+def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    problem = node.parameter_problem(name)
+    if problem:
+        raise ValueError(problem)
+    if name == "cpuset.cpus":
+        return _fitted_cpus(value, node)
+    if name == "cpuset.mems":
+        return _fitted_memory_nodes(value, node)
+    return _fitted_number(_RANGES[name], value)
+
+
+def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    _check_entry(flat.UNIFIED, name, value)
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError("no cgroup file has such a name")
+    if value is CLEAR:
+        return value, ""
+    problem = node.unified_problem(name)
+    if problem:
+        raise ValueError(problem)
+    if name == "cpuset.cpus":
+        return _fitted_cpus(value, node)
+    if name == "cpuset.mems":
+        return _fitted_memory_nodes(value, node)
+    if name == "cpu.max":
+        return _fitted_cpu_max(str(value))
+    limits = _UNIFIED_RANGES.get(name)
+    if limits is None:
+        return value, ""
+    text = str(value).strip()
+    number, note = _fitted_number(limits, units.UNLIMITED if text == "max" else _integer(text))
+    return ("max" if number == units.UNLIMITED else str(number)) if note else value, note
+
+
+def _integer(text: str) -> int:
+    if not (text.isascii() and text.lstrip("-").isdecimal() and len(text) <= 20):
+        raise ValueError("is not a number")
+    return int(text)
+
+
+def _fitted_cpu_max(text: str) -> tuple[Value, str]:
+    quota_us, period_us = units.parse_cpu_max(text)
+    _fitted_number(_RANGES["cpu.cfs_period_us"], period_us)
+    fitted_us, note = _fitted_number(_QUOTA, quota_us)
+    return (units.format_cpu_max(int(fitted_us), period_us) if note else text), note
+
+
+def _fitted_number(limits: _Range, value: object) -> tuple[int, str]:
+    if type(value) is not int:
+        raise ValueError(f"is a {type(value).__name__}, not a whole number")
+    if limits.low <= value <= limits.high or (limits.is_unlimited and value == units.UNLIMITED):
+        return value, ""
+    bounds = f"{limits.low} to {limits.high}{', or -1' if limits.is_unlimited else ''}"
+    if not limits.is_clamped or not 0 < value <= units.MAX_INT64:
+        raise ValueError(f"is not in {bounds}")
+    return min(max(value, limits.low), limits.high), f"{value} is not in {bounds}"
+
+
+def _fitted_cpus(value: object, node: NodeFacts) -> tuple[str, str]:
+    cpus, note = _fitted_list(value, node.last_cpu)
+    problem = node.cpus_problem(cpus)
+    if problem:
+        raise ValueError(problem)
+    return cpus, note
+
+
+def _fitted_memory_nodes(value: object, node: NodeFacts) -> tuple[str, str]:
+    # `N` would be the highest number that the kernel is built for, which no node has.
+    nodes, note = _fitted_list(value, None)
+    problem = node.memory_nodes_problem(nodes)
+    if problem:
+        raise ValueError(problem)
+    return nodes, note
+
+
+def _fitted_list(value: object, last: int | None) -> tuple[str, str]:
+    if not isinstance(value, str):
+        raise ValueError(f"is a {type(value).__name__}, not a list such as 0-3,8")  # noqa: TRY004 - one type
+    plain = units.plain_cpu_list(value, last)
+    if not plain:
+        raise ValueError("names none")
+    return plain, "" if plain == value else f"{_shown(value)!r} in plain spelling"
+
+
+def _check_entry(group: str, key: object, value: object) -> None:
+    if not isinstance(key, str) or not key or not _is_text(key):
+        raise ValueError("the name is empty, not UTF-8, or holds NUL")
+    if group == flat.ENV and not _is_variable_name(key):
+        raise ValueError("a variable's name holds =")
+    if value is not CLEAR and not _is_text(value):
+        raise ValueError(f"is a {type(value).__name__}, not UTF-8, or holds NUL")
+
+
+def _is_variable_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and "=" not in name and _is_text(name)
+
+
+def _check_spec(value: object) -> None:
+    if not isinstance(value, MountSpec | DeviceSpec):
+        raise ValueError("is neither mount nor device")  # noqa: TRY004 - one type for all that cannot be used
+    if not (_is_absolute_path(value.host_path) and _is_absolute_path(value.container_path)):
+        raise ValueError("a path is not absolute")
+    if isinstance(value, MountSpec) and type(value.readonly) is not bool:
+        raise ValueError("readonly is neither true nor false")
+    if isinstance(value, DeviceSpec) and not _are_permissions(value.permissions):
+        raise ValueError("permissions are not out of rwm")
 
 
 def _are_permissions(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) == len(set(value) & set("rwm"))
 
 
-def _is_integer(value: object, low: int, high: int = units.MAX_INT64) -> bool:
-    return type(value) is int and low <= value <= high
+def _check_cgroup_parent(value: object) -> None:
+    if not isinstance(value, str) or not _is_text(value):
+        raise ValueError("is not a path")
+    try:
+        cgroup_path(value)
+    except CgroupPathError as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_text(value: object) -> bool:
@@ -178,70 +418,56 @@ def _is_absolute_path(value: object) -> bool:
     return isinstance(value, str) and _is_text(value) and value.startswith("/")
 
 
-def _is_cgroup_path(value: object) -> bool:
-    return (
-        isinstance(value, str) and _is_text(value) and value.strip("/") != "" and ".." not in value.split("/")
-    )
+def _without_dependents(
+    fields: dict[Field, Value], requires: Mapping[str, str], left_out: list[LeftOut]
+) -> None:
+    """Leave out what was answered for the sake of a field that is left out.
+
+    A period and a bounded quota that were answered together are one share of a CPU: one of them beside a
+    value that somebody else chose would be another. No quota means the same with any period.
+    """
+    gone = {each.field for each in left_out}
+    for period, quota in _PERIODS.items():
+        if str(period) in gone and fields.get(quota) not in (None, CLEAR, units.UNLIMITED):
+            _leave_out(fields, quota, f"{period}, which it counts with, is left out", left_out)
+        if str(quota) in gone and period in fields:
+            _leave_out(fields, period, f"{quota}, which counts with it, is left out", left_out)
+    for field in [each for each in fields if requires.get(str(each)) in gone]:
+        _leave_out(fields, field, f"{requires[str(field)]}, which it requires, is left out", left_out)
 
 
-def _is_unlimited(value: object) -> bool:
-    return _is_integer(value, units.UNLIMITED, units.UNLIMITED)
+def _without_contradictions(
+    hook: Hook, fields: dict[Field, Value], view: View, left_out: list[LeftOut]
+) -> None:
+    """Leave out what contradicts the request, each alone being right: the runtime would fail the call.
+
+    Memory and swap together are at least memory. A cgroup parent is a systemd slice where the kubelet's is
+    one. Source: runc libcontainer/cgroups/fs/memory.go and fs2 ConvertMemorySwapToCgroupV2Value; containerd
+    internal/cri/server `getCgroupsPath`.
+    """
+    for suspect in (_SWAP, _LIMIT):
+        if suspect in fields and _exceeds_swap(hook, fields, view):
+            _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
+    parent = fields.get(Field(flat.CGROUP_PARENT))
+    asked = (view if isinstance(view, PodView) else view.pod).cgroup_parent
+    if isinstance(parent, str) and asked and parent.endswith(".slice") != asked.endswith(".slice"):
+        _leave_out(fields, Field(flat.CGROUP_PARENT), "is not of the kind of the kubelet's", left_out)
 
 
-def _is_quota(value: object) -> bool:
-    return _is_unlimited(value) or _is_integer(value, units.MIN_CPU_QUOTA_US, units.MAX_CPU_QUOTA_US)
+def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], view: View) -> bool:
+    limit, swap = (_resulting(field, fields, view) for field in (_LIMIT, _SWAP))
+    if swap is None or swap == units.UNLIMITED:
+        return False
+    if limit is None:
+        # What a running container has and nobody has seen is not known; a new one has no limit.
+        return hook in _CREATING
+    return limit == units.UNLIMITED or limit > swap
 
 
-def _is_limit(value: object) -> bool:
-    return _is_unlimited(value) or _is_integer(value, 1)
+def _resulting(field: Field, fields: Mapping[Field, Value], view: View) -> int | None:
+    value = fields[field] if field in fields else flat.current_value(view, field)
+    return value if isinstance(value, int) and value else None
 
 
-def _is_cpu_list(value: object) -> bool:
-    return isinstance(value, str) and units.is_cpu_list(value)
-
-
-def _is_file_value(value: object) -> bool:
-    if isinstance(value, str):
-        return _is_text(value) and "\n" not in value
-    return _is_integer(value, -units.MAX_INT64)
-
-
-def _within(low: int, high: int = units.MAX_INT64) -> _Check:
-    return lambda value: _is_integer(value, low, high)
-
-
-_is_shares: Final = _within(units.MIN_CPU_SHARES, units.MAX_CPU_SHARES)
-_is_period: Final = _within(units.MIN_CPU_PERIOD_US, units.MAX_CPU_PERIOD_US)
-
-_RESOURCE_CHECKS: Final[Mapping[str, _Check]] = {
-    "cpu_period_us": _is_period,
-    "cpu_quota_us": _is_quota,
-    "cpu_shares": _is_shares,
-    "memory_limit_bytes": _is_limit,
-    "memory_swap_limit_bytes": _is_limit,
-    "oom_score_adj": _within(-1_000, 1_000),
-    "cpuset_cpus": _is_cpu_list,
-    "cpuset_mems": _is_cpu_list,
-}
-"""Ranges of the CRI's LinuxContainerResources, as `ResourceChange` states them."""
-
-_CGROUP_CHECKS: Final[Mapping[str, _Check]] = {
-    "cpu.shares": _is_shares,
-    "cpu.cfs_quota_us": _is_quota,
-    "cpu.cfs_period_us": _is_period,
-    "cpu.cfs_burst_us": _within(0),
-    "cpu.bvt_warp_ns": _within(-1, 2),
-    "cpu.idle": _within(0, 1),
-    "cpuset.cpus": _is_cpu_list,
-    "cpuset.mems": _is_cpu_list,
-    "memory.limit_in_bytes": _is_limit,
-    "memory.min": _within(0),
-    "memory.low": _within(0),
-    "memory.high": _within(-1),
-}
-"""Source: policies spec 5.5; a memory limit of 0 would kill the pod, so it is refused."""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 64 else text[:64] + "..."
+def _leave_out(fields: dict[Field, Value], field: Field, reason: str, left_out: list[LeftOut]) -> None:
+    left_out.append(_left_out(field, fields.pop(field), reason))

@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.hooks.audit import TROUBLE, AuditKind
+
 if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditEntry
 
@@ -38,7 +40,9 @@ class AuditLog:
         """Takes an entry; never blocks."""
         if not self._decisions:
             asyncio.get_running_loop().call_later(self._gather_s, self._write)
-        key = (entry.time_s, entry.hook, entry.pod_uid, entry.pod_name, entry.container, entry.kind)
+        # A failed write has a line of its own.
+        field = entry.field if entry.kind is AuditKind.FAILED else ""
+        key = (entry.time_s, entry.hook, entry.pod_uid, entry.pod_name, entry.container, entry.kind, field)
         self._decisions.setdefault(key, []).append(entry)
 
     def flush(self) -> None:
@@ -59,7 +63,7 @@ class AuditLog:
 
     def _log_next(self) -> None:
         entries = self._decisions.pop(next(iter(self._decisions)))
-        if logger.isEnabledFor(logging.INFO):
+        if logger.isEnabledFor(_level(entries[0])):
             _log(entries)
 
 
@@ -67,34 +71,44 @@ def _log(entries: list[AuditEntry]) -> None:
     first = entries[0]
     pod = f"{first.pod_namespace}/{first.pod_name}"
     name = f"{pod}/{first.container}" if first.container else pod
-    changes = [
-        {
-            "field": entry.field,
-            "from": entry.old,
-            "to": entry.new,
-            "policy": entry.policy,
-            "reason": f"{entry.reason}; {entry.note}" if entry.note else entry.reason,
-        }
-        for entry in entries
-    ]
     fields = {
         "hook": str(first.hook),
         "kind": str(first.kind),
         "pod": pod,
         "container": first.container,
         "uid": first.pod_uid,
-        "changes": changes,
+        "sandbox": first.sandbox_id,
+        "container_id": first.container_id,
+        "changes": [_change(entry) for entry in entries],
     }
     text = f"{name} {first.kind}: {', '.join(_text(entry) for entry in entries)}"
-    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None, extra=fields)
+    record = logger.makeRecord(logger.name, _level(first), __file__, 0, text, (), None, extra=fields)
     # The line tells when the call came, not when the line was written.
     record.created = first.time_s
     record.msecs = first.time_s % 1 * 1000
     logger.handle(record)
 
 
+def _level(entry: AuditEntry) -> int:
+    return logging.WARNING if entry.kind in TROUBLE else logging.INFO
+
+
+def _change(entry: AuditEntry) -> dict[str, str]:
+    reason = f"{entry.reason}; {entry.note}" if entry.note else entry.reason
+    return {
+        "field": entry.field,
+        "from": entry.old,
+        "to": entry.new,
+        "policy": entry.policy,
+        "reason": reason,
+    }
+
+
 def _text(entry: AuditEntry) -> str:
+    """Return an entry for people; the reasons of changes stand in the line's fields only."""
     if not entry.field:
         return f"{entry.policy}: {entry.reason}"
     note = f"; {entry.note}" if entry.note else ""
-    return f"{entry.field} {entry.old or '-'} -> {entry.new or '-'} ({entry.policy}{note})"
+    reason = f": {entry.reason}" if entry.kind in TROUBLE else ""
+    values = entry.new if entry.kind is AuditKind.LEFT_OUT else f"{entry.old or '-'} -> {entry.new or '-'}"
+    return f"{entry.field} {values} ({entry.policy}{reason}{note})"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from threading import Lock, RLock
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, Outcome, WriteResult, cgroup_path, check_value
-from runtimeproxy.pods.records import CgroupRecord, KeptValue
+from runtimeproxy.pods.records import CgroupRecord, KeptValue, PodRecord
 from runtimeproxy.units import (
     UNLIMITED,
     cpu_shares_from_weight,
@@ -50,6 +51,8 @@ class _Writer(Protocol):
 class _Kept(NamedTuple):
     values: Mapping[str, KeptValue]
     since_s: float
+    settling: frozenset[str] = frozenset()
+    """Values of hook servers that are written again once: see `write`."""
 
 
 class KeptCgroups:
@@ -120,8 +123,16 @@ class KeptCgroups:
             if values != record.values:
                 self._tell([path])
 
-    def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
-        """Writes values to one cgroup, and remembers those that are there now."""
+    def write(self, cgroup: str, values: Values, once: Collection[str] = ()) -> tuple[WriteResult, ...]:
+        """Writes values to one cgroup, and remembers those that are there now.
+
+        Args:
+            cgroup: the cgroup.
+            values: by parameter.
+            once: those that are somebody else's business from now on: what the files held before is
+                remembered for them, and only in a slice the next `renew` writes them again. That is the start
+                of the very sandbox for which they are meant, by which systemd resets the slice.
+        """
         try:
             path = cgroup_path(cgroup)
         except CgroupPathError:
@@ -130,7 +141,7 @@ class KeptCgroups:
             results = self._writer.write(cgroup, values)
             there = [result for result in results if result.outcome in _THERE]
             if there:
-                self._remember(path, there)
+                self._remember(path, there, frozenset(once))
         return results
 
     def keeps(self, cgroup: str) -> bool:
@@ -139,23 +150,31 @@ class KeptCgroups:
             kept = self._kept.get(cgroup_path(cgroup))
         except CgroupPathError:
             return False
-        return kept is not None and any(value.kept for value in kept.values.values())
+        if kept is None:
+            return False
+        return bool(kept.settling) or any(value.kept for value in kept.values.values())
 
     def renew(self, cgroup: str) -> None:
         """Writes again what has changed in one cgroup, where that is to be expected."""
-        self._write_again(cgroup_path(cgroup), logging.DEBUG)
+        path = cgroup_path(cgroup)
+        with self._lock:
+            found = self._kept.get(path)
+            settling = found.settling if found is not None else frozenset()
+            if found is not None and settling:
+                self._kept[path] = found._replace(settling=frozenset())
+        self._write_again(path, cgroup, logging.DEBUG, settling)
 
-    def keep(self, pod_cgroups: Iterable[str], container_ids: Collection[str] = ()) -> None:
+    def keep(self, pods: Iterable[PodRecord], container_ids: Collection[str] = ()) -> None:
         """Writes again what has changed in the cgroups of these pods; the others are not touched.
 
         Args:
-            pod_cgroups: the cgroup parents of all pods that run.
+            pods: all pods that run.
             container_ids: all containers that are known; the cgroups of others are forgotten.
         """
-        live = _paths(pod_cgroups)
-        self._forget(live, container_ids)
-        for path in live & self._kept.keys():
-            self._write_again(path, logging.WARNING)
+        live = {path: pod for pod in pods for path in _paths([pod.cgroup_parent])}
+        self._forget(live.keys(), container_ids)
+        for path in live.keys() & self._kept.keys():
+            self._write_again(path, live[path], logging.WARNING)
 
     def forget_all(self) -> None:
         """Writes no value again: other policies count from now on. What the files held stays known."""
@@ -171,20 +190,27 @@ class KeptCgroups:
         if len(self._kept) > MOST_UNCLAIMED:
             self._forget(_paths(pod_cgroups), frozenset(container_ids))
 
-    def _remember(self, path: _Path, results: Iterable[WriteResult]) -> None:
+    def _remember(self, path: _Path, results: Sequence[WriteResult], once: frozenset[str]) -> None:
         with self._lock:
             # What was written last is forgotten last.
             found = self._kept.pop(path, None)
             before = found.values if found is not None else {}
             after = {
                 **before,
-                **{result.name: after_write(before.get(result.name), result) for result in results},
+                **{
+                    result.name: after_write(before.get(result.name), result, kept=result.name not in once)
+                    for result in results
+                },
             }
-            self._kept[path] = _Kept(after, self._clock())
+            there = frozenset(result.name for result in results)
+            settling = (found.settling if found is not None else frozenset()) - there
+            if path[-1].endswith(".slice"):
+                settling |= once & there
+            self._kept[path] = _Kept(after, self._clock(), settling)
         if after != before:
             self._tell([path])
 
-    def _forget(self, live: set[_Path], container_ids: Collection[str]) -> None:
+    def _forget(self, live: AbstractSet[_Path], container_ids: Collection[str]) -> None:
         with self._lock:
             unclaimed = [path for path in self._kept if not _is_claimed(path, live, container_ids)]
             too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
@@ -198,28 +224,36 @@ class KeptCgroups:
                 del self._kept[path]
         self._tell(gone)
 
-    def _write_again(self, path: _Path, log_level: int) -> None:
+    def _write_again(
+        self, path: _Path, owner: PodRecord | str, log_level: int, once: frozenset[str] = frozenset()
+    ) -> None:
         """Until the values that were written are still the wanted ones: a call may change them meanwhile."""
         with self._written_alone(path):
-            self._write_until_same(path, log_level)
+            self._write_until_same(path, owner, log_level, once)
 
     def _written_alone(self, path: _Path) -> RLock:
         """Held while a cgroup is written and that is remembered: else both may be another thread's."""
         return self._writing[hash(path) % _STRIPES]
 
-    def _write_until_same(self, path: _Path, log_level: int) -> None:
+    def _write_until_same(
+        self, path: _Path, owner: PodRecord | str, log_level: int, once: frozenset[str]
+    ) -> None:
         kept = self._kept.get(path)
         while kept is not None:
-            values = {name: value.wanted for name, value in kept.values.items() if value.kept}
+            values = {name: value.wanted for name, value in kept.values.items() if value.kept or name in once}
             results = self._writer.write(_identity(path), values)
             written = [result for result in results if result.outcome is Outcome.WRITTEN]
-            _log(log_level, written)
+            _log(log_level, owner, results)
             with self._lock:
                 now = self._kept.get(path)
                 is_same = now is kept
                 if is_same and written:
-                    after = {result.name: after_write(kept.values[result.name], result) for result in written}
-                    self._kept[path] = _Kept({**kept.values, **after}, kept.since_s)
+                    before = kept.values
+                    after = {
+                        result.name: after_write(before[result.name], result, kept=before[result.name].kept)
+                        for result in written
+                    }
+                    self._kept[path] = kept._replace(values={**before, **after})
             if is_same and written:
                 self._tell([path])
             kept = None if is_same else now
@@ -230,7 +264,7 @@ class KeptCgroups:
                 self._changed(_identity(path))
 
 
-def after_write(before: KeptValue | None, result: WriteResult) -> KeptValue:
+def after_write(before: KeptValue | None, result: WriteResult, *, kept: bool = True) -> KeptValue:
     """What is remembered of a value after it was written.
 
     What the file held before the first write is kept, until somebody else puts another value there: then that
@@ -239,11 +273,12 @@ def after_write(before: KeptValue | None, result: WriteResult) -> KeptValue:
     Args:
         before: what was remembered.
         result: the outcome of the write: the value is there now.
+        kept: whether it is to stay there.
     """
     if before is None:
-        return KeptValue(result.value, result.old)
+        return KeptValue(result.value, result.old, kept)
     is_own = result.old is None or result.old in as_read(result.name, before.wanted)
-    return KeptValue(result.value, before.original if is_own else result.old)
+    return KeptValue(result.value, before.original if is_own else result.old, kept)
 
 
 def as_read(name: str, value: Value) -> tuple[Value, ...]:
@@ -270,7 +305,7 @@ def _joined(saved: Mapping[str, KeptValue], now: Mapping[str, KeptValue]) -> Map
     return {**saved, **now, **mended}
 
 
-def _is_claimed(path: _Path, live: set[_Path], container_ids: Collection[str]) -> bool:
+def _is_claimed(path: _Path, live: AbstractSet[_Path], container_ids: Collection[str]) -> bool:
     """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
     if path in live:
         return True
@@ -291,8 +326,28 @@ def _paths(cgroups: Iterable[str]) -> set[_Path]:
     return paths
 
 
-def _log(level: int, results: list[WriteResult]) -> None:
-    if results:
-        changes = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in results)
-        told = {"cgroup": results[0].cgroup}
-        logger.log(level, "cgroup values had been changed: %s", changes, extra=told)
+def _log(level: int, owner: PodRecord | str, results: Sequence[WriteResult]) -> None:
+    """Logs what had been changed, and what could not be changed back.
+
+    Args:
+        level: of the line about what had been changed.
+        owner: the pod, or its cgroup where only that is known.
+        results: what became of all values.
+    """
+    if isinstance(owner, PodRecord):
+        name = f"pod {owner.namespace}/{owner.name}, uid {owner.uid}"
+        about = {"pod": f"{owner.namespace}/{owner.name}", "uid": owner.uid, "sandbox": owner.id}
+    else:
+        name, about = f"cgroup {owner}", {}
+    changed = [result for result in results if result.outcome is Outcome.WRITTEN]
+    if changed:
+        texts = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in changed)
+        about["cgroup"] = changed[0].cgroup
+        logger.log(
+            level, "cgroup values of %s had been changed, and are set again: %s", name, texts, extra=about
+        )
+    for result in results:
+        if result.outcome in (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED):
+            fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
+            text = "a cgroup value of %s had been changed, and cannot be set again: %s: %s"
+            logger.warning(text, name, result.name, result.error, extra=fields)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from runtimeproxy.cgroups import CgroupPathError, cgroup_path
+from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.hooks.remote.registration_file import SUFFIX
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.pods.checkpoint_rows import Kind, Saved
 from runtimeproxy.pods.checkpoint_writer import Checkpoint
+from runtimeproxy.pods.records import CgroupRecord
 
 if TYPE_CHECKING:
     from runtimeproxy.ops.kept_cgroups import KeptCgroups
@@ -149,7 +155,7 @@ class LastingRecords:
 
     def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.take(saved, since, outdated=outdated.event))
-        self._cgroups.take(saved.cgroups, outdated_s=outdated.at_s)
+        self._cgroups.take(_without_servers(saved), outdated_s=outdated.at_s)
         _tell(saved)
 
     def _note(self, kind: Kind, identity: str, is_event: bool) -> None:
@@ -161,6 +167,29 @@ class LastingRecords:
         yield from ((Kind.POD, pod.id) for pod in self._store.pods)
         yield from ((Kind.CONTAINER, container.id) for container in self._store.containers)
         yield from ((Kind.CGROUP, identity) for identity in self._cgroups.identities)
+
+
+def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
+    """Yield the cgroups; what hook servers own in one is not kept there.
+
+    Version 0.1 saved such values as kept. The pods' owners tell them apart: a server is named by its file,
+    and no policy has a dot in its name.
+    """
+    owned: dict[tuple[str, ...], set[str]] = {}
+    for pod in saved.pods:
+        names = {field for field, owner in pod.owners.items() if owner.endswith(SUFFIX)}
+        if names:
+            with suppress(CgroupPathError):
+                owned.setdefault(cgroup_path(pod.cgroup_parent), set()).update(names)
+    for record in saved.cgroups:
+        names = set()
+        with suppress(CgroupPathError):
+            names = owned.get(cgroup_path(record.id), names)
+        values = {
+            name: replace(value, kept=value.kept and f"{CGROUP}[{name}]" not in names)
+            for name, value in record.values.items()
+        }
+        yield CgroupRecord(record.id, values)
 
 
 def _tell(saved: Saved) -> None:

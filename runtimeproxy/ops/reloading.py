@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
 
-_FIXED_GROUPS: Final = ("proxy", "cgroups", "state")
+_FIXED_GROUPS: Final = ("proxy", "cgroups", "node", "state")
 _FIXED_KEYS: Final = {"hooks": ("worker_threads", "server_config_dir"), "log": ("format",)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -127,7 +127,9 @@ class RecordedWriter:
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
 
-    def write(self, cgroup: str, values: Mapping[str, int | str]) -> tuple[WriteResult, ...]:
+    def write(
+        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+    ) -> tuple[WriteResult, ...]:
         self.written.append((cgroup, dict(values)))
         outcome = WriteOutcome.FAILED if self.error else WriteOutcome.WRITTEN
         return tuple(

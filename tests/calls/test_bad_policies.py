@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -34,18 +35,20 @@ def raising(_: object) -> None:
     raise ValueError("secret-value")
 
 
-INVALID = [
+NO_ANSWER = [
     pytest.param(raising, id="raises"),
+    pytest.param("nonsense", id="no-change-at-all"),
+    pytest.param(PodChange(), id="change-of-another-kind"),
+]
+BAD_FIELD = [
     pytest.param(ContainerChange(resources=ResourceChange(cpu_shares=-5)), id="negative-share"),
     pytest.param(ContainerChange(resources=ResourceChange(cpuset_cpus="0-x")), id="bad-cpuset"),
     pytest.param(ContainerChange(env={"A": "\ud800"}), id="no-utf-8"),
-    pytest.param("nonsense", id="no-change-at-all"),
-    pytest.param(PodChange(), id="change-of-another-kind"),
 ]
 
 
 @pytest.mark.conformance(92, 93)
-@pytest.mark.parametrize("answer", INVALID)
+@pytest.mark.parametrize("answer", [*NO_ANSWER, *BAD_FIELD])
 async def test_a_policy_that_answers_nonsense_is_ignored(desk: Surroundings, answer: ContainerChange) -> None:
     await desk.load(policy("bad", pre_create_container=answer), policy("good", pre_create_container=SHARES))
     call = desk.call("CreateContainer", create())
@@ -55,8 +58,19 @@ async def test_a_policy_that_answers_nonsense_is_ignored(desk: Surroundings, ans
     assert sent.config.envs == expected.config.envs
 
 
+@pytest.mark.parametrize("answer", BAD_FIELD)
+async def test_a_bad_field_refuses_no_call(desk: Surroundings, answer: ContainerChange) -> None:
+    good = replace(answer, annotations={"good": "1"})
+    await desk.load(policy("bad", pre_create_container=good), bad=FAIL)
+    call = desk.call("CreateContainer", create())
+    sent = await call.sent(api_pb2.CreateContainerRequest)
+    assert sent.config.annotations["good"] == "1"
+    assert sent.config.linux.resources == create().config.linux.resources
+    assert sent.config.envs == create().config.envs
+
+
 @pytest.mark.conformance(90, 91, 93)
-@pytest.mark.parametrize("answer", INVALID)
+@pytest.mark.parametrize("answer", NO_ANSWER)
 async def test_or_the_call_is_refused(desk: Surroundings, answer: ContainerChange) -> None:
     await desk.load(policy("bad", pre_create_container=answer), bad=FAIL)
     call = desk.call("CreateContainer", create())

@@ -57,6 +57,7 @@ def test_the_defaults() -> None:
         },
         "policies": {},
         "cgroups": {"enabled": True, "root": "/sys/fs/cgroup"},
+        "node": {"sysfs_root": "/sys"},
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
         "log": {"level": "info", "format": "auto"},
     }

@@ -83,7 +83,7 @@ def test_a_text_line_says_its_changes_once(daemons: Daemons) -> None:
     assert line.count("resources.cpu_shares") == 1
 
 
-def test_a_pods_line_has_the_old_value_and_what_was_not_written(
+def test_a_pods_lines_have_the_old_value_and_what_was_not_written(
     client: CriClient, daemon: ProxyProcess, cgroup_files: CgroupFiles
 ) -> None:
     made = batch_pod(client)
@@ -92,11 +92,14 @@ def test_a_pods_line_has_the_old_value_and_what_was_not_written(
     (cgroup_files.folder(parent) / "memory.max").unlink()
     made.run()
     assert daemon.terminate() == 0
-    (record,) = audit(daemon)
+    changed, left_out = audit(daemon)
     quota = "cgroup[cpu.cfs_quota_us] -1 -> 50000 (batch-resource)"
-    memory = "cgroup[memory.limit_in_bytes] - -> 134217728 (batch-resource; not written: ENOENT: "
-    assert quota in record["message"]
-    assert memory in record["message"]
+    memory = "left-out: cgroup[memory.limit_in_bytes] 134217728 (batch-resource: ENOENT: "
+    assert quota in changed["message"]
+    assert "memory" not in changed["message"]
+    assert memory in left_out["message"]
+    assert (changed["level"], left_out["level"]) == ("info", "warning")
+    assert left_out["uid"] == made.config.metadata.uid
 
 
 def test_libraries_write_no_debug_lines_of_their_own(daemons: Daemons) -> None:

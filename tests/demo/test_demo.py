@@ -109,7 +109,8 @@ def test_nothing_is_left_behind_when_it_is_ended(fake_runtime: FakeRuntime, end:
 def test_other_lines_in_the_daemons_log_are_no_rows() -> None:
     change = {"field": "f", "from": "", "to": "1", "policy": "p", "reason": "r"}
     audit = {"logger": "runtimeproxy.audit", "pod": "demo/web", "container": "main", "changes": [change]}
-    lines = ["I0000 00:00:00.000 a line of a C library", '{"logger": "runtimeproxy"}', json.dumps(audit)]
+    lines = ["I0000 00:00:00.000 a line of a C library", '{"logger": "runtimeproxy"}']
+    lines += [json.dumps({**audit, "kind": kind}) for kind in ("changed", "left-out")]
     assert _rows("\n".join(lines)) == [("web/main", "f", "-", "1", "p", "r")]
 
 

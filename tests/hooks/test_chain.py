@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.errors import RefusalError, StatusCode
-from runtimeproxy.hooks import ContainerView, FailurePolicy, Hook, Mode
+from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook, Mode, ResourceChange
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
@@ -18,7 +18,8 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
-from tests.hooks.asking import VIEW, decide, kinds, raising, shares_of
+from runtimeproxy.node import FixedNode, NodeFacts
+from tests.hooks.asking import VIEW, decide, kinds, raising, shares_of, until
 from tests.hooks.policy_classes import cgroup, nothing, scripted, shares
 
 FAIL = FailurePolicy.FAIL
@@ -109,9 +110,7 @@ def exiting(_: ContainerView) -> object:
     raise SystemExit(3)
 
 
-@pytest.mark.parametrize(
-    "bad", [raising, exiting, shares(-1), lambda _: "nonsense"], ids=["raises", "exits", "range", "type"]
-)
+@pytest.mark.parametrize("bad", [raising, exiting, lambda _: "nonsense"], ids=["raises", "exits", "type"])
 async def test_a_failing_policy_is_ignored_by_default(
     workers: Workers, bad: Callable[[ContainerView], object]
 ) -> None:
@@ -121,7 +120,7 @@ async def test_a_failing_policy_is_ignored_by_default(
     assert decision.owners == {"resources.cpu_shares": "b"}
 
 
-@pytest.mark.parametrize("bad", [raising, shares(-1)], ids=["raises", "range"])
+@pytest.mark.parametrize("bad", [raising, lambda _: "nonsense"], ids=["raises", "type"])
 async def test_a_failing_policy_refuses_the_call_if_so_configured(
     workers: Workers, bad: Callable[[ContainerView], object]
 ) -> None:
@@ -129,6 +128,45 @@ async def test_a_failing_policy_refuses_the_call_if_so_configured(
     assert decision.refusal is not None
     assert decision.refusal.code is StatusCode.INTERNAL
     assert decision.refusal.text.startswith("bad: ")
+
+
+@pytest.mark.parametrize("failure_policy", FailurePolicy)
+async def test_a_field_that_cannot_be_used_costs_no_other_and_no_call(
+    workers: Workers, failure_policy: FailurePolicy
+) -> None:
+    def answer(_: ContainerView) -> ContainerChange:
+        resources = ResourceChange(cpu_shares=-1, cpuset_cpus=",0", cpu_quota_us=834)
+        return ContainerChange(resources=resources, env={"A": "1"}, reason="why")
+
+    chain = Chain([scripted("a", answer, failure_policy=failure_policy)], workers)
+    decision = await decide(chain)
+    assert decision.refusal is None
+    change = decision.container_change
+    assert change is not None
+    assert change.resources == ResourceChange(cpuset_cpus="0", cpu_quota_us=1_000)
+    assert change.env == {"A": "1"}
+    lost = [entry for entry in decision.audit if entry.kind is AuditKind.LEFT_OUT]
+    assert [(entry.field, entry.new, entry.pod_uid) for entry in lost] == [
+        ("resources.cpu_shares", "-1", "u1")
+    ]
+    assert "262144" in lost[0].reason
+    (quota,) = (entry for entry in decision.audit if entry.field == "resources.cpu_quota_us")
+    assert (quota.kind, quota.new, quota.reason) == (AuditKind.CHANGED, "1000", "why")
+    assert quota.note.startswith("834 is not in 1000 to ")
+    await until(lambda: bool(chain.stats.left_out))
+    assert chain.stats.left_out == {("a", "resources.cpu_shares"): 1}
+
+
+async def test_answers_suit_the_node(workers: Workers) -> None:
+    node = FixedNode(NodeFacts(online_cpus=frozenset({0, 1})))
+
+    def answer(_: ContainerView) -> ContainerChange:
+        return ContainerChange(resources=ResourceChange(cpu_shares=7, cpuset_cpus="0-999"))
+
+    chain = Chain([scripted("a", answer)], workers, node=node)
+    decision = await decide(chain)
+    assert shares_of(decision) == 7
+    assert kinds(decision) == [("a", AuditKind.LEFT_OUT), ("a", AuditKind.CHANGED)]
 
 
 async def test_failures_are_counted_and_logged_once(
@@ -162,7 +200,8 @@ async def test_writes_that_fail_are_reported(workers: Workers) -> None:
 
     decision = await decide(Chain([scripted("a", cgroup(cpu_shares=2))], workers), finish=broken)
     assert decision.unwritten.startswith("OSError: read-only")
-    assert kinds(decision)[-1] == ("a", AuditKind.FAILED)
+    assert kinds(decision) == [("a", AuditKind.FAILED)]
+    assert decision.audit[0].field == "cgroup[cpu.shares]"
     assert decision.change is not None
 
 
@@ -173,7 +212,7 @@ async def test_writes_that_fail_refuse_if_their_policy_says_so(workers: Workers)
     policy = scripted("a", cgroup(cpu_shares=2), failure_policy=FAIL)
     decision = await decide(Chain([policy], workers), finish=broken)
     assert decision.refusal is not None
-    assert decision.refusal.text.startswith("a: OSError: read-only")
+    assert decision.refusal.text.startswith("a: cpu.shares: OSError: read-only")
     assert decision.change is None
 
 

@@ -1,7 +1,8 @@
-"""What policies may not answer."""
+"""What can be used of what policies answer, field by field."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,101 +11,379 @@ from runtimeproxy.hooks import (
     CLEAR,
     CgroupChange,
     ContainerChange,
+    ContainerView,
     DeviceSpec,
     Hook,
     MountSpec,
     PodChange,
+    PodView,
     ResourceChange,
+    Resources,
 )
-from runtimeproxy.hooks.validation import problem_of
+from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.validation import LeftOut, problem_of, usable
+from runtimeproxy.node import ANY_NODE, NodeFacts
 from tests.hooks.flat import CREATE, RUN
 
+UPDATE = Hook.PRE_UPDATE_CONTAINER_RESOURCES
+CONTAINER, POD = ContainerView(), PodView()
+GOOD: dict[str, Any] = {"cpu_shares": 512}
+"""What stands beside a bad field, and counts."""
+V1 = NodeFacts(
+    online_cpus=frozenset(range(4)),
+    online_memory_nodes=frozenset({0}),
+    last_cpu=7,
+    cgroup_version=1,
+    controllers={"cpu": 1, "cpuset": 1, "memory": 1},
+    files={"cpu": {"cpu.shares": True, "cpu.cfs_quota_us": True}},
+)
+V2 = dataclasses.replace(
+    V1,
+    cgroup_version=2,
+    controllers={"cpu": 2, "cpuset": 2, "memory": 2, "pids": 2},
+    files={
+        "cpu": {"cpu.weight": True, "cpu.max": True, "cpu.stat": False},
+        "memory": {"memory.max": True, "memory.high": True, "memory.current": False},
+        "cgroup": {"cgroup.max.depth": True},
+    },
+)
+
+
+def used(hook: Hook, change: Any, view: View = CONTAINER, node: NodeFacts = ANY_NODE) -> dict[str, Any]:
+    assert problem_of(hook, change) is None
+    return {str(field): value for field, value in usable(hook, change, view, node).fields.items()}
+
+
+def left_out(
+    hook: Hook, change: Any, view: View = CONTAINER, node: NodeFacts = ANY_NODE
+) -> dict[str, LeftOut]:
+    return {each.field: each for each in usable(hook, change, view, node).left_out}
+
+
+PAGE = 4096
+
 
 @pytest.mark.parametrize(
-    ("name", "good", "bad"),
+    ("name", "good", "clamped", "bad"),
     [
-        ("cpu_shares", (2, 1024, 262_144, CLEAR), (-1, 0, 1, 262_145, "5", True, 5.0)),
-        ("cpu_quota_us", (-1, 1_000, 2**40, CLEAR), (0, 999, -2, -1.0, 2**44, "max")),
-        ("cpu_period_us", (1_000, 1_000_000), (0, 999, 1_000_001, -1)),
-        ("memory_limit_bytes", (-1, 1, 2**62, CLEAR), (0, -2, -1.0, 2**63, "1Gi")),
-        ("memory_swap_limit_bytes", (-1, 1), (0, -2)),
-        ("oom_score_adj", (-1_000, 0, 1_000), (-1_001, 1_001, "0")),
-        ("cpuset_cpus", ("0", "0-3,8", CLEAR), ("", "3-1", "a", 0, "0-3;x", b"0")),
-        ("cpuset_mems", ("0-1", CLEAR), ("", "x")),
+        (
+            "cpu_shares",
+            (2, 1024, 262_144, CLEAR),
+            {1: 2, 262_145: 262_144, 2**62: 262_144},
+            (-1, 0, "5", True, 5.0, 2**64),
+        ),
+        (
+            "cpu_quota_us",
+            (-1, 1_000, 2**40, CLEAR),
+            {834: 1_000, 1: 1_000, 2**44: 2**44 - 1},
+            (0, -2, -1.0, "max"),
+        ),
+        ("cpu_period_us", (1_000, 1_000_000), {}, (0, 999, 1_000_001, -1)),
+        ("memory_limit_bytes", (-1, PAGE, 2**62, CLEAR), {}, (0, 1, PAGE - 1, -2, -1.0, 2**63, "1Gi")),
+        ("memory_swap_limit_bytes", (-1, CLEAR), {}, (0, PAGE - 1, -2)),
+        ("oom_score_adj", (-1_000, 0, 1_000), {}, (-1_001, 1_001, "0")),
+        (
+            "cpuset_cpus",
+            ("0", "0-3,8", "3,1", CLEAR),
+            {",8-15": "8-15", "0-1,": "0-1", " 0 ": "0", "0 2": "0,2", "0-3\n": "0-3", "0-3:1/2": "0,2"},
+            ("", ",", "3-1", "a", 0, "0-3;x", b"0", "all", "N"),
+        ),
+        ("cpuset_mems", ("0-1", CLEAR), {",1": "1"}, ("", "x", "all")),
     ],
 )
-def test_ranges_of_resources(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
+def test_values_of_resources(
+    name: str, good: tuple[Any, ...], clamped: dict[Any, Any], bad: tuple[Any, ...]
+) -> None:
     for value in good:
-        assert problem_of(CREATE, ContainerChange(resources=ResourceChange(**{name: value}))) is None
+        change = ContainerChange(resources=ResourceChange(**{name: value}))
+        found = usable(CREATE, change, CONTAINER)
+        assert (found.left_out, found.notes) == ((), {})
+        assert used(CREATE, change) == {f"resources.{name}": value}
+    for value, expected in clamped.items():
+        change = ContainerChange(resources=ResourceChange(**{name: value}))
+        found = usable(CREATE, change, CONTAINER)
+        assert used(CREATE, change) == {f"resources.{name}": expected}
+        assert [str(field) for field in found.notes] == [f"resources.{name}"]
+        assert found.left_out == ()
     for value in bad:
-        problem = problem_of(CREATE, ContainerChange(resources=ResourceChange(**{name: value})))
-        assert problem is not None
-        assert f"resources.{name}" in problem
+        change = ContainerChange(resources=ResourceChange(**{name: value}), env={"A": "b"})
+        assert used(CREATE, change) == {"env[A]": "b"}
+        assert left_out(CREATE, change).keys() == {f"resources.{name}"}
 
 
 @pytest.mark.parametrize(
-    ("name", "good", "bad"),
+    ("name", "good", "clamped", "bad"),
     [
-        ("cpu.shares", (2,), (0, "2")),
-        ("cpu.cfs_quota_us", (-1, 1_000), (0, 500)),
-        ("memory.limit_in_bytes", (-1, 1), (0,)),
-        ("cpu.bvt_warp_ns", (-1, 2), (-2, 3)),
-        ("cpu.idle", (0, 1), (2,)),
-        ("cpuset.cpus", ("0-1",), ("", "x")),
-        ("memory.high", (-1, 0), (-2,)),
-        ("some.other_file", (5, -1, "text"), (1.5, None, "two\nlines", "nul\0", 2**63, b"x", True)),
+        ("cpu.shares", (2,), {1: 2}, (0, "2")),
+        ("cpu.cfs_quota_us", (-1, 1_000), {500: 1_000}, (0,)),
+        ("memory.limit_in_bytes", (-1, PAGE), {}, (0, 1)),
+        ("cpu.bvt_warp_ns", (-1, 2), {}, (-2, 3)),
+        ("cpu.idle", (0, 1), {}, (2,)),
+        ("cpuset.cpus", ("0-1",), {"0-1,": "0-1"}, ("", "x")),
+        ("memory.high", (-1, 0), {}, (-2,)),
+        ("memory.usage_in_bytes", (), {}, (5,)),
+        ("some.other_file", (), {}, (5, "text")),
+        ("../cpu.shares", (), {}, (2,)),
+        ("release_agent", (), {}, ("/bin/sh",)),
+        ("cpu.cfs_burst_us", (0, 5), {}, (1.5, None, 2**63, b"x", True, CLEAR)),
     ],
 )
-def test_ranges_of_cgroup_values(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
-    for value in good:
-        assert problem_of(RUN, PodChange(cgroup={name: value})) is None
+def test_values_of_cgroups(
+    name: str, good: tuple[Any, ...], clamped: dict[Any, Any], bad: tuple[Any, ...]
+) -> None:
+    for value, expected in {**dict.fromkeys(good), **clamped}.items():
+        change = PodChange(cgroup={name: value})
+        assert used(RUN, change, POD) == {f"cgroup[{name}]": value if expected is None else expected}
+        assert left_out(RUN, change, POD) == {}
     for value in bad:
-        assert f"cgroup[{name}]" in (problem_of(RUN, PodChange(cgroup={name: value})) or "")
+        change = PodChange(cgroup={name: value, "memory.oom.group": 1})
+        assert used(RUN, change, POD) == {"cgroup[memory.oom.group]": 1}
+        assert left_out(RUN, change, POD).keys() == {f"cgroup[{name}]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("memory.high", "max", "max"),
+        ("memory.high", "104857600", "104857600"),
+        ("memory.high", "1Gi", None),
+        ("memory.max", "12", None),
+        ("cpu.weight", "0", None),
+        ("cpu.weight", "10000", "10000"),
+        ("cpu.max", "max", "max"),
+        ("cpu.max", "max 100000", "max 100000"),
+        ("cpu.max", "834 100000", "1000 100000"),
+        ("cpu.max", "5000 5", None),
+        ("cpu.max", "fast", None),
+        ("cpuset.cpus", ",2-3", "2-3"),
+        ("cpuset.mems", "x", None),
+        ("io.weight", "default 50", "default 50"),
+        ("a/b", "1", None),
+        ("memory.min", CLEAR, CLEAR),
+        ("memory.low", "1\0", None),
+    ],
+)
+def test_values_of_unified(name: str, value: Any, expected: Any) -> None:
+    change = ContainerChange(resources=ResourceChange(unified={name: value}, **GOOD))
+    kept = {} if expected is None else {f"resources.unified[{name}]": expected}
+    assert used(CREATE, change) == {"resources.cpu_shares": 512, **kept}
+    assert bool(left_out(CREATE, change)) is (expected is None)
 
 
 NOWHERE: Any = object()
+MOUNT = MountSpec(host_path="/a", container_path="/b")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "field"),
     [
-        pytest.param(ContainerChange(cgroup={"../cpu.shares": 2}), id="cgroup-path"),
-        pytest.param(
-            ContainerChange(cgroup={"release_agent": "/bin/sh"}), id="cgroup-file-without-controller"
-        ),
-        pytest.param(ContainerChange(cgroup=NOWHERE), id="cgroup-no-mapping"),
-        pytest.param(ContainerChange(reason=NOWHERE), id="reason-no-text"),
-        pytest.param(ContainerChange(resources=NOWHERE), id="resources-no-change"),
-        pytest.param(ContainerChange(resources=ResourceChange(unified={"a/b": "1"})), id="unified-path"),
-        pytest.param(ContainerChange(resources=ResourceChange(unified=NOWHERE)), id="unified-no-mapping"),
-        pytest.param(ContainerChange(annotations={"": "x"}), id="annotation-without-name"),
-        pytest.param(ContainerChange(annotations={"a": NOWHERE}), id="annotation-no-text"),
-        pytest.param(ContainerChange(annotations={"a": "\ud800"}), id="annotation-not-utf-8"),
-        pytest.param(ContainerChange(env={"A=B": "x"}), id="env-name-with-equals"),
-        pytest.param(ContainerChange(env={"A": "x\0"}), id="env-nul"),
-        pytest.param(ContainerChange(env=NOWHERE), id="env-no-mapping"),
-        pytest.param(ContainerChange(cgroup_parent=""), id="empty-cgroup-parent"),
-        pytest.param(ContainerChange(cgroup_parent="/"), id="root-cgroup-parent"),
-        pytest.param(ContainerChange(cgroup_parent="/a/../b"), id="cgroup-parent-goes-up"),
-        pytest.param(ContainerChange(cgroup_parent=NOWHERE), id="cgroup-parent-no-text"),
-        pytest.param(
-            ContainerChange(mounts=(MountSpec(host_path="a", container_path="/b"),)), id="relative-mount"
-        ),
-        pytest.param(ContainerChange(mounts=NOWHERE), id="mounts-no-tuple"),
-        pytest.param(ContainerChange(mounts=(NOWHERE,)), id="mount-no-spec"),
-        pytest.param(
+        (ContainerChange(cgroup=NOWHERE), "cgroup"),
+        (ContainerChange(reason=NOWHERE), "reason"),
+        (ContainerChange(problems=NOWHERE), "problems"),
+        (ContainerChange(requires=NOWHERE), "requires"),
+        (ContainerChange(resources=NOWHERE), "resources"),
+        (ContainerChange(resources=ResourceChange(unified=NOWHERE)), "resources.unified"),
+        (ContainerChange(annotations={"": "x"}), "annotations"),
+        (ContainerChange(annotations={"a": NOWHERE}), "annotations[a]"),
+        (ContainerChange(annotations={"a": "\ud800"}), "annotations[a]"),
+        (ContainerChange(env={"A=B": "x"}), "env"),
+        (ContainerChange(env={"A": "x\0"}), "env[A]"),
+        (ContainerChange(env=NOWHERE), "env"),
+        (ContainerChange(cgroup_parent=""), "cgroup_parent"),
+        (ContainerChange(cgroup_parent="/"), "cgroup_parent"),
+        (ContainerChange(cgroup_parent="/a/../b"), "cgroup_parent"),
+        (ContainerChange(cgroup_parent=NOWHERE), "cgroup_parent"),
+        (ContainerChange(mounts=(MountSpec(host_path="a", container_path="/b"),)), "mounts[/b]"),
+        (ContainerChange(mounts=NOWHERE), "mounts"),
+        (ContainerChange(mounts=(NOWHERE,)), "mounts"),
+        (
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="x"),)),
-            id="device-permissions",
+            "devices[/b]",
         ),
-        pytest.param(ContainerChange(devices=NOWHERE), id="devices-no-tuple"),
-        pytest.param(CgroupChange(cgroup={"cpu.shares": 1}), id="plain-cgroup-change"),
-        pytest.param(PodChange(), id="change-of-a-pod"),
-        pytest.param("text", id="text"),
-        pytest.param({}, id="dict"),
+        (ContainerChange(devices=NOWHERE), "devices"),
     ],
 )
-def test_nonsense_is_a_problem(change: object) -> None:
-    assert problem_of(CREATE, change)
+def test_nonsense_costs_its_own_field(change: ContainerChange, field: str) -> None:
+    beside = dataclasses.replace(change, mounts=(MOUNT,)) if not field.startswith("mounts") else change
+    assert left_out(CREATE, beside).keys() == {field}
+    assert used(CREATE, beside) == ({} if beside is change else {"mounts[/b]": MOUNT})
+
+
+def test_one_bad_entry_costs_no_other() -> None:
+    change = ContainerChange(
+        resources=ResourceChange(cpu_shares=-5, cpu_quota_us=834, cpuset_cpus=",0-1", oom_score_adj=5_000),
+        env={"A": "1", "B=x": "2", "C": "3"},
+        annotations={"a": "1", "b": "\0"},
+        mounts=(MOUNT, MountSpec(host_path="relative", container_path="/c")),
+    )
+    assert used(CREATE, change) == {
+        "resources.cpu_quota_us": 1_000,
+        "resources.cpuset_cpus": "0-1",
+        "env[A]": "1",
+        "env[C]": "3",
+        "annotations[a]": "1",
+        "mounts[/b]": MOUNT,
+    }
+    assert left_out(CREATE, change).keys() == {
+        "resources.cpu_shares",
+        "resources.oom_score_adj",
+        "env",
+        "annotations[b]",
+        "mounts[/c]",
+    }
+
+
+PERIOD = "resources.cpu_period_us"
+QUOTA = "resources.cpu_quota_us"
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        pytest.param({"cpu_period_us": 5, "cpu_quota_us": 50_000}, {}, id="period-takes-quota-along"),
+        pytest.param({"cpu_period_us": 5, "cpu_quota_us": -1}, {QUOTA: -1}, id="unlimited-needs-no-period"),
+        pytest.param({"cpu_period_us": 5, "cpu_quota_us": CLEAR}, {QUOTA: CLEAR}, id="cleared-neither"),
+        pytest.param({"cpu_period_us": 50_000, "cpu_quota_us": 0}, {}, id="quota-takes-period-along"),
+        pytest.param(
+            {"cpu_period_us": 50_000, "cpu_quota_us": 834}, {PERIOD: 50_000, QUOTA: 1_000}, id="clamped"
+        ),
+        pytest.param({"cpu_period_us": 50_000}, {PERIOD: 50_000}, id="period-alone"),
+    ],
+)
+def test_a_period_and_its_quota_count_together(resources: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert used(CREATE, ContainerChange(resources=ResourceChange(**resources))) == expected
+    names = {"cpu_period_us": "cpu.cfs_period_us", "cpu_quota_us": "cpu.cfs_quota_us"}
+    if CLEAR not in resources.values():
+        change = PodChange(cgroup={names[name]: value for name, value in resources.items()})
+        parameters = {f"cgroup[{names[name.partition('.')[2]]}]": value for name, value in expected.items()}
+        assert used(RUN, change, POD) == parameters
+
+
+MIB = 1 << 20
+LIMIT = "resources.memory_limit_bytes"
+SWAP = "resources.memory_swap_limit_bytes"
+
+
+@pytest.mark.parametrize(
+    ("hook", "current", "limit", "swap", "expected"),
+    [
+        pytest.param(CREATE, (64, None), 128, None, {LIMIT: 128 * MIB}, id="no-swap-limit"),
+        pytest.param(CREATE, (64, 64), 128, None, {}, id="above-the-kubelets-swap"),
+        pytest.param(CREATE, (64, 64), 32, None, {LIMIT: 32 * MIB}, id="below-it"),
+        pytest.param(CREATE, (64, 64), -1, None, {}, id="unlimited-above-it"),
+        pytest.param(CREATE, (64, 64), 128, 256, {LIMIT: 128 * MIB, SWAP: 256 * MIB}, id="both"),
+        pytest.param(CREATE, (64, None), 128, 96, {LIMIT: 128 * MIB}, id="own-swap-below-own-limit"),
+        pytest.param(CREATE, (64, 64), 128, 96, {}, id="and-the-kubelets-below-it-too"),
+        pytest.param(CREATE, (None, None), None, 96, {}, id="swap-without-a-limit"),
+        pytest.param(UPDATE, (None, None), None, 96, {SWAP: 96 * MIB}, id="whose-limit-is-not-known"),
+        pytest.param(CREATE, (64, None), None, -1, {SWAP: -1}, id="unlimited-swap"),
+    ],
+)
+def test_memory_and_swap_suit_each_other(
+    hook: Hook,
+    current: tuple[int | None, int | None],
+    limit: int | None,
+    swap: int | None,
+    expected: dict[str, int],
+) -> None:
+    def of(mib: int | None) -> int | None:
+        return mib if mib in (None, -1) else mib * MIB
+
+    resources = Resources(memory_limit_bytes=of(current[0]), memory_swap_limit_bytes=of(current[1]))
+    change = ResourceChange(memory_limit_bytes=of(limit), memory_swap_limit_bytes=of(swap))
+    view = ContainerView(current=resources)
+    assert used(hook, ContainerChange(resources=change), view) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "is_used"),
+    [
+        ("/kubepods/pod1", "/other/pod1", True),
+        ("kubepods-pod1.slice", "other-pod1.slice", True),
+        ("kubepods-pod1.slice", "/other/pod1", False),
+        ("/kubepods/pod1", "other-pod1.slice", False),
+        ("", "/other/pod1", True),
+        ("kubepods-pod1.slice", "a--b.slice", False),
+    ],
+)
+def test_a_cgroup_parent_is_of_the_kubelets_kind(asked: str, answered: str, is_used: bool) -> None:
+    found = used(RUN, PodChange(cgroup_parent=answered), PodView(cgroup_parent=asked))
+    assert found == ({"cgroup_parent": answered} if is_used else {})
+
+
+@pytest.mark.parametrize(
+    ("resources", "node", "reason"),
+    [
+        ({"cpuset_cpus": "0-999"}, V1, "CPU 4-999 not online, only 0-3"),
+        ({"cpuset_mems": "0-1"}, V1, "NUMA node 1 not online, only 0"),
+        ({"cpuset_cpus": "2-N"}, V1, "CPU 4-7 not online"),
+        ({"unified": {"memory.high": "max"}}, V1, "this node has version 1"),
+        ({"unified": {"cpuset.cpus": "7"}}, V2, "CPU 7 not online"),
+        ({"unified": {"memory.low": "0"}}, V2, "this kernel has no memory.low"),
+        ({"unified": {"memory.current": "0"}}, V2, "memory.current is read-only"),
+        ({"unified": {"misc.max": "0"}}, V2, "this node has no cgroup controller misc"),
+    ],
+)
+def test_what_the_node_cannot_take_is_left_out(
+    resources: dict[str, Any], node: NodeFacts, reason: str
+) -> None:
+    change = ContainerChange(resources=ResourceChange(**resources, **GOOD))
+    assert used(CREATE, change, node=node) == {"resources.cpu_shares": 512}
+    (found,) = left_out(CREATE, change, node=node).values()
+    assert reason in found.reason
+    assert len(used(CREATE, change)) == (1 if "N" in str(resources) else 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "node", "reason"),
+    [
+        ("cpu.bvt_warp_ns", 2, V1, "this kernel has no cpu.bvt_warp_ns"),
+        ("cpu.bvt_warp_ns", 2, V2, "this kernel has no cpu.bvt_warp_ns"),
+        ("net_cls.classid", 5, V1, "this node has no cgroup controller net_cls"),
+        ("memory.pagecache_limit.size", 5, V1, "cgroup version 1 has no such file"),
+        ("cpuset.cpus", "5", V1, "CPU 5 not online"),
+    ],
+)
+def test_a_parameter_that_the_node_lacks_is_left_out(
+    name: str, value: int | str, node: NodeFacts, reason: str
+) -> None:
+    change = PodChange(cgroup={name: value, "cpu.shares": 512})
+    assert used(RUN, change, POD, node) == {"cgroup[cpu.shares]": 512}
+    (found,) = left_out(RUN, change, POD, node).values()
+    assert reason in found.reason
+    assert found.value == str(value)
+
+
+def test_what_is_not_known_of_a_node_refuses_nothing() -> None:
+    files = {"pids.max": "5", "cgroup.max.depth": "3"}
+    change = ContainerChange(resources=ResourceChange(unified=files))
+    assert len(used(CREATE, change, node=V2)) == 2
+
+
+def test_a_field_goes_with_the_one_that_it_requires() -> None:
+    change = ContainerChange(
+        resources=ResourceChange(cpuset_cpus="9", cpu_quota_us=-1, cpu_shares=512),
+        requires={QUOTA: "resources.cpuset_cpus"},
+    )
+    assert used(CREATE, change, node=V1) == {"resources.cpu_shares": 512}
+    assert used(CREATE, dataclasses.replace(change, requires={}), node=V1).keys() == {
+        QUOTA,
+        "resources.cpu_shares",
+    }
+    assert len(used(CREATE, change)) == 3
+
+
+def test_what_a_policy_could_not_read_is_reported() -> None:
+    change = ContainerChange(env={"A": "1"}, problems=("annotation x is no JSON",))
+    assert used(CREATE, change) == {"env[A]": "1"}
+    assert left_out(CREATE, change) == {"": LeftOut("", "", "annotation x is no JSON")}
+
+
+@pytest.mark.parametrize(
+    "answer", ["text", {}, PodChange(), NOWHERE, 5, [ContainerChange()]], ids=lambda each: type(each).__name__
+)
+def test_some_answers_are_none_as_a_whole(answer: object) -> None:
+    assert problem_of(CREATE, answer)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +405,9 @@ def test_nonsense_is_a_problem(change: object) -> None:
         (Hook.PRE_STOP_POD_SANDBOX, CgroupChange(cgroup={"cpu.idle": 1})),
     ],
 )
-def test_what_makes_sense_is_none(hook: Hook, change: object) -> None:
+def test_what_makes_sense_is_used(hook: Hook, change: CgroupChange) -> None:
     assert problem_of(hook, change) is None
+    assert usable(hook, change, CONTAINER).left_out == ()
 
 
 @pytest.mark.parametrize("hook", [Hook.POST_STOP_CONTAINER, Hook.PRE_REMOVE_POD_SANDBOX])
@@ -140,8 +420,8 @@ def test_a_container_change_is_no_answer_about_a_pod(hook: Hook) -> None:
     assert problem_of(hook, ContainerChange()) == "answered a ContainerChange"
 
 
-def test_problems_quote_no_environment_values() -> None:
-    problem = problem_of(CREATE, ContainerChange(env={"TOKEN": "hunter2\0"}))
-    assert problem is not None
-    assert "TOKEN" in problem
-    assert "hunter2" not in problem
+def test_nothing_of_an_environment_is_quoted() -> None:
+    change = ContainerChange(env={"TOKEN": "hunter2\0", "PASSWORD=hunter2": "x"})
+    found = usable(CREATE, change, CONTAINER).left_out
+    assert [each.field for each in found] == ["env[TOKEN]", "env"]
+    assert "hunter2" not in str(found)

@@ -1,5 +1,7 @@
 """What became of cgroup values, in the audit."""
 
+from dataclasses import replace
+
 import pytest
 
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, Policy
@@ -29,33 +31,50 @@ async def decision() -> Decision:
     return made
 
 
-def told(decision: Decision) -> dict[str, tuple[str, str, str]]:
-    return {entry.field: (entry.old, entry.new, entry.note) for entry in decision.audit}
+def told(decision: Decision) -> dict[str, tuple[AuditKind, str, str]]:
+    return {entry.field: (entry.kind, entry.old, entry.reason) for entry in decision.audit}
 
 
-def test_old_values_and_notes(decision: Decision) -> None:
-    written = {"cpu.shares": Written("2"), "cpu.bvt_warp_ns": Written("", "ENOENT: no such file")}
-    assert told(with_written(decision, written)) == {
-        "cgroup[cpu.shares]": ("2", "512", ""),
-        "cgroup[cpu.bvt_warp_ns]": ("", "-1", "not written: ENOENT: no such file"),
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (Written(old="0"), (AuditKind.CHANGED, "0", "why")),
+        (Written(skipped="ENOENT: no such file"), (AuditKind.LEFT_OUT, "", "ENOENT: no such file")),
+        (Written(old="0", failed="EBUSY: no"), (AuditKind.FAILED, "0", "EBUSY: no")),
+        (Written(is_pending=True), (AuditKind.PENDING, "", "why")),
+    ],
+)
+def test_changed_is_only_what_was_written(
+    decision: Decision, written: Written, expected: tuple[AuditKind, str, str]
+) -> None:
+    made = with_written(decision, {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": written})
+    assert told(made) == {
+        "cgroup[cpu.shares]": (AuditKind.CHANGED, "2", "why"),
+        "cgroup[cpu.bvt_warp_ns]": expected,
     }
 
 
+def test_a_value_that_another_policy_replaced_was_not_written(decision: Decision) -> None:
+    owners = dict.fromkeys(decision.owners, "somebody-else")
+    written = {"cpu.shares": Written(old="2")}
+    assert told(with_written(replace(decision, owners=owners), written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
+
+
 def test_what_a_file_held_already_is_no_change(decision: Decision) -> None:
-    written = {"cpu.shares": Written("512", is_unchanged=True), "cpu.bvt_warp_ns": Written("0")}
-    assert told(with_written(decision, written)) == {"cgroup[cpu.bvt_warp_ns]": ("0", "-1", "")}
+    written = {"cpu.shares": Written(old="512", is_unchanged=True), "cpu.bvt_warp_ns": Written(old="0")}
+    assert told(with_written(decision, written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
 
 
 def test_what_the_writer_does_not_tell_stays(decision: Decision) -> None:
     assert with_written(decision, {}) is decision
-    assert with_written(decision, {"memory.high": Written("1")}).audit == decision.audit
+    assert with_written(decision, {"memory.high": Written(old="1")}).audit == decision.audit
 
 
 @pytest.mark.parametrize("kind", [AuditKind.CONFLICT, AuditKind.FAILED, AuditKind.WOULD_CHANGE])
 def test_other_entries_stay(decision: Decision, kind: AuditKind) -> None:
     entries: tuple[AuditEntry, ...] = tuple(_with_kind(entry, kind) for entry in decision.audit)
     other = Decision(hook=decision.hook, fold=decision.fold, audit=entries)
-    assert with_written(other, {"cpu.shares": Written("2")}).audit == entries
+    assert with_written(other, {"cpu.shares": Written(old="2")}).audit == entries
 
 
 def _with_kind(entry: AuditEntry, kind: AuditKind) -> AuditEntry:
@@ -66,10 +85,10 @@ async def test_the_chain_tells_what_its_writer_returns() -> None:
     workers = Workers(1)
     sink: list[AuditEntry] = []
     chain = Chain([bind(Shares(), PolicySettings())], workers, sink=sink.append)
-    written = {"cpu.shares": Written("2"), "cpu.bvt_warp_ns": Written("", "gone")}
+    written = {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": Written(failed="EBUSY: no")}
     await chain.decide(Order(Hook.POST_START_CONTAINER, ContainerView(), 10, lambda _: written))
     workers.close()
-    assert [(entry.field, entry.old, entry.note) for entry in sink] == [
-        ("cgroup[cpu.shares]", "2", ""),
-        ("cgroup[cpu.bvt_warp_ns]", "", "not written: gone"),
+    assert [(entry.field, entry.old, entry.kind, entry.reason) for entry in sink] == [
+        ("cgroup[cpu.shares]", "2", AuditKind.CHANGED, "why"),
+        ("cgroup[cpu.bvt_warp_ns]", "", AuditKind.FAILED, "EBUSY: no"),
     ]

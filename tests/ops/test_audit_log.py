@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.logs import format_text
 from runtimeproxy.ops.audit_log import LINES_A_TURN, AuditLog
 
 
@@ -113,12 +114,38 @@ async def test_a_refusal_says_why(caplog: pytest.LogCaptureFixture) -> None:
     assert record.message == "default/web/main refused: cpuset: no CPU is free"
 
 
-async def test_a_value_that_is_not_in_force_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    (record,) = await logged(caplog, entry(note="not written: ENOENT"))
+async def test_a_value_that_is_not_quite_the_answered_one_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = await logged(caplog, entry(note="834 is too little"))
     assert record.message == (
-        "default/web/main changed: resources.cpuset_cpus - -> 0-3 (cpuset; not written: ENOENT)"
+        "default/web/main changed: resources.cpuset_cpus - -> 0-3 (cpuset; 834 is too little)"
     )
-    assert vars(record)["changes"][0]["reason"] == "allocated; not written: ENOENT"
+    assert vars(record)["changes"][0]["reason"] == "allocated; 834 is too little"
+    assert record.levelno == logging.INFO
+
+
+async def test_what_is_left_out_is_a_warning_with_all_names(caplog: pytest.LogCaptureFixture) -> None:
+    reason = "CPU 4-999 not online, only 0-3"
+    left_out = entry(kind=AuditKind.LEFT_OUT, new="0-999", reason=reason, sandbox_id="s1", container_id="c1")
+    (record,) = await logged(caplog, left_out)
+    assert record.message == f"default/web/main left-out: resources.cpuset_cpus 0-999 (cpuset: {reason})"
+    about = vars(record)
+    assert (about["sandbox"], about["container_id"], about["uid"]) == ("s1", "c1", "u")
+    assert record.levelno == logging.WARNING
+    text = format_text(record)
+    assert reason in text
+    assert "uid=u" in text
+    assert "sandbox=s1" in text
+
+
+async def test_failed_writes_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    failed = [
+        entry(kind=AuditKind.FAILED, field=f"cgroup[{name}]", old="1", new="2", reason="EBUSY: no")
+        for name in ("cpu.shares", "cpu.idle")
+    ]
+    first, second = await logged(caplog, *failed)
+    assert first.message == "default/web/main failed: cgroup[cpu.shares] 1 -> 2 (cpuset: EBUSY: no)"
+    assert "cgroup[cpu.idle]" in second.message
+    assert {first.levelno, second.levelno} == {logging.WARNING}
 
 
 async def test_a_pods_line_names_no_container(caplog: pytest.LogCaptureFixture) -> None:

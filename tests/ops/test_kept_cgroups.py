@@ -16,10 +16,11 @@ from runtimeproxy.ops.kept_cgroups import (
     after_write,
     as_read,
 )
-from runtimeproxy.pods.records import CgroupRecord, KeptValue
+from runtimeproxy.pods.records import CgroupRecord, KeptValue, PodRecord
 from runtimeproxy.testing import CgroupFiles
 
 ONE, TWO = "/kubepods/besteffort/podone", "/kubepods/besteffort/podtwo"
+SLICE, SLICE_PATH = "kubepods-podone.slice", "/kubepods.slice/kubepods-podone.slice"
 UNTOUCHED, PAGE_BYTES = "100", os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,6 +35,14 @@ def files(tmp_path: Path) -> CgroupFiles:
 @pytest.fixture
 def kept(files: CgroupFiles) -> KeptCgroups:
     return KeptCgroups(CgroupWriter(files.root))
+
+
+def pods(*cgroups: str) -> list[PodRecord]:
+    """Pods that live in these cgroups."""
+    return [
+        PodRecord(id="s1", name="web", namespace="default", uid="u1", cgroup_parent=cgroup)
+        for cgroup in cgroups
+    ]
 
 
 def reset(files: CgroupFiles, cgroup: str) -> None:
@@ -52,10 +61,10 @@ def test_values_of_pods_that_run_are_written_again(
         kept.write(cgroup, {"cpu.shares": 512})
         reset(files, cgroup)
     with caplog.at_level(logging.WARNING):
-        kept.keep([TWO])
+        kept.keep(pods(TWO))
     assert (weight(files, ONE), weight(files, TWO)) == (UNTOUCHED, "20")
     assert [record.message for record in caplog.records] == [
-        "cgroup values had been changed: cpu.shares 2597 -> 512"
+        "cgroup values of pod default/web, uid u1 had been changed, and are set again: cpu.shares 2597 -> 512"
     ]
 
 
@@ -80,7 +89,7 @@ def test_values_that_are_still_there_make_no_line(
     kept: KeptCgroups, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept.write(ONE, {"cpu.shares": 512})
-    kept.keep([ONE])
+    kept.keep(pods(ONE))
     assert caplog.records == []
 
 
@@ -88,7 +97,7 @@ def test_the_last_value_counts_and_others_stay(kept: KeptCgroups, files: CgroupF
     kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 1 << 20})
     kept.write(ONE, {"cpu.shares": 1024})
     reset(files, ONE)
-    kept.keep([ONE])
+    kept.keep(pods(ONE))
     assert weight(files, ONE) == "39"
     assert files.read(ONE, "memory.max").strip() == str(1 << 20)
 
@@ -103,7 +112,7 @@ def test_what_could_not_be_written_is_not_kept(kept: KeptCgroups, files: CgroupF
 def test_another_spelling_is_the_same_cgroup(kept: KeptCgroups, files: CgroupFiles) -> None:
     kept.write(ONE.removeprefix("/"), {"cpu.shares": 512})
     reset(files, ONE)
-    kept.keep([ONE, "", ".."])
+    kept.keep(pods(ONE, "", ".."))
     assert weight(files, ONE) == "20"
 
 
@@ -111,7 +120,7 @@ def test_after_a_change_of_policies_nothing_is_kept(kept: KeptCgroups, files: Cg
     kept.write(ONE, {"cpu.shares": 512})
     kept.forget_all()
     reset(files, ONE)
-    kept.keep([ONE])
+    kept.keep(pods(ONE))
     assert weight(files, ONE) == UNTOUCHED
 
 
@@ -123,7 +132,7 @@ def test_cgroups_of_pods_that_are_gone_are_forgotten(kept: KeptCgroups, files: C
         kept.tidy([ONE])
     assert len(kept) == MOST_UNCLAIMED + 1
     reset(files, ONE)
-    kept.keep([ONE])
+    kept.keep(pods(ONE))
     assert weight(files, ONE) == "20"
 
 
@@ -136,11 +145,11 @@ def test_a_cgroup_that_no_pod_claims_is_forgotten_after_a_time(files: CgroupFile
         files.make(cgroup)
         kept.write(cgroup, {"cpu.shares": 512})
     now_s[0] = UNCLAIMED_S
-    kept.keep([ONE], {"box2"})
+    kept.keep(pods(ONE), {"box2"})
     assert len(kept) == 4
     told.clear()
     now_s[0] += 1
-    kept.keep([ONE], {"box2"})
+    kept.keep(pods(ONE), {"box2"})
     assert kept.identities == (ONE, f"{ONE}/cri-containerd-box2.scope")
     assert told == [f"{ONE}/box1", TWO]
 
@@ -161,7 +170,7 @@ def test_what_a_file_held_is_remembered(kept: KeptCgroups, files: CgroupFiles) -
 def test_a_value_that_somebody_else_puts_there_is_the_original(kept: KeptCgroups, files: CgroupFiles) -> None:
     kept.write(ONE, {"memory.limit_in_bytes": 4096})
     (files.folder(ONE) / "memory.max").write_text("8192\n")
-    kept.keep([ONE])
+    kept.keep(pods(ONE))
     found = kept.record(ONE)
     assert found is not None
     assert found.values == {"memory.limit_in_bytes": KeptValue(4096, 8192)}
@@ -212,7 +221,7 @@ def test_values_of_a_checkpoint_are_kept(kept: KeptCgroups, files: CgroupFiles) 
             CgroupRecord("/../x", {}),
         ]
     )
-    kept.keep([ONE, TWO])
+    kept.keep(pods(ONE, TWO))
     assert (weight(files, ONE), weight(files, TWO)) == ("20", UNTOUCHED)
 
 
@@ -252,7 +261,7 @@ def test_a_value_that_changes_while_it_is_written_again_counts(files: CgroupFile
     keeping.append(KeptCgroups(Racing(files.root)))
     keeping[0].write(ONE, {"cpu.shares": 512})
     reset(files, ONE)
-    keeping[0].keep([ONE])
+    keeping[0].keep(pods(ONE))
     assert weight(files, ONE) == "39"
 
 
@@ -298,3 +307,76 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(f
     assert found is not None
     assert found.values["cpu.shares"] == KeptValue(1024, 2597)
     assert weight(files, ONE) == "39"
+
+
+def test_what_a_hook_server_answered_is_written_once(kept: KeptCgroups, files: CgroupFiles) -> None:
+    kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 4096}, {"cpu.shares"})
+    (files.folder(ONE) / "cpu.weight").write_text("77\n")
+    (files.folder(ONE) / "memory.max").write_text("8192\n")
+    for _ in range(2):
+        kept.renew(ONE)
+        kept.keep(pods(ONE))
+    assert weight(files, ONE) == "77", "the server has written it itself since"
+    assert files.read(ONE, "memory.max") == "4096", "a policy's value stays"
+    found = kept.record(ONE)
+    assert found is not None
+    assert found.values == {
+        "cpu.shares": KeptValue(512, 2597, kept=False),
+        "memory.limit_in_bytes": KeptValue(4096, 8192),
+    }
+
+
+def test_it_survives_the_start_of_its_own_sandbox(kept: KeptCgroups, files: CgroupFiles) -> None:
+    """systemd resets a slice when the sandbox's scope starts in it."""
+    files.make(SLICE_PATH)
+    kept.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
+    assert kept.keeps(SLICE)
+    reset(files, SLICE_PATH)
+    kept.renew(SLICE)
+    assert weight(files, SLICE_PATH) == "20"
+    assert not kept.keeps(SLICE)
+    reset(files, SLICE_PATH)
+    kept.renew(SLICE)
+    assert weight(files, SLICE_PATH) == UNTOUCHED
+
+
+def test_who_wrote_last_decides_whether_a_value_stays(kept: KeptCgroups, files: CgroupFiles) -> None:
+    kept.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
+    kept.write(ONE, {"cpu.shares": 1024})
+    reset(files, ONE)
+    kept.keep(pods(ONE))
+    assert weight(files, ONE) == "39"
+    kept.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
+    kept.renew(ONE)
+    reset(files, ONE)
+    kept.keep(pods(ONE))
+    assert weight(files, ONE) == UNTOUCHED
+
+
+def test_a_value_that_cannot_be_set_again_has_its_own_line_each_time(
+    files: CgroupFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(CgroupWriter):
+        """A kernel that takes nothing any more after the first value."""
+
+        writes = 0
+
+        def write(self, cgroup: str, values: Values, *, max_age_s: float = 0.0) -> tuple[WriteResult, ...]:
+            self.writes += 1
+            if self.writes == 1:
+                return super().write(cgroup, values, max_age_s=max_age_s)
+            error = "EBUSY: in use"
+            return tuple(
+                WriteResult(cgroup, name, value, Outcome.FAILED, 5, error) for name, value in values.items()
+            )
+
+    kept = KeptCgroups(Refusing(files.root))
+    kept.write(ONE, {"cpu.shares": 512})
+    for _ in range(2):
+        kept.keep(pods(ONE))
+    text = (
+        "a cgroup value of pod default/web, uid u1 had been changed, and cannot be set again: "
+        "cpu.shares: EBUSY: in use"
+    )
+    assert [record.getMessage() for record in caplog.records] == [text, text]
+    assert {(vars(each)["sandbox"], vars(each)["field"]) for each in caplog.records} == {("s1", "cpu.shares")}

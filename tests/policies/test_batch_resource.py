@@ -15,7 +15,7 @@ from policies.batch_resource import (
     BatchResource,
     BatchResourceOptions,
     BatchValues,
-    batch_containers,
+    batch_specification,
     container_values,
     memory_swap_limit_bytes,
     pod_values,
@@ -128,6 +128,9 @@ def test_values_are_always_what_kernels_take(containers: list[BatchContainer], r
     pod = pod_values(containers, options)
     assert pod is not None
     for values in (pod, *(container_values(each, options) for each in containers)):
+        assert values.cpu_shares is not None
+        assert values.cpu_quota_us is not None
+        assert values.memory_limit_bytes is not None
         assert 2 <= values.cpu_shares <= 262_144
         assert values.cpu_quota_us == -1 or 1_000 <= values.cpu_quota_us <= MAX_CPU_QUOTA_US
         assert values.memory_limit_bytes == -1 or 0 < values.memory_limit_bytes <= MAX_INT64
@@ -160,19 +163,68 @@ def test_swap_goes_with_memory(requested: Resources, memory_limit_bytes: int, sw
 
 def test_the_specification_is_read() -> None:
     limits_only = {"Limits": amounts(1000, "2Gi")}
-    assert batch_containers(spec(main=MAIN, Side=limits_only)) == {
+    assert batch_specification(spec(main=MAIN, Side=limits_only)).containers == {
         "main": batch(500, 2 * GI),
         "Side": batch(1_000, 2 * GI, request=0),
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{", '{"containers": []}', '{"containers": {"main": {"limits": {"kubernetes.io/batch-cpu": "x"}}}}'],
-)
-def test_a_malformed_specification_is_an_error(text: str) -> None:
+@pytest.mark.parametrize("text", ["{", '{"containers": []}', "[]"])
+def test_of_a_malformed_specification_nothing_is_used(text: str) -> None:
+    annotations = {EXTENDED_RESOURCE_SPEC: text}
     with pytest.raises(AnnotationError, match="extended-resource-spec"):
-        batch_containers({EXTENDED_RESOURCE_SPEC: text})
+        batch_specification(annotations)
+    pod = be_pod(annotations)
+    for change in (
+        BatchResource().pre_run_pod_sandbox(pod),
+        BatchResource().post_update_pod_sandbox_resources(pod),
+        BatchResource().pre_create_container(ContainerView(name="main", pod=pod)),
+    ):
+        assert change is not None
+        assert not change.cgroup
+        assert "extended-resource-spec" in change.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("main", "container", "pod"),
+    [
+        pytest.param(
+            {"requests": amounts("500", "2Gi"), "limits": amounts("half", "2Gi")},
+            ResourceChange(cpu_shares=512, memory_limit_bytes=2 * GI),
+            {"cpu.shares": 1024, "memory.limit_in_bytes": 3 * GI},
+            id="cpu-limit",
+        ),
+        pytest.param(
+            {"requests": amounts(True, "2Gi"), "limits": amounts("500", "2Gi")},
+            ResourceChange(cpu_quota_us=50_000, memory_limit_bytes=2 * GI),
+            {"cpu.cfs_quota_us": 100_000, "memory.limit_in_bytes": 3 * GI},
+            id="cpu-request",
+        ),
+        pytest.param(
+            {"requests": amounts("500", "2Gi"), "limits": amounts("500", "lots")},
+            ResourceChange(cpu_shares=512, cpu_quota_us=50_000),
+            {"cpu.shares": 1024, "cpu.cfs_quota_us": 100_000},
+            id="memory-limit",
+        ),
+        pytest.param([], ResourceChange(), {}, id="the-whole-container"),
+    ],
+)
+def test_an_amount_that_cannot_be_read_costs_what_depends_on_it(
+    main: object, container: ResourceChange, pod: dict[str, int]
+) -> None:
+    side = {"requests": amounts("500", "1Gi"), "limits": amounts("500", "1Gi")}
+    view = be_pod(spec(main=main, side=side))
+    change = BatchResource().pre_create_container(ContainerView(name="main", pod=view))
+    assert change is not None
+    assert change.resources == container
+    assert "extended-resource-spec" in change.problems[0]
+    other = BatchResource().pre_create_container(ContainerView(name="side", pod=view))
+    assert other is not None
+    assert other.problems == ()
+    found = BatchResource().pre_run_pod_sandbox(view)
+    assert found is not None
+    assert found.cgroup == pod
+    assert found.problems == change.problems
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.annotations import DEVICE_ALLOCATED, AnnotationError
+from policies.annotations import DEVICE_ALLOCATED
 from policies.gpu_env import (
     GPU_CORE,
     GPU_MEMORY,
@@ -92,9 +92,26 @@ def test_the_monitor_gets_a_cache_directory() -> None:
         pytest.param({GPU_MEMORY_RATIO: "half"}, id="no-quantity"),
     ],
 )
-def test_hami_without_its_amounts_is_an_error(resources: dict[str, str]) -> None:
-    with pytest.raises(AnnotationError, match="device-allocated"):
-        gpu_change(container(gpus({"minor": 1, "resources": resources}), HAMI), GpuEnvOptions())
+def test_without_hamis_amounts_the_gpus_are_set_all_the_same(resources: dict[str, str]) -> None:
+    """An image whose own default is `all` would see every GPU."""
+    change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "1"}
+    assert change.mounts == ()
+    assert "device-allocated" in change.problems[0]
+
+
+def test_a_core_share_that_cannot_be_read_costs_its_limit() -> None:
+    resources = {GPU_CORE: "half", GPU_MEMORY: "16Gi", GPU_MEMORY_RATIO: "50"}
+    change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
+    assert change.env == {name: value for name, value in HAMI_ENV.items() if "SM_LIMIT" not in name}
+    assert len(change.mounts) == 2
+    assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].resources[{GPU_CORE}] is no quantity",)
+
+
+def test_a_gpu_without_a_number_costs_itself() -> None:
+    change = change_of(container(gpus({"minor": "zero"}, {"minor": 2})))
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "2"}
+    assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].minor is no whole number",)
 
 
 def test_a_share_without_cores_is_bounded_in_memory_only() -> None:
@@ -111,18 +128,20 @@ def test_a_whole_gpu_needs_no_hami() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", '{"gpu": {}}', '{"gpu": [{"minor": "0"}]}', '{"gpu": [1]}', '{"gpu": [null]}']
 )
-def test_a_malformed_allocation_is_an_error(text: str) -> None:
-    view = ContainerView(pod=PodView(annotations={DEVICE_ALLOCATED: text}))
-    with pytest.raises(AnnotationError, match="device-allocated"):
-        gpu_change(view, GpuEnvOptions())
+def test_of_a_malformed_allocation_nothing_is_used(text: str) -> None:
+    change = change_of(ContainerView(pod=PodView(annotations={DEVICE_ALLOCATED: text})))
+    assert change == ContainerChange(problems=change.problems)
+    assert "device-allocated" in change.problems[0]
 
 
 @pytest.mark.parametrize(("uid", "name"), [("../../etc", "main"), ("u1", "a/b"), ("", "main")])
-def test_names_that_leave_the_cache_directory_are_errors(uid: str, name: str) -> None:
+def test_names_that_leave_the_cache_directory_cost_the_directory(uid: str, name: str) -> None:
     annotations = {DEVICE_ALLOCATED: json.dumps(gpus({"minor": 1, "resources": SHARE}))}
     view = ContainerView(name=name, pod=PodView(uid=uid, labels=HAMI, annotations=annotations))
-    with pytest.raises(AnnotationError, match="directory"):
-        gpu_change(view, GpuEnvOptions(hami_vgpu_monitor=True))
+    change = change_of(view, GpuEnvOptions(hami_vgpu_monitor=True))
+    assert change.env == HAMI_ENV
+    assert len(change.mounts) == 2
+    assert change.problems == ("pod uid and container name do not make a directory's name",)
 
 
 def test_a_relative_library_is_refused() -> None:

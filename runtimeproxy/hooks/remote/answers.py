@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
+from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
 from runtimeproxy.hooks.remote.registration import Answers
 
 if TYPE_CHECKING:
@@ -35,15 +36,6 @@ NUMBERS: Final[Mapping[str, str]] = {
 """Fields of LinuxContainerResources where 0 keeps what there is, and their names in `ResourceChange`."""
 
 _CPUSETS: Final = ("cpuset_cpus", "cpuset_mems")
-_CGROUP_NAMES: Final[Mapping[str, str]] = {
-    "cpu_period_us": "cpu.cfs_period_us",
-    "cpu_quota_us": "cpu.cfs_quota_us",
-    "cpu_shares": "cpu.shares",
-    "memory_limit_bytes": "memory.limit_in_bytes",
-    "cpuset_cpus": "cpuset.cpus",
-    "cpuset_mems": "cpuset.mems",
-}
-"""The cgroup files behind the fields of `ResourceChange`, by version 1 name."""
 _POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
 """What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
 
@@ -205,7 +197,7 @@ def _changed_parent(shown: str, answered: str) -> str | None:
 def _cgroup_values(resources: ResourceChange | None) -> Iterator[tuple[str, int | str]]:
     if resources is None:
         return
-    for field, name in _CGROUP_NAMES.items():
+    for field, name in RESOURCE_PARAMETERS.items():
         value = getattr(resources, field)
         if value is not None and value is not CLEAR:
             yield name, value

@@ -125,6 +125,7 @@ class HookServer:
             timeout_s=registration.timeout_s + THREAD_GRACE_S,
             failure_policy=registration.failure_policy,
             methods=MappingProxyType({hook: partial(self._ask, hook) for hook in registration.hooks}),
+            is_remote=True,
             blocks=True,
         )
 

@@ -19,7 +19,8 @@ from runtimeproxy.hooks import Hook
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.remote.answers import container_change, pod_change, start_change
 from runtimeproxy.hooks.remote.registration import Answers
-from runtimeproxy.hooks.validation import problem_of
+from runtimeproxy.hooks.validation import problem_of, usable
+from runtimeproxy.hooks.views import ContainerView
 from tests.hooks.remote.behaviours import echo, lay_over, nothing
 
 AUTO, COMPLETE, PARTIAL = Answers.AUTO, Answers.COMPLETE, Answers.PARTIAL
@@ -274,13 +275,11 @@ def test_a_partial_pod_answer_clears_nothing() -> None:
     assert pod_change(POD, answer, AUTO) == expected
 
 
-NONSENSE = {
+NONSENSE: dict[str, dict[str, Any]] = {
     "negative shares": {"cpu_shares": -5},
-    "shares of 1": {"cpu_shares": 1},
     "a cpuset of words": {"cpuset_cpus": "banana"},
     "nodes of words": {"cpuset_mems": "x"},
     "a negative period": {"cpu_period": -1},
-    "a tiny quota": {"cpu_quota": 5},
     "a quota below -1": {"cpu_quota": -2},
     "memory below -1": {"memory_limit_in_bytes": -2},
     "an OOM score": {"oom_score_adj": 5000},
@@ -293,8 +292,34 @@ NONSENSE = {
 
 @pytest.mark.parametrize("overlay", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.parametrize("is_echo", [True, False], ids=["echo", "partial"])
-def test_nonsense_does_not_pass_the_chain(overlay: dict[str, Any], is_echo: bool) -> None:
-    answer = lay_over(echo(request()) if is_echo else nothing(request()), overlay)
+def test_nonsense_costs_the_rest_of_an_answer_nothing(overlay: dict[str, Any], is_echo: bool) -> None:
+    env = {"GOOD": "1", **overlay.get("env", {})}
+    answer = lay_over(echo(request()) if is_echo else nothing(request()), {**overlay, "env": env})
     assert isinstance(answer, ContainerResourceHookResponse)
     change = container_change(request(), answer, AUTO)
-    assert problem_of(Hook.PRE_CREATE_CONTAINER, change)
+    assert change is not None
+    assert problem_of(Hook.PRE_CREATE_CONTAINER, change) is None
+    found = usable(Hook.PRE_CREATE_CONTAINER, change, ContainerView())
+    set_fields = {str(field): value for field, value in found.fields.items() if value is not CLEAR}
+    assert set_fields == {"env[GOOD]": "1"}
+    if (is_echo, overlay) != (True, NONSENSE["memory below -1"]):
+        assert len(found.left_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("overlay", "expected"),
+    [
+        ({"cpu_quota": 834}, {"cpu_quota_us": 1_000}),
+        ({"cpu_shares": 1}, {"cpu_shares": 2}),
+        ({"cpuset_cpus": ",8-15"}, {"cpuset_cpus": "8-15"}),
+        ({"cpuset_cpus": "0-1,\n", "cpuset_mems": " 0 "}, {"cpuset_cpus": "0-1", "cpuset_mems": "0"}),
+    ],
+)
+def test_what_kernels_take_otherwise_is_put_so(overlay: dict[str, Any], expected: dict[str, Any]) -> None:
+    answer = lay_over(nothing(request()), overlay)
+    assert isinstance(answer, ContainerResourceHookResponse)
+    change = container_change(request(), answer, AUTO)
+    assert change is not None
+    found = usable(Hook.PRE_CREATE_CONTAINER, change, ContainerView())
+    assert {field.key: value for field, value in found.fields.items()} == expected
+    assert found.left_out == ()

@@ -1,0 +1,6 @@
+"""What this node is, as far as values for pods depend on it."""
+
+from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.node.reader import FixedNode, Node, NodeReader
+
+__all__ = ["ANY_NODE", "FixedNode", "Node", "NodeFacts", "NodeReader"]
