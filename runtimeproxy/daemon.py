@@ -33,6 +33,8 @@ from runtimeproxy.sockets import check_handed_over, connection_options, listener
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.engine import Engine
+    from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.ops.own_server import OwnServer
     from runtimeproxy.relay.listener import Listener
 
@@ -57,11 +59,25 @@ class Daemon:
         settings: what to serve.
         reload: reads the settings again.
         environ: where the service manager's variables are; None for the process's own.
+        loader: finds and makes the policies; None for the usual one.
+        sink: gets the audit entries, beside the log.
+
+    Attributes:
+        ready: set when it serves and its policies are there.
     """
 
     def __init__(
-        self, settings: Settings, reload: Reload, environ: MutableMapping[str, str] | None = None
+        self,
+        settings: Settings,
+        reload: Reload,
+        environ: MutableMapping[str, str] | None = None,
+        *,
+        loader: PolicyLoader | None = None,
+        sink: AuditSink | None = None,
     ) -> None:
+        # In another thread it is a guest, as in tests: signals and the collector are the host's.
+        self._owns_process = threading.current_thread() is threading.main_thread()
+        self.ready = asyncio.Event()
         self._settings = settings
         self._reload = reload
         self._environ = os.environ if environ is None else environ
@@ -73,7 +89,7 @@ class Daemon:
         self._notifier.is_muted = self._predecessor is not None
         self._own: OwnServer | None = None
         self._server: RelayServer | None = None
-        self._engine = LateEngine()
+        self._engine = LateEngine(loader, sink)
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
         self._gate.on_unseen = self._engine.compare_soon
         self._bypass = Bypass(
@@ -95,7 +111,8 @@ class Daemon:
             RuntimeProxyError: the socket cannot be had.
             PolicyLoadError: a policy cannot be loaded.
         """
-        self._handle_signals()
+        if self._owns_process:
+            self._handle_signals()
         if not await self._policies_allow_start():
             return
         listener = self._listener()
@@ -190,6 +207,10 @@ class Daemon:
         if self._upgrade is not None:
             await self._upgrade.run(self._changing)
 
+    def finish(self) -> None:
+        """Ends the daemon gracefully; in the loop's thread."""
+        self._finish()
+
     def _finish(self, error: BaseException | None = None) -> None:
         """Ends the daemon, once."""
         if not self._end.done():
@@ -277,11 +298,13 @@ class Daemon:
             self._spawn(feed_watchdog(interval_s, is_alive, self._notifier.watchdog))
         self._spawn(self._tell_recovered(engine))
         self._notifier.ready(self._status())
+        self.ready.set()
 
     async def _tell_recovered(self, engine: Engine) -> None:
         await engine.recovered.wait()
         # What is there now stays: the collector need not stop the loop to look at it again and again.
-        gc.freeze()
+        if self._owns_process:
+            gc.freeze()
         self._notifier.status(self._status())
         logger.info("records recovered: %s", engine.summary)
 

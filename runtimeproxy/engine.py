@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.loaded import LoadedPolicy
 
@@ -67,6 +68,7 @@ class Engine:
         spawn: starts background tasks.
         is_bypassed: whether calls pass unheld just now.
         loader: finds and makes the policies; None for the usual one.
+        sink: gets the audit entries, beside the log.
 
     Attributes:
         interceptor: for the relay.
@@ -79,6 +81,7 @@ class Engine:
         spawn: Spawn,
         is_bypassed: Callable[[], bool],
         loader: PolicyLoader | None = None,
+        sink: AuditSink | None = None,
     ) -> None:
         self._executor = executor
         self._spawn = spawn
@@ -86,6 +89,7 @@ class Engine:
         self._workers = Workers(settings.hooks.worker_threads)
         self._waiting_workers = Workers(SERVER_THREADS)
         self._audit = AuditLog()
+        self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
         self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
@@ -191,7 +195,7 @@ class Engine:
             (*self._policies, *self._servers.policies),
             self._workers,
             waiting_workers=self._waiting_workers,
-            sink=self._audit,
+            sink=self._sink,
             rule=settings.hooks.conflicts,
             node=self._node,
         )
@@ -312,6 +316,11 @@ def _client_settings(settings: Settings) -> ClientSettings:
     timeout_s = settings.proxy.runtime_call_timeout_s
     target = f"unix:{settings.proxy.runtime_endpoint}"
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
+
+
+def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
+    first(entry)
+    second(entry)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

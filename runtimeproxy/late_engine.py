@@ -13,16 +13,24 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.desk import Spawn
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.engine import Engine
+    from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.loading import PolicyLoader
 
 
 class LateEngine:
     """Holds the engine once it is made.
 
+    Args:
+        loader: finds and makes the policies; None for the usual one.
+        sink: gets the audit entries, beside the log.
+
     Attributes:
         engine: None before `make`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loader: PolicyLoader | None = None, sink: AuditSink | None = None) -> None:
+        self._loader = loader
+        self._sink = sink
         self.engine: Engine | None = None
 
     async def make(
@@ -33,7 +41,7 @@ class LateEngine:
         await run(executor, importlib.import_module, "runtimeproxy.engine")
         from runtimeproxy.engine import Engine
 
-        self.engine = Engine(settings, executor, spawn, is_passive)
+        self.engine = Engine(settings, executor, spawn, is_passive, self._loader, self._sink)
         return self.engine
 
     @property

@@ -119,7 +119,7 @@ def load(
     """
     settings = dict(settings or {})
     policies = tuple(policies)
-    for problem in _unknown_names(settings, [policy.name for policy in policies]):
+    for problem in unknown_names(settings, [policy.name for policy in policies]):
         raise PolicyLoadError(str(problem))
     loaded = [
         _made(policy, chosen)
@@ -178,7 +178,7 @@ class PolicyLoader:
         kept = self._kept(loaded, problems, settings)
         names = {policy.name for policy in kept}
         problems = [each._replace(is_kept=each.is_kept or each.name in names) for each in problems]
-        problems += _unknown_names(settings, sorted(there))
+        problems += unknown_names(settings, sorted(there))
         return LoadResult(_run_order([*loaded, *kept]), tuple(problems), found.classes, changed)
 
     def use(self, result: LoadResult) -> None:
@@ -284,8 +284,8 @@ def _run_order(loaded: Iterable[LoadedPolicy]) -> tuple[LoadedPolicy, ...]:
     return tuple(sorted(loaded, key=lambda policy: (policy.priority, policy.name)))
 
 
-def _unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
-    """Problems of settings whose policy is not there, with the name that was probably meant."""
+def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
+    """Return the problems of settings whose policy is not there, with the name that was probably meant."""
     problems = []
     for name in sorted(set(settings) - set(there)):
         guess = difflib.get_close_matches(name, there, n=1)

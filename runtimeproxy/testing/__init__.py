@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtimeproxy.testing.cgroup_files import CgroupFiles
     from runtimeproxy.testing.cgroup_paths import CgroupDriver
+    from runtimeproxy.testing.checking import check_change
     from runtimeproxy.testing.failures import CallError
+    from runtimeproxy.testing.koord_proxy import KoordProxy, StartProxy
     from runtimeproxy.testing.pod_cgroups import PodCgroups
     from runtimeproxy.testing.preloading import preload
     from runtimeproxy.testing.process import FakeRuntimeProcess
@@ -26,9 +28,12 @@ __all__ = [
     "CgroupFiles",
     "FakeRuntime",
     "FakeRuntimeProcess",
+    "KoordProxy",
     "PodCgroups",
     "RecordedCall",
     "RuntimeState",
+    "StartProxy",
+    "check_change",
     "preload",
 ]
 
@@ -38,9 +43,12 @@ _HOMES = {
     "CgroupFiles": "cgroup_files",
     "FakeRuntime": "server",
     "FakeRuntimeProcess": "process",
+    "KoordProxy": "koord_proxy",
     "PodCgroups": "pod_cgroups",
     "RecordedCall": "records",
     "RuntimeState": "state",
+    "StartProxy": "koord_proxy",
+    "check_change": "checking",
     "preload": "preloading",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -15,6 +16,21 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 EVERY_METHOD = "*"
 """Stands for all methods that have no behaviour of their own."""
+
+
+def checked_name(name: str, known: Iterable[str], kind: str) -> str:
+    """Returns a name that a test gives, or refuses it: misspelled, it would just have no effect.
+
+    Raises:
+        ValueError: It is not known; the text has the names that were probably meant.
+    """
+    names = sorted(known)
+    if name in names:
+        return name
+    import difflib
+
+    near = difflib.get_close_matches(str(name), names, n=3) or names
+    raise ValueError(f"there is no {kind} {name!r}; did you mean {' or '.join(near[:3])}?")
 
 
 @dataclass(frozen=True, kw_only=True)

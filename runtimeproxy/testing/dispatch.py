@@ -6,6 +6,8 @@ Answers of long lists are remembered. Calls of which nothing is noted take a sho
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ import grpc
 from cri_api.runtime import v1, v1alpha2
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.behaviours import NORMAL, Behaviours
+from runtimeproxy.testing.failures import CallError
 from runtimeproxy.testing.handling import Handling, Method
 from runtimeproxy.testing.image_service import FakeImageService
 from runtimeproxy.testing.records import RecordedCall, RecordedCalls
@@ -23,6 +26,19 @@ _CACHED = frozenset({"ListContainers", "ListPodSandbox", "ListImages"})
 """Methods whose answer depends on the request and the state's generation only."""
 
 _CACHE_SIZE = 64
+
+V1ALPHA2_METHODS = frozenset(
+    {
+        *("Version", "Status", "UpdateRuntimeConfig"),
+        *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus", "ListPodSandbox"),
+        *("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "ListContainers"),
+        *("ContainerStatus", "UpdateContainerResources", "ReopenContainerLog"),
+        *("ExecSync", "Exec", "Attach", "PortForward"),
+        *("ContainerStats", "ListContainerStats", "PodSandboxStats", "ListPodSandboxStats"),
+        *("ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"),
+    }
+)
+"""What ``runtime.v1alpha2`` has. Source: what containerd 1.6.20 answers there (tests/e2e)."""
 
 
 class CallDispatch(grpc.GenericRpcHandler):
@@ -34,11 +50,17 @@ class CallDispatch(grpc.GenericRpcHandler):
     """
 
     def __init__(
-        self, runtime: FakeRuntimeService, images: FakeImageService, recorded: RecordedCalls | None
+        self,
+        runtime: FakeRuntimeService,
+        images: FakeImageService,
+        recorded: RecordedCalls | None,
+        *,
+        v1alpha2: bool = True,
     ) -> None:
         self.behaviours = Behaviours()
         self.recorded = recorded
         self._state = runtime.state
+        self._serves_v1alpha2 = v1alpha2
         self._methods = methods_by_path(runtime, images)
         self._cache: dict[tuple[str, bytes], tuple[int, bytes]] = {}
         # What is noted of a call costs as much as its answer.
@@ -56,11 +78,18 @@ class CallDispatch(grpc.GenericRpcHandler):
         """The handler of a call; ``None``, and so UNIMPLEMENTED, for what the CRI does not have."""
         path = handler_call_details.method
         v1_path = v1alpha2.v1_path(path)
+        is_old = v1_path != path
+        if is_old and not self._serves_v1alpha2:
+            return _unimplemented(f"unknown service {path.split('/')[1]}")
         method = self._methods.get(v1_path)
         if method is None:
             return None
+        if is_old and method.name not in V1ALPHA2_METHODS:
+            return _unimplemented(f"unknown method {method.name} for service {path.split('/')[1]}")
+        if is_old and method.name == "Version":
+            method = replace(method, answer=_old_version(method.answer))
         behaviour = self.behaviours.take(method.name)
-        if behaviour is NORMAL and self.recorded is None and v1_path in self._unnoted:
+        if behaviour is NORMAL and self.recorded is None and v1_path in self._unnoted and not is_old:
             return self._unnoted[v1_path]
         handling = Handling(method, path, behaviour, self._carry_out, self._opened, self._closed)
         if method.streaming:
@@ -114,6 +143,24 @@ def methods_by_path(runtime: FakeRuntimeService, images: FakeImageService) -> di
         for service in api_pb2.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
+
+
+def _unimplemented(message: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """Ends a call as servers in Go end what they do not know."""
+
+    def end(_: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        CallError("UNIMPLEMENTED", message).abort(context)
+
+    return grpc.stream_unary_rpc_method_handler(end)
+
+
+def _old_version(answer: Callable[..., Any]) -> Callable[..., Any]:
+    def old(request: api_pb2.VersionRequest, context: grpc.ServicerContext) -> api_pb2.VersionResponse:
+        response: api_pb2.VersionResponse = answer(request, context)
+        response.runtime_api_version = "v1alpha2"
+        return response
+
+    return old
 
 
 def _serialized(method: Method, raw: bytes, context: grpc.ServicerContext) -> bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.testing.behaviours import checked_name
+
 if TYPE_CHECKING:
     import grpc
 
@@ -17,7 +20,7 @@ class CallError(Exception):
     """The end of a call with a code other than OK.
 
     Attributes:
-        code: Name of the gRPC status code, such as ``NOT_FOUND``.
+        code: Name of a gRPC status code but OK, such as ``NOT_FOUND``; ValueError for any other text.
         message: Status message, any Unicode text.
         details: Content of the ``grpc-status-details-bin`` trailer; ``None`` sends none.
         trailing_metadata: More trailers; values of keys that end in ``-bin`` are bytes.
@@ -27,6 +30,11 @@ class CallError(Exception):
     message: str = ""
     details: bytes | None = None
     trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+    def __post_init__(self) -> None:
+        checked_name(
+            self.code, (each.name for each in StatusCode if each is not StatusCode.OK), "status code"
+        )
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

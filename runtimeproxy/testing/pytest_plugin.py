@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from runtimeproxy.config.settings import HooksSettings
+    from runtimeproxy.hooks import Policy
+    from runtimeproxy.hooks.settings import PolicySettings
+    from runtimeproxy.testing.koord_proxy import StartProxy
     from runtimeproxy.testing.server import FakeRuntime
 
 
@@ -29,3 +34,22 @@ def fake_runtime(socket_folder: Path) -> Iterator[FakeRuntime]:
 
     with FakeRuntime(socket_folder / "runtime.sock") as runtime:
         yield runtime
+
+
+@pytest.fixture
+def koord_proxy(fake_runtime: FakeRuntime, socket_folder: Path) -> Iterator[StartProxy]:
+    """Starts the proxy before ``fake_runtime``: ``koord_proxy(policies=[QuietNeighbour])``."""
+    from runtimeproxy.testing.koord_proxy import KoordProxy
+
+    with contextlib.ExitStack() as proxies:
+
+        def start(
+            policies: Iterable[type[Policy] | Policy],
+            *,
+            settings: Mapping[str, PolicySettings] | None = None,
+            hooks: HooksSettings | None = None,
+        ) -> KoordProxy:
+            proxy = KoordProxy(fake_runtime, socket_folder, policies, settings=settings, hooks=hooks)
+            return proxies.enter_context(proxy)
+
+        yield start

@@ -11,6 +11,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing.behaviours import checked_name
+
+METHOD_NAMES = frozenset(
+    method.name for service in api_pb2.DESCRIPTOR.services_by_name.values() for method in service.methods
+)
+"""Names of all methods of the CRI."""
+
 
 @dataclass
 class RecordedCall:
@@ -77,7 +85,8 @@ class RecordedCalls:
         return [call.method for call in self]
 
     def of(self, method: str) -> list[RecordedCall]:
-        """Calls of one method."""
+        """Calls of one method; ValueError if the CRI has no such method."""
+        checked_name(method, METHOD_NAMES, "method")
         return [call for call in self if call.method == method]
 
     def add(self, call: RecordedCall) -> None:
@@ -96,7 +105,9 @@ class RecordedCalls:
 
         Raises:
             TimeoutError: They have not within the time.
+            ValueError: The CRI has no such method.
         """
+        checked_name(method, METHOD_NAMES, "method")
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self.of(method)) >= count, timeout_s):
                 raise TimeoutError(f"{len(self.of(method))} of {count} calls of {method}")

@@ -13,11 +13,11 @@ import grpc
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import connections
-from runtimeproxy.testing.behaviours import Behaviour, BehaviourFields
+from runtimeproxy.testing.behaviours import EVERY_METHOD, Behaviour, BehaviourFields, checked_name
 from runtimeproxy.testing.dispatch import CallDispatch
 from runtimeproxy.testing.events import EventBroadcast
 from runtimeproxy.testing.image_service import FakeImageService
-from runtimeproxy.testing.records import RecordedCalls
+from runtimeproxy.testing.records import METHOD_NAMES, RecordedCalls
 from runtimeproxy.testing.runtime_service import FakeRuntimeService
 from runtimeproxy.testing.state import RuntimeState
 
@@ -59,6 +59,7 @@ class FakeRuntime:
         state: RuntimeState | None = None,
         record: bool = True,
         handlers: Sequence[grpc.GenericRpcHandler] = (),
+        v1alpha2: bool = True,
     ) -> None:
         """Prepares a runtime; nothing happens before ``start``.
 
@@ -67,6 +68,8 @@ class FakeRuntime:
             state: What the runtime knows at the start; ``None`` for nothing.
             record: Whether calls are recorded.
             handlers: More services on the same socket, such as health or reflection.
+            v1alpha2: Whether ``runtime.v1alpha2`` is answered, as by containerd 1.6, or is an unknown
+                service, as to containerd 2.
         """
         self.socket_path = Path(socket_path).absolute()
         self.state = state or RuntimeState()
@@ -76,6 +79,7 @@ class FakeRuntime:
             FakeRuntimeService(self.state, self.events),
             FakeImageService(self.state),
             self.recorded if record else None,
+            v1alpha2=v1alpha2,
         )
         self._handlers = [self._dispatch, *handlers]
         self._starts = itertools.count(1)
@@ -137,15 +141,21 @@ class FakeRuntime:
         """Sets how the next calls of a method (``*``: of each without its own) behave.
 
         Example: ``runtime.on("CreateContainer", error=CallError("UNAVAILABLE"), times=1)``.
+
+        Raises:
+            ValueError: The CRI has no such method.
         """
+        checked_name(method, (*METHOD_NAMES, EVERY_METHOD), "method")
         self._dispatch.behaviours.set(method, Behaviour(**behaviour))
 
     def clear(self, method: str | None = None) -> None:
         """Forgets what ``on`` set for a method, or all with ``None``; running calls go on as they are."""
+        checked_name(method or EVERY_METHOD, (*METHOD_NAMES, EVERY_METHOD), "method")
         self._dispatch.behaviours.clear(method)
 
     def release(self, method: str | None = None) -> None:
         """Lets calls that hang or wait go on: those of a method, or all with ``None``."""
+        checked_name(method or EVERY_METHOD, (*METHOD_NAMES, EVERY_METHOD), "method")
         self._dispatch.release(method)
 
     def emit_event(self, event: api_pb2.ContainerEventResponse) -> None:

@@ -9,6 +9,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from runtimeproxy.testing.dispatch import V1ALPHA2_METHODS
 from tests.testing.raw_calls import VERSION_PATH, bytes_call, error_of
 
 VERSION = api_pb2.VersionRequest(version="v")
@@ -18,8 +19,9 @@ PATHS = [
     for package in ("runtime.v1", "runtime.v1alpha2")
     for service in api_pb2.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    if method.name != "GetContainerEvents"
+    if method.name != "GetContainerEvents" and (package == "runtime.v1" or method.name in V1ALPHA2_METHODS)
 ]
+OLD = "/runtime.v1alpha2.RuntimeService"
 EXPECTED_CODES = {
     grpc.StatusCode.OK,
     grpc.StatusCode.NOT_FOUND,
@@ -50,6 +52,64 @@ def test_unknown_methods_and_services_are_unimplemented(
             bytes_call(channel, path)(b"")
         assert error_of(caught.value)[0] is grpc.StatusCode.UNIMPLEMENTED
     assert len(fake_runtime.recorded) == 0
+
+
+def refused(channel: grpc.Channel, path: str) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(bytes_call(channel, path, "unary_stream")(b"", timeout=WAIT_S))
+    code, details, *_ = error_of(caught.value)
+    return code, details
+
+
+@pytest.mark.parametrize(
+    "method", ["GetContainerEvents", "RuntimeConfig", "CheckpointContainer", "StreamContainers"]
+)
+def test_the_old_version_lacks_what_came_later(channel: grpc.Channel, method: str) -> None:
+    """As containerd 1.6 answers; see tests/e2e/test_fake_runtime.py."""
+    message = f"unknown method {method} for service runtime.v1alpha2.RuntimeService"
+    assert refused(channel, f"{OLD}/{method}") == (grpc.StatusCode.UNIMPLEMENTED, message)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_the_old_version_names_itself(socket_folder: Path, record: bool) -> None:
+    with (
+        FakeRuntime(socket_folder / "old.sock", record=record) as runtime,
+        grpc.insecure_channel(runtime.endpoint) as channel,
+    ):
+        for path, version in ((f"{OLD}/Version", "v1alpha2"), (VERSION_PATH, "v1")):
+            answer = api_pb2.VersionResponse.FromString(bytes_call(channel, path)(b""))
+            assert answer.runtime_api_version == version
+
+
+def test_a_runtime_without_the_old_version(socket_folder: Path) -> None:
+    with (
+        FakeRuntime(socket_folder / "new.sock", v1alpha2=False) as runtime,
+        grpc.insecure_channel(runtime.endpoint) as channel,
+    ):
+        message = "unknown service runtime.v1alpha2.RuntimeService"
+        assert refused(channel, f"{OLD}/Version") == (grpc.StatusCode.UNIMPLEMENTED, message)
+        assert bytes_call(channel, VERSION_PATH)(b"")
+
+
+def test_a_misspelled_method_is_refused(fake_runtime: FakeRuntime) -> None:
+    reason = "there is no method 'RunPodSandBox'; did you mean RunPodSandbox"
+    for use in (
+        lambda: fake_runtime.on("RunPodSandBox", hang=True),
+        lambda: fake_runtime.clear("RunPodSandBox"),
+        lambda: fake_runtime.release("RunPodSandBox"),
+        lambda: fake_runtime.recorded.of("RunPodSandBox"),
+        lambda: fake_runtime.recorded.wait("RunPodSandBox"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("code", "near"), [("UNAVAILBLE", "UNAVAILABLE"), ("not_found", ""), ("OK", ""), ("14", "")]
+)
+def test_what_is_no_status_code_is_refused(code: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no status code '{code}'; did you mean {near}"):
+        CallError(code)
 
 
 def test_calls_are_recorded_as_they_came(fake_runtime: FakeRuntime, runtime: Runtime) -> None:

@@ -1,0 +1,52 @@
+"""What the chain says of an answer, without a chain: for the unit tests of policies."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from runtimeproxy.hooks.audit import AuditKind, Subject
+from runtimeproxy.hooks.changes import CgroupChange
+from runtimeproxy.hooks.evaluation import Progress, evaluate
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.policy import Hook, Policy
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.testing.behaviours import checked_name
+
+_NO_PROBLEMS: Final = (AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.CONFLICT)
+
+
+def check_change(
+    hook: Hook | str, view: PodView | ContainerView, change: CgroupChange | None
+) -> tuple[str, ...]:
+    """Problems that the chain finds in a policy's answer, each with its field; none if all of it is used.
+
+    Args:
+        hook: The hook that answers, such as ``"pre_create_container"``.
+        view: What the policy was shown.
+        change: Its answer.
+
+    Raises:
+        ValueError: There is no such hook, or it is shown another kind of view.
+    """
+    hook = Hook(checked_name(hook, Hook, "hook"))
+    is_pods = hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook
+    if is_pods is not isinstance(view, PodView):
+        raise ValueError(f"{hook} is shown a {'PodView' if is_pods else 'ContainerView'}")
+    policy = LoadedPolicy(
+        name="checked",
+        origin="check_change",
+        policy=Policy(),
+        priority=Policy.priority,
+        timeout_s=Policy.timeout_s,
+        methods={hook: lambda _: change},
+    )
+    subject = Subject(hook, view, time.time())
+    progress, _ = evaluate(policy, subject, Progress(Fold(view)), ConflictRule.LATER)
+    return tuple(
+        f"{entry.field}: {entry.reason}" if entry.field else entry.reason
+        for entry in progress.entries
+        if entry.kind not in _NO_PROBLEMS
+    )
