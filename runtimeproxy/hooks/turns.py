@@ -19,24 +19,26 @@ LOOK_S: Final = 0.005
 
 
 class SwitchInterval:
-    """The interpreter's switch interval, short while anybody asks for that. Used in one thread."""
+    """The interpreter's switch interval: the shortest that anybody asks for. Used in one thread."""
 
     def __init__(self) -> None:
-        self._askers = 0
+        self._asked_s: list[float] = []
         self._usual_s = 0.0
 
-    def shorten(self) -> None:
-        """Asks for short turns; to be taken back with `restore`."""
-        if not self._askers:
+    def shorten(self, length_s: float) -> None:
+        """Asks for turns of this length at most; to be taken back with `restore`."""
+        if not self._asked_s:
             self._usual_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(SHORT_S, self._usual_s))
-        self._askers += 1
+        self._asked_s.append(length_s)
+        self._set()
 
-    def restore(self) -> None:
+    def restore(self, length_s: float) -> None:
         """Takes one `shorten` back."""
-        self._askers -= 1
-        if not self._askers:
-            sys.setswitchinterval(self._usual_s)
+        self._asked_s.remove(length_s)
+        self._set()
+
+    def _set(self) -> None:
+        sys.setswitchinterval(min(self._usual_s, *self._asked_s) if self._asked_s else self._usual_s)
 
 
 SWITCH_INTERVAL: Final = SwitchInterval()
@@ -74,7 +76,7 @@ class Turns:
 
     def _shorten(self, is_short: bool) -> None:
         if is_short and not self._is_short:
-            SWITCH_INTERVAL.shorten()
+            SWITCH_INTERVAL.shorten(SHORT_S)
         elif self._is_short and not is_short:
-            SWITCH_INTERVAL.restore()
+            SWITCH_INTERVAL.restore(SHORT_S)
         self._is_short = is_short

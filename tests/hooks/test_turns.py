@@ -94,12 +94,15 @@ async def test_looking_ends_with_the_last_call_and_begins_anew() -> None:
         assert sys.getswitchinterval() == pytest.approx(USUAL_S)
 
 
-async def test_they_are_short_until_the_last_one_is_done() -> None:
-    """The interpreter has one switch interval, and calls and long requests both ask for a short one."""
+async def test_the_shortest_that_anybody_asks_for_counts() -> None:
+    """The interpreter has one switch interval, and calls and long requests both ask for another."""
     interval = SwitchInterval()
-    interval.shorten()
-    interval.shorten()
-    interval.restore()
+    interval.shorten(USUAL_S / 2)
+    interval.shorten(SHORT_S)
+    interval.shorten(SHORT_S)
+    interval.restore(SHORT_S)
     assert sys.getswitchinterval() == pytest.approx(SHORT_S)
-    interval.restore()
+    interval.restore(SHORT_S)
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S / 2)
+    interval.restore(USUAL_S / 2)
     assert sys.getswitchinterval() == pytest.approx(USUAL_S)
