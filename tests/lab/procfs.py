@@ -36,6 +36,11 @@ def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
+def threads(pid: int) -> int:
+    """How many threads the process has."""
+    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+
+
 def runs(pid: int) -> bool:
     """Whether the process is there and is not a zombie."""
     try:

@@ -26,8 +26,8 @@ class ProxyOptions:
     """What the proxy is started with, besides the files of its own folder.
 
     `config` is the text of its TOML file, `hook_servers` are the registration files by name, `wrapper` are
-    words before its command, `inherited` are the file descriptors that it gets; without a `log_level` the
-    configuration's counts.
+    words before its command, `inherited` are the file descriptors that it gets, `python` is the interpreter;
+    without a `log_level` the configuration's counts.
     """
 
     runtime_endpoint: str
@@ -39,6 +39,7 @@ class ProxyOptions:
     arguments: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
     inherited: tuple[int, ...] = ()
+    python: str = sys.executable
 
 
 class ProxyProcess:
@@ -163,7 +164,7 @@ class ProxyProcess:
         if options.image_endpoint is not None:
             flags["--remote-image-service-endpoint"] = options.image_endpoint
         words = [word for flag in flags.items() for word in flag]
-        return [sys.executable, "-m", "runtimeproxy", *words, *options.arguments]
+        return [options.python, "-m", "runtimeproxy", *words, *options.arguments]
 
     def environment(self) -> dict[str, str]:
         """The environment that it is started with."""

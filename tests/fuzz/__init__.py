@@ -1,0 +1,1 @@
+"""Fuzzers of the daemon as a process: `make fuzz`."""

@@ -1,0 +1,127 @@
+"""A daemon between a fake runtime and whoever attacks it, and what must hold of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from runtimeproxy.testing import FakeRuntimeProcess
+from tests.lab import procfs
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+
+MORE_FILES: Final = 16
+"""Descriptors that a daemon may have open afterwards beside those before: own connections that come late."""
+MORE_THREADS: Final = 24
+"""Threads that are made when they are first needed: policies', spares for those that hang, gRPC's."""
+MORE_BYTES: Final = 160 << 20
+"""Resident memory beside that at the start: the budget of calls under way, and what malloc keeps."""
+LATE_S: Final = 30.0
+"""How long the daemon may take to close what was left to it."""
+TRACE_LINES: Final = 60
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the daemon is run: which interpreter, with which environment."""
+
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Node:
+    """A runtime and a daemon in front of it, from `with` to the end of its block.
+
+    Attributes:
+        runtime: the fake runtime's process.
+        proxy: the daemon's.
+        deaths: how the daemon ended when nobody had asked it to: exit code and last lines of its log.
+    """
+
+    def __init__(
+        self, variant: Variant | None = None, *, config: str = "", runtime_socket: str = "runtime.sock"
+    ) -> None:
+        variant = variant or Variant()
+        self.folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/tmp"))
+        (self.folder / "tmp").mkdir()
+        cgroups = self.folder / "cgroup"
+        self.runtime = FakeRuntimeProcess(
+            self.folder / "runtime.sock", ["--cgroup-root", str(cgroups), "--cgroup-version", "2"]
+        )
+        environment = {
+            "KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(cgroups),
+            "TMPDIR": str(self.folder / "tmp"),
+            "PYTHONFAULTHANDLER": "1",
+            "GRPC_VERBOSITY": "ERROR",
+            **variant.environment,
+        }
+        options = ProxyOptions(
+            str(self.folder / runtime_socket),
+            image_endpoint=str(self.folder / "runtime.sock"),
+            config=config,
+            environment=environment,
+            python=variant.python,
+        )
+        self.proxy = ProxyProcess(self.folder, options)
+        self.deaths: list[str] = []
+        self._files = self._threads = self._bytes = 0
+
+    def __enter__(self) -> Self:
+        # gRPC's core would write a line for each session that reaches the runtime.
+        os.environ["GRPC_VERBOSITY"] = "NONE"
+        self.runtime.start()
+        try:
+            self.start()
+        except BaseException:
+            self.runtime.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.proxy.close()
+        self.runtime.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Starts the daemon and remembers what it uses."""
+        self.proxy.start()
+        pid = self.proxy.pid
+        self._files, self._threads = procfs.open_files(pid), procfs.threads(pid)
+        self._bytes = procfs.rss_bytes(pid)
+
+    def revive(self) -> bool:
+        """Starts a daemon that has ended again, and remembers how it ended; whether it had."""
+        if self.proxy.alive():
+            return False
+        last = "\n".join(self.proxy.log[-TRACE_LINES:])
+        self.deaths.append(f"exit code {self.proxy.wait()}\n{last}")
+        self.start()
+        return True
+
+    def excesses(self) -> list[str]:
+        """What the daemon has not given back, once it had time to; empty if all is well."""
+        if not self.proxy.alive():
+            return []
+        pid = self.proxy.pid
+        found = []
+        try:
+            wait_until(lambda: procfs.open_files(pid) <= self._files + MORE_FILES, "files", LATE_S)
+        except TimeoutError:
+            found.append(f"{procfs.open_files(pid)} files open, {self._files} at the start")
+        if (threads := procfs.threads(pid)) > self._threads + MORE_THREADS:
+            found.append(f"{threads} threads, {self._threads} at the start")
+        if (more := procfs.rss_bytes(pid) - self._bytes) > MORE_BYTES:
+            found.append(f"{more >> 20} MiB more than at the start")
+        return found

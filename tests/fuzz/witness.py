@@ -1,0 +1,157 @@
+"""`python -m tests.fuzz.witness SOCKET`: a client that behaves, in a process of its own beside a fuzzer.
+
+It runs whole lives of pods and looks at what came of them, until its standard input ends; then it prints one
+line of JSON: what it called, what failed, and how long calls took.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+
+from cri_api.runtime.v1 import api_pb2
+from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.programs import REPOSITORY
+
+PACE_S: Final = 0.02
+"""Between two calls: it is there to see, not to add load."""
+LINES: Final = 50
+"""Of what failed; the rest is counted."""
+_END_S: Final = 2 * CALL_TIMEOUT_S
+
+
+class Calls:
+    """The calls of one client, one after the other."""
+
+    def __init__(self, client: CriClient) -> None:
+        self.failed: list[str] = []
+        self.failures = 0
+        self.taken_ms: list[float] = []
+        self._client = client
+
+    def life(self, number: int) -> None:
+        """A whole life of a pod that a policy changes; each step is tried, and looked at."""
+        name = f"witness-{number}"
+        pod = batch_pod(self._client, name)
+        if not self._ok("RunPodSandbox", pod.run):
+            return
+        if self._ok("CreateContainer", pod.create):
+            self._ok("StartContainer", pod.start)
+            self._ok("ContainerStatus", lambda: self._expect(name, shares_of(pod), BATCH_SHARES))
+            self._ok("ListContainers", lambda: self._expect(name, self._listed(pod.id), [pod.container]))
+            self._ok("UpdateContainerResources", lambda: pod.update(64 << 20))
+        self._ok("RemovePodSandbox", pod.remove)
+        self._ok("ListPodSandbox", lambda: self._expect(name, self._sandboxes(pod.id), 0))
+
+    def _listed(self, sandbox_id: str) -> list[str]:
+        only = api_pb2.ContainerFilter(pod_sandbox_id=sandbox_id)
+        request = api_pb2.ListContainersRequest(filter=only)
+        answer = self._client.runtime.ListContainers(request, timeout=CALL_TIMEOUT_S)
+        return [container.id for container in answer.containers]
+
+    def _sandboxes(self, sandbox_id: str) -> int:
+        request = api_pb2.ListPodSandboxRequest(filter=api_pb2.PodSandboxFilter(id=sandbox_id))
+        return len(self._client.runtime.ListPodSandbox(request, timeout=CALL_TIMEOUT_S).items)
+
+    def _expect(self, name: str, found: object, expected: object) -> None:
+        if found != expected:
+            self._fail(f"{name}: {found} in place of {expected}")
+
+    def _ok(self, what: str, call: Callable[[], object]) -> bool:
+        began_s = time.monotonic()
+        try:
+            call()
+        except grpc.RpcError as error:
+            self._fail(f"{what}: {error.code().name}: {error.details()}")
+            return False
+        finally:
+            self.taken_ms.append((time.monotonic() - began_s) * 1000)
+            time.sleep(PACE_S)
+        return True
+
+    def _fail(self, text: str) -> None:
+        self.failures += 1
+        if len(self.failed) < LINES:
+            self.failed.append(text)
+
+
+def main() -> None:
+    """Calls until the standard input ends."""
+    is_over = threading.Event()
+    reader = threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True)
+    with CriClient(Path(sys.argv[1])) as client:
+        client.wait_until_serving(CALL_TIMEOUT_S)
+        reader.start()
+        calls, number = Calls(client), 0
+        while not is_over.is_set():
+            calls.life(number)
+            number += 1
+    print(json.dumps({"failures": calls.failures, "failed": calls.failed, "taken_ms": calls.taken_ms}))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a witness has seen."""
+
+    calls: int
+    failures: int
+    failed: tuple[str, ...]
+    p50_ms: float
+    p99_ms: float
+    most_ms: float
+
+    def __str__(self) -> str:
+        """For one line of a report."""
+        times = f"p50 {self.p50_ms:.1f}, p99 {self.p99_ms:.1f}, most {self.most_ms:.0f} ms"
+        return f"{self.calls} calls beside it: {self.failures} failed; {times}"
+
+
+class Witness:
+    """The process, from `with` to the end of its block; `seen` is there afterwards."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.seen: Seen | None = None
+        self._command = [sys.executable, "-m", "tests.fuzz.witness", str(socket_path)]
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            output, _ = self._process.communicate(timeout=_END_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+        told = json.loads(output)
+        taken = sorted(told["taken_ms"]) or [0.0]
+        self.seen = Seen(
+            len(taken),
+            told["failures"],
+            tuple(told["failed"]),
+            taken[len(taken) // 2],
+            taken[len(taken) * 99 // 100],
+            taken[-1],
+        )
+
+
+if __name__ == "__main__":
+    main()
