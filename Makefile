@@ -7,6 +7,8 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Of `make fuzz`: hostile clients; SEED repeats a run, FUZZERS names some of the fuzzers.
+SESSIONS ?= 20000
 
 .DEFAULT_GOAL := help
 .PHONY: help run test wheel lint format bench restarts e2e e2e-node tools proto lock clean
@@ -61,6 +63,9 @@ bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this pr
 
 restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtime 20 times, under load; 5 minutes
 	$(BIN)/python -m tests.restarts
+
+fuzz: $(INSTALLED)  ## hostile clients, runtimes and hook servers; minutes, or a night with SESSIONS=1000000
+	$(BIN)/python -m tests.fuzz --sessions $(SESSIONS) $(if $(SEED),--seed $(SEED)) $(FUZZERS)
 
 proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
 	$(BIN)/python -m cri_api.generate

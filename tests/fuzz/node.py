@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from runtimeproxy.testing import FakeRuntimeProcess
+from tests.daemon.hook_servers import ALL_HOOKS
 from tests.lab import procfs
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
@@ -100,6 +102,15 @@ class Node:
         pid = self.proxy.pid
         self._files, self._threads = procfs.open_files(pid), procfs.threads(pid)
         self._bytes = procfs.rss_bytes(pid)
+
+    def register(self, endpoint: Path) -> None:
+        """Registers a hook server for all hooks; what it does to a call is ignored when it fails."""
+        registration = {
+            "remote-endpoint": f"unix://{endpoint}",
+            "failure-policy": "Ignore",
+            "runtime-hooks": ALL_HOOKS,
+        }
+        (self.proxy.hook_folder / "hostile.json").write_text(json.dumps(registration))
 
     def revive(self) -> bool:
         """Starts a daemon that has ended again, and remembers how it ended; whether it had."""

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final, Self
+from typing import Final
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.methods import BY_PATH
-from runtimeproxy.relay.frames import PREFACE
+from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.fuzz.header_blocks import random_block
 from tests.relay import wire
-from tests.relay.wire import END_HEADERS, END_STREAM, HEADERS, Frame, Headers, frame_bytes
+from tests.relay.wire import END_HEADERS, END_STREAM, HEADERS, Headers, frame_bytes
 
 KEPT_OPEN: Final = 8
 """Connections that one thread leaves open behind it; the oldest ends when there are more."""
@@ -92,16 +91,21 @@ Make = Callable[[Random], bytes]
 
 
 class Sessions:
-    """All sessions of one seed."""
+    """All sessions of one seed.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: what they follow from, each with its number.
+        kinds: which ones; None for all.
+    """
+
+    def __init__(self, seed: int, kinds: Collection[str] | None = None) -> None:
         self.seed = seed
         random = Random(seed)
         self._blocks = [random_block(random) for _ in range(300)]
         self._requests = list(_requests())
         self._messages = list(_messages(random))
         self._noise = random.randbytes(1 << 16)
-        self._kinds: list[tuple[str, Make]] = [
+        every: list[tuple[str, Make]] = [
             ("valid", self._valid),
             ("spoiled", self._spoiled),
             ("spoiled", self._spoiled),
@@ -115,6 +119,7 @@ class Sessions:
             ("noise", self._noise_only),
             ("flood", self._flood),
         ]
+        self._kinds = [each for each in every if kinds is None or each[0] in kinds]
 
     def session(self, number: int) -> Session:
         """One session; the same for the same seed and number."""
@@ -205,9 +210,7 @@ class Sessions:
                 else:
                     pad = random.choice((None, None, None, 0, 7, 255))
                     end, priority = random.random() < 0.5, random.random() < 0.1
-                    frame = wire.headers(
-                        stream, piece, end=end, more=not is_last, pad=pad, priority=priority
-                    )
+                    frame = wire.headers(stream, piece, end=end, more=not is_last, pad=pad, priority=priority)
                     parts.append(bytes(frame))
                 if random.random() < 0.02:
                     parts.append(bytes(random.choice(_CONTROL)))
@@ -320,7 +323,9 @@ def _messages(random: Random) -> Iterator[bytes]:
     """Requests as the kubelet sends them, of pods that the runtime does not know, with the gRPC prefix."""
     yield wire.message(b"")
     for pod in ("one", "two"):
-        config = pod_sandbox_config(f"fuzz-{pod}", qos="BE", annotations={"a": "b" * random.choice((1, 9000))})
+        config = pod_sandbox_config(
+            f"fuzz-{pod}", qos="BE", annotations={"a": "b" * random.choice((1, 9000))}
+        )
         container = container_config("main", pod=config, envs={"A": "b"})
         yield wire.message(create_container_request(f"sandbox-{pod}", container, config).SerializeToString())
         linux = api_pb2.LinuxContainerResources(cpu_shares=2, memory_limit_in_bytes=1 << 30)
@@ -328,7 +333,8 @@ def _messages(random: Random) -> Iterator[bytes]:
         yield wire.message(update.SerializeToString())
         # One id in the first field: the shape of six of the held calls.
         yield wire.message(api_pb2.StopContainerRequest(container_id=f"container-{pod}").SerializeToString())
-    yield wire.message(create_container_request("s" * 40_000, container, config).SerializeToString())
+    long = create_container_request("s" * 40_000, container_config("main"), pod_sandbox_config("fuzz"))
+    yield wire.message(long.SerializeToString())
 
 
 class Attack:
@@ -353,7 +359,6 @@ class Attack:
         self.done = 0
         self._address = str(socket_path)
         self._sessions = sessions
-        self._numbers = itertools.count()
         self._most = 0
         self._lock = threading.Lock()
         self._threads_count = threads

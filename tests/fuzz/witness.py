@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.witness SOCKET`: a client that behaves, in a process of its own beside a fuzzer.
+"""`python -m tests.fuzz.witness SOCKET WHAT PACE`: a client that behaves, as a process beside a fuzzer.
 
-It runs whole lives of pods and looks at what came of them, until its standard input ends; then it prints one
-line of JSON: what it called, what failed, and how long calls took.
+It runs whole lives of pods, or asks for images, and looks at what came of it, until its standard input ends;
+then it prints one line of JSON: what it called, what failed, and how long calls took.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.programs import REPOSITORY
 
+IMAGES: Final = "images"
+"""The other service, which another runtime may serve."""
+PODS: Final = "pods"
 PACE_S: Final = 0.02
-"""Between two calls: it is there to see, not to add load."""
+"""Between two calls of a client that is there to see, not to add load."""
 LINES: Final = 50
 """Of what failed; the rest is counted."""
 _END_S: Final = 2 * CALL_TIMEOUT_S
@@ -34,9 +37,11 @@ _END_S: Final = 2 * CALL_TIMEOUT_S
 class Calls:
     """The calls of one client, one after the other."""
 
-    def __init__(self, client: CriClient) -> None:
+    def __init__(self, client: CriClient, pace_s: float = 0.0) -> None:
+        self._pace_s = pace_s
         self.failed: list[str] = []
         self.failures = 0
+        self._first_images: api_pb2.ListImagesResponse | None = None
         self.taken_ms: list[float] = []
         self._client = client
 
@@ -53,6 +58,21 @@ class Calls:
             self._ok("UpdateContainerResources", lambda: pod.update(64 << 20))
         self._ok("RemovePodSandbox", pod.remove)
         self._ok("ListPodSandbox", lambda: self._expect(name, self._sandboxes(pod.id), 0))
+
+    def images(self, number: int) -> None:
+        """What there is of images: the same every time."""
+        answers = self._client.images
+        filesystems = api_pb2.ImageFsInfoRequest()
+        listed = api_pb2.ListImagesRequest()
+        self._ok("ImageFsInfo", lambda: answers.ImageFsInfo(filesystems, timeout=CALL_TIMEOUT_S))
+        self._ok(
+            "ListImages",
+            lambda: self._expect_images(number, answers.ListImages(listed, timeout=CALL_TIMEOUT_S)),
+        )
+
+    def _expect_images(self, number: int, answer: api_pb2.ListImagesResponse) -> None:
+        self._first_images = self._first_images or answer
+        self._expect(f"images {number}", answer, self._first_images)
 
     def _listed(self, sandbox_id: str) -> list[str]:
         only = api_pb2.ContainerFilter(pod_sandbox_id=sandbox_id)
@@ -77,7 +97,7 @@ class Calls:
             return False
         finally:
             self.taken_ms.append((time.monotonic() - began_s) * 1000)
-            time.sleep(PACE_S)
+            time.sleep(self._pace_s)
         return True
 
     def _fail(self, text: str) -> None:
@@ -89,13 +109,20 @@ class Calls:
 def main() -> None:
     """Calls until the standard input ends."""
     is_over = threading.Event()
-    reader = threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True)
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        is_over.set()
+
+    reader = threading.Thread(target=wait_for_the_end, daemon=True)
     with CriClient(Path(sys.argv[1])) as client:
-        client.wait_until_serving(CALL_TIMEOUT_S)
+        ready = api_pb2.ImageFsInfoRequest()
+        client.images.ImageFsInfo(ready, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
         reader.start()
-        calls, number = Calls(client), 0
+        calls, number = Calls(client, float(sys.argv[3])), 0
+        turn = calls.images if sys.argv[2] == IMAGES else calls.life
         while not is_over.is_set():
-            calls.life(number)
+            turn(number)
             number += 1
     print(json.dumps({"failures": calls.failures, "failed": calls.failed, "taken_ms": calls.taken_ms}))
 
@@ -120,9 +147,10 @@ class Seen:
 class Witness:
     """The process, from `with` to the end of its block; `seen` is there afterwards."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, what: str = PODS, pace_s: float = PACE_S) -> None:
         self.seen: Seen | None = None
-        self._command = [sys.executable, "-m", "tests.fuzz.witness", str(socket_path)]
+        arguments = (str(socket_path), what, str(pace_s))
+        self._command = [sys.executable, "-m", "tests.fuzz.witness", *arguments]
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(

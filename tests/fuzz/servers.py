@@ -1,0 +1,242 @@
+"""Hostile HTTP/2 servers, runtimes and hook servers alike: some of the answers are right, the rest is not."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+from tests.fuzz.header_blocks import random_block
+from tests.relay import wire
+from tests.relay.wire import Frame, Headers, Reader
+
+HOLD_S: Final = 0.1
+"""How long a connection waits for more, and so how long an answer can be missing before it ends."""
+_END_S: Final = 10.0
+
+_OPENINGS: Final = (
+    *[wire.wire(wire.settings({wire.INITIAL_WINDOW: 2**31 - 1}), wire.credit(0, 2**30))] * 12,
+    b"",
+    wire.wire(wire.settings(), wire.settings(), wire.SETTINGS_ACK, wire.ping()),
+    wire.wire(wire.settings({wire.INITIAL_WINDOW: 0})),
+    wire.wire(wire.settings({wire.INITIAL_WINDOW: 2**31})),
+    wire.wire(wire.settings({wire.MAX_FRAME: 1})),
+    wire.wire(wire.settings({wire.TABLE_SIZE: 0, 0x3: 0})),
+    wire.wire(Frame(wire.SETTINGS, 0, 1, b"")),
+    wire.wire(Frame(wire.SETTINGS, 0, 0, b"12345")),
+    wire.wire(wire.data(1, b"x")),
+    wire.wire(wire.goaway(0)),
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    bytes(100),
+)
+
+Answer = Callable[[Random, int], bytes]
+
+
+class HostileServer:
+    """Serves from `with` to the end of its block.
+
+    Args:
+        path: of its socket.
+        seed: with the number of a connection, all that is sent follows from it.
+        messages: what right answers hold: encoded responses, of which one is picked.
+        right: which part of the answers is right.
+
+    Attributes:
+        connections: how many were accepted.
+        answers: how many requests were answered, in whatever way.
+    """
+
+    def __init__(self, path: Path, seed: int, messages: Sequence[bytes] = (b"",), right: float = 0.5) -> None:
+        self.answers = self.connections = 0
+        self._path = path
+        self._seed = seed
+        self._right = right
+        self._good = [_good(message) for message in messages]
+        random = Random(seed)
+        self._blocks = [random_block(random) for _ in range(200)]
+        self._noise = random.randbytes(1 << 17)
+        self._numbers = itertools.count()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._accepting = threading.Thread(target=self._accept, name="hostile-server")
+        self._open: set[threading.Thread] = set()
+        self._wrong: list[Answer] = [
+            self._spoiled,
+            self._spoiled,
+            self._cut,
+            self._status,
+            self._prefix,
+            self._control,
+            self._order,
+            self._much,
+            self._header_block,
+            lambda random, stream: self._some_noise(random),
+            lambda random, stream: b"",
+        ]
+
+    def __enter__(self) -> Self:
+        self._listening.bind(str(self._path))
+        self._listening.listen(512)
+        self._accepting.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A shutdown ends the other thread's accept; a close alone does not.
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        self._listening.close()
+        self._path.unlink()
+        for thread in list(self._open):
+            thread.join(_END_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                return
+            random = Random(self._seed << 40 | next(self._numbers))
+            thread = threading.Thread(target=self._serve, args=(sock, random), daemon=True)
+            self.connections += 1
+            self._open.add(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket, random: Random) -> None:
+        # The daemon may end the connection at any time.
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(HOLD_S)
+            sock.sendall(random.choice(_OPENINGS) if random.random() > self._right else _OPENINGS[0])
+            reader = Reader()
+            while data := sock.recv(65_536):
+                for frame in reader.frames(data):
+                    if not self._took(sock, random, frame):
+                        return
+        self._open.discard(threading.current_thread())
+
+    def _took(self, sock: socket.socket, random: Random, frame: Frame) -> bool:
+        """Answers a frame; whether the connection goes on."""
+        if frame.ends_stream:
+            self.answers += 1
+            is_right = random.random() < self._right
+            make = self._right_answer if is_right else random.choice(self._wrong)
+            sock.sendall(make(random, frame.stream_id))
+            return is_right or random.random() < 0.7
+        if frame.type_ in (wire.PING, wire.SETTINGS) and not frame.flags & wire.ACK:
+            sock.sendall(
+                bytes(Frame(frame.type_, wire.ACK, 0, frame.payload if frame.type_ == wire.PING else b""))
+            )
+        return True
+
+    # --- answers -----------------------------------------------------------------------------------------
+
+    def _right_answer(self, random: Random, stream: int) -> bytes:
+        response, message, trailers = random.choice(self._good)
+        return wire.wire(
+            wire.headers(stream, response),
+            wire.data(stream, message),
+            wire.headers(stream, trailers, end=True),
+        )
+
+    def _spoiled(self, random: Random, stream: int) -> bytes:
+        data = bytearray(self._right_answer(random, stream))
+        for _ in range(random.choice((1, 2, 8))):
+            # The message's own bytes stay: they might become another good answer.
+            at = random.choice((*range(40), *range(-60, 0)))
+            data[at % len(data)] ^= 1 << random.randrange(8)
+        return bytes(data)
+
+    def _cut(self, random: Random, stream: int) -> bytes:
+        data = self._right_answer(random, stream)
+        return data[: random.randrange(len(data))]
+
+    def _status(self, random: Random, stream: int) -> bytes:
+        """Only trailers, with whatever status."""
+        status = random.choice(("0", "1", "4", "14", "16", "99", "-1", "x", "", "0" * 5_000))
+        text = random.choice(("", "no", "%", "%zz", "\xe9", "t" * 10_000))
+        fields = [
+            (":status", random.choice(("200", "503", "100", "0", "x"))),
+            ("content-type", "application/grpc"),
+        ]
+        block = Headers().block([*fields, ("grpc-status", status), ("grpc-message", text)])
+        return bytes(wire.headers(stream, block, end=random.random() < 0.9))
+
+    def _prefix(self, random: Random, stream: int) -> bytes:
+        """A message that is none."""
+        response, message, trailers = random.choice(self._good)
+        bad = random.choice(
+            (
+                b"",
+                b"\0",
+                b"\0\xff\xff\xff\xff",
+                b"\x01" + message[1:],
+                b"\xff" + message[1:],
+                message * 2,
+                message[:-1],
+            )
+        )
+        return wire.wire(
+            wire.headers(stream, response), wire.data(stream, bad), wire.headers(stream, trailers, end=True)
+        )
+
+    def _control(self, random: Random, stream: int) -> bytes:
+        """Frames that end or stop something, before or after a right answer."""
+        frame = random.choice(
+            (
+                wire.reset(stream, random.randrange(16)),
+                wire.reset(0),
+                wire.goaway(random.choice((0, stream, 2**31 - 1)), random.randrange(16), b"x" * 100),
+                wire.credit(stream, 0),
+                wire.credit(0, 2**31 - 1),
+                wire.settings({wire.INITIAL_WINDOW: 0}),
+                wire.settings({wire.INITIAL_WINDOW: 2**32 - 1}),
+                Frame(wire.PUSH_PROMISE, wire.END_HEADERS, stream, bytes(4)),
+                Frame(wire.CONTINUATION, wire.END_HEADERS, stream, b""),
+                Frame(wire.PING, 0, 0, b"short"),
+                wire.unknown(stream),
+            )
+        )
+        count = random.choice((1, 1, 1, 500))
+        answer = self._right_answer(random, stream)
+        return bytes(frame) * count + answer if random.random() < 0.5 else answer + bytes(frame) * count
+
+    def _order(self, random: Random, stream: int) -> bytes:
+        """The frames of a right answer in another order, twice, or on another stream."""
+        other = stream + random.choice((0, 0, 0, 2, -1, 1000))
+        response, message, trailers = random.choice(self._good)
+        frames = [
+            wire.headers(stream, response, end=random.random() < 0.2),
+            wire.data(other, message, end=random.random() < 0.2),
+            wire.headers(stream, trailers, end=random.random() < 0.8),
+        ]
+        return wire.wire(*(random.choice(frames) for _ in range(random.choice((1, 2, 3, 6)))))
+
+    def _much(self, random: Random, stream: int) -> bytes:
+        """More than any window allows, in frames of a size that is allowed, or that is not."""
+        response, _, _ = random.choice(self._good)
+        size = random.choice((1, 16_384, 16_385, 100_000))
+        count = random.choice((1, 20))
+        return bytes(wire.headers(stream, response)) + bytes(wire.data(stream, self._noise[:size])) * count
+
+    def _header_block(self, random: Random, stream: int) -> bytes:
+        return bytes(wire.headers(stream, random.choice(self._blocks), end=random.random() < 0.5))
+
+    def _some_noise(self, random: Random) -> bytes:
+        size = random.choice((1, 9, 100, 5_000))
+        at = random.randrange(len(self._noise) - size)
+        return self._noise[at : at + size]
+
+
+def _good(message: bytes) -> tuple[bytes, bytes, bytes]:
+    """Headers, message and trailers of a right answer; the blocks need nothing of each other."""
+    return Headers().response(), wire.message(message), Headers().trailers()

@@ -1,0 +1,50 @@
+"""A short run of each fuzzer, of a seed of its own each time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fuzz.fuzzers import FUZZERS, Plan
+from tests.fuzz.header_blocks import integer
+from tests.fuzz.sessions import Sessions
+
+SESSIONS = {
+    "sessions": 1_500,
+    "header-blocks": 4_000,
+    "runtimes": 4_000,
+    "hook-servers": 4_000,
+    "upgrades": 2_000,
+    "kills": 4_000,
+}
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_nothing_ends_the_daemon_or_harms_another_client(name: str) -> None:
+    report = FUZZERS[name](Plan(random.randrange(2**20), SESSIONS[name]))
+    print(f"{name}: {report}")
+    assert not report.problems, f"{name}: {report}"
+
+
+def test_a_session_follows_from_seed_and_number() -> None:
+    first, second = Sessions(7), Sessions(7)
+    assert [first.session(number) for number in range(200)] == [second.session(n) for n in range(200)]
+    assert first.session(3) != Sessions(8).session(3)
+
+
+def test_all_kinds_come_up() -> None:
+    sessions = Sessions(1)
+    kinds = {sessions.session(number).kind for number in range(500)}
+    expected = {"valid", "spoiled", "cut", "frames", "blocks", "bodies", "resets", "noise", "flood"}
+    assert kinds == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "prefix_bits", "encoded"),
+    [(10, 5, "0a"), (1337, 5, "1f9a0a"), (42, 8, "2a")],
+    ids=["fits the prefix", "three bytes", "whole byte"],
+)
+def test_integers_are_those_of_the_specification(number: int, prefix_bits: int, encoded: str) -> None:
+    # Source: RFC 7541, C.1.
+    assert integer(number, prefix_bits).hex() == encoded
