@@ -327,14 +327,23 @@ def _messages(random: Random) -> Iterator[bytes]:
             f"fuzz-{pod}", qos="BE", annotations={"a": "b" * random.choice((1, 9000))}
         )
         container = container_config("main", pod=config, envs={"A": "b"})
-        yield wire.message(create_container_request(f"sandbox-{pod}", container, config).SerializeToString())
+        yield wire.message(
+            create_container_request(f"sandbox-{pod}", container, config).SerializeToString(
+                deterministic=True
+            )
+        )
         linux = api_pb2.LinuxContainerResources(cpu_shares=2, memory_limit_in_bytes=1 << 30)
         update = api_pb2.UpdateContainerResourcesRequest(container_id=f"container-{pod}", linux=linux)
-        yield wire.message(update.SerializeToString())
+        yield wire.message(update.SerializeToString(deterministic=True))
         # One id in the first field: the shape of six of the held calls.
-        yield wire.message(api_pb2.StopContainerRequest(container_id=f"container-{pod}").SerializeToString())
-    long = create_container_request("s" * 40_000, container_config("main"), pod_sandbox_config("fuzz"))
-    yield wire.message(long.SerializeToString())
+        yield wire.message(
+            api_pb2.StopContainerRequest(container_id=f"container-{pod}").SerializeToString(
+                deterministic=True
+            )
+        )
+    config = pod_sandbox_config("fuzz", uid="fuzz")
+    long = create_container_request("s" * 40_000, container_config("main", pod=config), config)
+    yield wire.message(long.SerializeToString(deterministic=True))
 
 
 class Attack:

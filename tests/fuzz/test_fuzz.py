@@ -11,12 +11,12 @@ from tests.fuzz.header_blocks import integer
 from tests.fuzz.sessions import Sessions
 
 SESSIONS = {
-    "sessions": 1_500,
+    "sessions": 1_000,
     "header-blocks": 4_000,
     "runtimes": 4_000,
-    "hook-servers": 4_000,
+    "hook-servers": 1_000,
     "upgrades": 2_000,
-    "kills": 4_000,
+    "kills": 2_000,
 }
 
 
@@ -29,7 +29,8 @@ def test_nothing_ends_the_daemon_or_harms_another_client(name: str) -> None:
 
 def test_a_session_follows_from_seed_and_number() -> None:
     first, second = Sessions(7), Sessions(7)
-    assert [first.session(number) for number in range(200)] == [second.session(n) for n in range(200)]
+    # Not as lists: to show how they differ takes half a minute.
+    assert all(first.session(number) == second.session(number) for number in range(200))
     assert first.session(3) != Sessions(8).session(3)
 
 
