@@ -26,7 +26,7 @@ from tests.lab import procfs
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 
-SLOW_MS: Final = 2_000.0
+SLOW_MS: Final = 3_000.0
 """The longest call of a client that behaves, on a machine that does other things, too."""
 HOSTILE: Final = "hostile.sock"
 PORTION: Final = 10_000

@@ -49,6 +49,11 @@ def integer(number: int, prefix_bits: int, first: int = 0, *, zeros: int = 0) ->
     return bytes(out)
 
 
+def literal(name: str, value: str) -> bytes:
+    """A field that enters no table, with plain strings."""
+    return b"\0" + b"".join(integer(len(each), 7) + each.encode() for each in (name, value))
+
+
 def string(random: Random, content: bytes) -> bytes:
     """A string, plain or coded, now and then with a wrong length or bad padding."""
     is_coded = random.random() < 0.4
