@@ -170,8 +170,13 @@ def _upgrade(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
+    from runtimeproxy.ops.kubelet import kubelet_settings
+    from runtimeproxy.ops.switch import is_served
     from runtimeproxy.restore.command import is_complete, restore, table
 
+    proxy = settings.proxy
+    for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
+        print(f"{PROGRAM}: warning: {each.advice(proxy.runtime_endpoint)}", file=sys.stderr)
     lines = restore(settings, dry_run=arguments.dry_run)
     print("\n".join(table(lines)) if lines else "nothing to restore")
     return EXIT_OK if is_complete(lines) else EXIT_FAILED

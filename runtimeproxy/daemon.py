@@ -24,7 +24,7 @@ from runtimeproxy.ops.bypass import Bypass
 from runtimeproxy.ops.reloading import reloaded
 from runtimeproxy.ops.scheduling import exact_timers, wake_soon
 from runtimeproxy.ops.status_line import status_line
-from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE
+from runtimeproxy.ops.switch import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served
 from runtimeproxy.ops.tasks import BackgroundTasks
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runtimeproxy.engine import Engine
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
+    from runtimeproxy.ops.kubelet import KubeletSetting
     from runtimeproxy.ops.own_server import OwnServer
     from runtimeproxy.relay.listener import Listener
 
@@ -46,6 +47,8 @@ POLICIES_WAIT_S: Final = 5.0
 """How long READY waits for policies that are slow to load; calls that need none pass all the time."""
 CLOSING_S: Final = 0.5
 """How long background tasks may take to end."""
+KUBELETS_S: Final = 1.0
+"""How long the end waits, after the calls, for the look at kubelets; it takes milliseconds."""
 BACKGROUND_THREADS: Final = 3
 """For loading, long messages, lists and cgroup files; policies have their own."""
 
@@ -180,6 +183,8 @@ class Daemon:
             self._predecessor.stopping()
         self._notifier.stopping("draining")
         server.stop_accepting()
+        address = listener.address
+        looking = self._look_for_kubelets(listener, upgrade)
         listener.release()
         await server.drain(self._settings.proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
@@ -187,8 +192,42 @@ class Daemon:
             await self._own.stop()
         await self._engine.close()
         await upgrade.tell_drained()
+        if looking is not None:
+            await self._tell_of_kubelets(looking, address)
         self._executor.shutdown(cancel_futures=True)
         logger.info("stopped")
+
+    def _look_for_kubelets(
+        self, listener: Listener, upgrade: Upgrade
+    ) -> asyncio.Future[list[KubeletSetting]] | None:
+        """Looks, while calls end, for kubelets that lose their runtime; None where others go on serving.
+
+        With the socket unit clients wait for the next instance, unless the service was disabled.
+        """
+        if upgrade.has_moved:
+            return None
+        address, is_handed_over = listener.address, listener.path is None
+
+        def look() -> list[KubeletSetting]:
+            from runtimeproxy.ops.kubelet import is_enabled_unit, kubelet_settings
+
+            return [] if is_handed_over and is_enabled_unit() else kubelet_settings(address)
+
+        return asyncio.get_running_loop().run_in_executor(self._executor, look)
+
+    async def _tell_of_kubelets(self, looking: asyncio.Future[list[KubeletSetting]], address: str) -> None:
+        try:
+            async with asyncio.timeout(KUBELETS_S):
+                found = await looking
+        except TimeoutError:
+            logger.warning("stopped; whether a kubelet still uses %s is not known", address)
+            return
+        if found and is_served(address):
+            return  # another instance has been started meanwhile
+        for each in found:
+            advice = each.advice(self._settings.proxy.runtime_endpoint)
+            extra = {"place": each.place, "key": each.name}
+            logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

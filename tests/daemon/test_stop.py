@@ -16,7 +16,9 @@ from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import pod, release
 from tests.daemon.installed import WAIT_FOR
+from tests.daemon.kubelet import kubelet
 from tests.daemon.site import IMPORT_FIFO, site_folder
+from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import quickest_s, time_s
 from tests.lab.proxy_process import ProxyProcess
@@ -179,3 +181,41 @@ def test_release_is_what_ends_the_waiting(client: CriClient, fifo: Path) -> None
     held = begin_held_call(client, fifo)
     release(fifo)
     assert held.result(30) is not None
+
+
+def about_kubelets(daemon: ProxyProcess) -> list[dict[str, Any]]:
+    return [record for record in daemon.log_records if "a kubelet still uses" in record["message"]]
+
+
+@BOTH_LOOPS
+def test_a_kubelet_that_still_uses_the_socket_is_told(
+    daemons: Daemons, runtime: FakeRuntime, tmp_path: Path
+) -> None:
+    daemon = daemons.start()
+    with kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}") as pid:
+        assert daemon.terminate() == 0
+    (record,) = about_kubelets(daemon)
+    assert record["level"] == "warning"
+    assert record["place"] == f"the running kubelet (process {pid})"
+    assert f"set --container-runtime-endpoint=unix://{runtime.socket_path} and restart" in record["message"]
+
+
+def test_a_kubelet_of_the_runtime_is_no_concern(
+    daemons: Daemons, runtime: FakeRuntime, tmp_path: Path
+) -> None:
+    daemon = daemons.start()
+    with kubelet(tmp_path, "--container-runtime-endpoint", f"unix://{runtime.socket_path}"):
+        assert daemon.terminate() == 0
+    assert about_kubelets(daemon) == []
+
+
+def test_an_upgrade_leaves_the_kubelet_its_runtime(daemons: Daemons, tmp_path: Path) -> None:
+    daemon = daemons.start()
+    flags = ("--container-runtime-endpoint", f"unix://{daemon.socket}")
+    with kubelet(tmp_path, *flags), Family(daemon) as family:
+        successor = family.upgrade()
+        assert daemon.wait() == 0
+        assert about_kubelets(daemon) == []
+        family.signal(signal.SIGTERM)
+        family.wait_until_ended(successor)
+        assert len(about_kubelets(daemon)) == 1

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from runtimeproxy.restore.plan import Line, Outcome
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons, cgroup_files, daemons, loop, runtime
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod, shares_of
+from tests.daemon.kubelet import kubelet
 from tests.lab.cri_client import CriClient
 from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
@@ -211,3 +213,15 @@ def test_wrong_flags(left: Left) -> None:
     done = left.restore("--dry-rum")
     assert done.returncode == 2
     assert "did you mean --dry-run?" in done.stderr
+
+
+def test_a_kubelet_that_still_uses_the_socket_is_told(left: Left, tmp_path: Path) -> None:
+    with kubelet(tmp_path, "--container-runtime-endpoint", f"unix://{left.daemon.socket}") as pid:
+        done = left.restore("--dry-run")
+    assert done.returncode == 0
+    place = (
+        f"the running kubelet (process {pid}): --container-runtime-endpoint is unix://{left.daemon.socket}"
+    )
+    assert f"koord-runtime-proxy: warning: {place}, the proxy's socket" in done.stderr
+    assert f"unix://{left.daemon.options.runtime_endpoint} and restart the kubelet" in done.stderr
+    assert left.restore("--dry-run").stderr == ""

@@ -1,0 +1,141 @@
+"""Finds kubelets whose endpoint is still the proxy's socket: without the proxy they have no runtime.
+
+It reads only: the kubelet's usual files, the command lines of kubelets that run, and the configuration files
+that these name. No dependency reads YAML, so top-level keys are looked for line by line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from runtimeproxy.config.endpoints import is_same_socket, parse_endpoint
+
+FILES: Final = (
+    "var/lib/kubelet/config.yaml",
+    "var/lib/kubelet/instance-config.yaml",
+    "var/lib/kubelet/kubeadm-flags.env",
+    "etc/default/kubelet",
+    "etc/sysconfig/kubelet",
+)
+"""Where kubeadm and distributions keep the kubelet's settings. Source: kubeadm's documentation."""
+DROP_INS: Final = (
+    "etc/systemd/system/kubelet.service.d",
+    "usr/lib/systemd/system/kubelet.service.d",
+    "lib/systemd/system/kubelet.service.d",
+)
+WANTED_BY: Final = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+"""Where a unit that is enabled has its links, in folders that end in `.wants` or `.requires`."""
+
+MAX_FILE_BYTES: Final = 1024 * 1024
+"""A kubelet's configuration has a few kilobytes."""
+MAX_PROCESSES: Final = 65_536
+"""More than a node has; the look ends there."""
+
+# Source: Kubernetes, KubeletConfiguration v1beta1; the file may be JSON, which has quotes around the key.
+_KEY: Final = re.compile(
+    r"""^(?:\s*")?(?P<name>containerRuntimeEndpoint|imageServiceEndpoint)"?\s*:\s*["']?(?P<value>[^\s"',}#]+)""",
+    re.MULTILINE,
+)
+_FLAG: Final = re.compile(
+    r"""--?(?P<name>container-runtime-endpoint|image-service-endpoint)[=\s\0]["']?(?P<value>[^\s"'\0\\]+)"""
+)
+_CONFIG_FLAG: Final = re.compile(r"--?config[=\0]([^\0]+)")
+
+
+class KubeletSetting(NamedTuple):
+    """A setting of a kubelet that names the proxy's socket.
+
+    Attributes:
+        place: the file, or the process.
+        name: the key, or the flag.
+        value: the endpoint as it stands there.
+    """
+
+    place: str
+    name: str
+    value: str
+
+    def advice(self, runtime_endpoint: str) -> str:
+        """What is the matter, and what to set instead."""
+        instead = f"{self.name}{'=' if self.name.startswith('-') else ': '}unix://{runtime_endpoint}"
+        return (
+            f"{self.place}: {self.name} is {self.value}, the proxy's socket: without the proxy the kubelet "
+            f"has no runtime; set {instead} and restart the kubelet"
+        )
+
+
+def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
+    """The settings of kubelets that name a socket; reads files and never raises for what it finds.
+
+    Args:
+        socket_path: the proxy's socket.
+        root: where the node's files are; tests have one of their own.
+    """
+    texts = [(f"/{name}", _text(root / name)) for name in FILES]
+    for folder in DROP_INS:
+        texts += ((f"/{folder}/{path.name}", _text(path)) for path in _entries(root / folder, ".conf"))
+    for process in _kubelets(root / "proc"):
+        command = _text(process / "cmdline")
+        texts.append((f"the running kubelet (process {process.name})", command))
+        texts += ((path, _text(root / path.lstrip("/"))) for path in _CONFIG_FLAG.findall(command))
+    found = (
+        KubeletSetting(place, match["name"] if pattern is _KEY else f"--{match['name']}", match["value"])
+        for place, text in texts
+        for pattern in (_KEY, _FLAG)
+        for match in pattern.finditer(_without_comments(text))
+    )
+    return [each for each in dict.fromkeys(found) if _is_socket(each.value, socket_path)]
+
+
+def is_enabled_unit(root: Path = Path("/")) -> bool:
+    """Whether this process is of a systemd service that is enabled: it is started again with the node."""
+    unit = _text(root / "proc/self/cgroup").strip().rpartition("/")[2]
+    if not unit.endswith(".service"):
+        return False
+    links = (
+        path / unit
+        for folder in WANTED_BY
+        for end in (".wants", ".requires")
+        for path in _entries(root / folder, end)
+    )
+    return any(os.path.lexists(link) for link in links)
+
+
+def _kubelets(proc: Path) -> Iterator[Path]:
+    """The processes called kubelet. Their names are read alone: a command line is memory of the process."""
+    processes = (path for path in _entries(proc, "") if path.name.isdecimal())
+    for _, process in zip(range(MAX_PROCESSES), processes, strict=False):
+        if _text(process / "comm").strip() == "kubelet":
+            yield process
+
+
+def _entries(folder: Path, end: str) -> Iterator[Path]:
+    try:
+        yield from sorted(path for path in folder.iterdir() if path.name.endswith(end))
+    except OSError:
+        return
+
+
+def _text(path: Path) -> str:
+    """The beginning of a file; empty if it cannot be read, or is no file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+
+
+def _is_socket(endpoint: str, socket_path: str) -> bool:
+    try:
+        return is_same_socket(parse_endpoint(endpoint), socket_path)
+    except ValueError:
+        return False
