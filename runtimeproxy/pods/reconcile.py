@@ -55,6 +55,22 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
     )
 
 
+def changed_values(before: Resources, now: Resources) -> list[dict[str, str]]:
+    """The compared fields whose values differ, each with both, for the log."""
+    both = {f"{RESOURCES}.{name}": (getattr(before, name), getattr(now, name)) for name in COMPARED}
+    keys = dict.fromkeys((*before.unified, *now.unified))
+    both |= {f"{UNIFIED}[{key}]": (before.unified.get(key), now.unified.get(key)) for key in keys}
+    return [
+        {"field": name, "from": _told(old), "to": _told(new)}
+        for name, (old, new) in both.items()
+        if old != new
+    ]
+
+
+def _told(value: int | str | None) -> str:
+    return "" if value is None else str(value)
+
+
 def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
     """One record of a saved one and of one in the store, where nothing has happened to the container."""
     return reconciled(saved, known) if known.recovered else newer_container(saved, known)

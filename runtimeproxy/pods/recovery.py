@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runtimeproxy.pods.reconcile import reconciled
+from runtimeproxy.pods.reconcile import changed_values, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -145,7 +145,7 @@ class Recovery:
                 except RuntimeUnavailableError:
                     raise
                 except Exception:  # a defect that one record shows must not keep the others from coming
-                    LOG.exception("a record cannot be compared", extra={"id": identity})
+                    LOG.exception("a record cannot be compared", extra=self._about_record(identity))
 
         # No task group: it leaves the task that catches its errors marked as cancelled, and Python 3.11.2,
         # which is Debian's, then takes the next timeout for the cancellation.
@@ -157,6 +157,15 @@ class Recovery:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _about_record(self, identity: str) -> dict[str, str]:
+        """Fields of a line about a container or sandbox, whichever it is."""
+        container, pod = self._store.containers.get(identity), self._store.pods.get(identity)
+        if container is not None:
+            return self._about(container)
+        if pod is not None:
+            return {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
+        return {"id": identity}
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:
@@ -197,8 +206,32 @@ class Recovery:
         record = reconciled(known, found)
         if not self._store.containers.fill(record, since):
             return False
-        LOG.info("changed while nobody looked", extra={"container": identity})
+        self._tell_changed(known, record)
         return True
+
+    def _tell_changed(self, known: ContainerRecord, record: ContainerRecord) -> None:
+        """Says whose values somebody else has changed, and which."""
+        changes = changed_values(known.applied, record.applied)
+        about = self._about(known)
+        texts = (f"{each['field']} {each['from'] or '-'} -> {each['to'] or '-'}" for each in changes)
+        LOG.info(
+            "%s/%s: changed while nobody looked: %s",
+            about["pod"],
+            known.name,
+            ", ".join(texts) or "its state",
+            extra={**about, "changes": changes},
+        )
+
+    def _about(self, container: ContainerRecord) -> dict[str, str]:
+        """Fields of a line about a container: its pod's names and both ids."""
+        pod = self._store.pods.get(container.pod_id)
+        return {
+            "pod": f"{pod.namespace}/{pod.name}" if pod is not None else "",
+            "uid": pod.uid if pod is not None else "",
+            "sandbox": container.pod_id,
+            "container": container.name,
+            "container_id": container.id,
+        }
 
     def _tell_added(self, count: int) -> None:
         if count:

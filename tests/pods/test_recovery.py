@@ -141,6 +141,7 @@ def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
     record = ContainerRecord(
         id=container.id,
         pod_id=container.sandbox_id,
+        name="main",
         requested=Resources(cpu_shares=7),
         applied=Resources(cpu_shares=shares),
         owners={"resources.cpu_shares": "policy"},
@@ -148,7 +149,8 @@ def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
     )
     store = PodStore()
     with store.listing() as since:
-        store.take(Saved((PodRecord(id=container.sandbox_id),), (record,)), since)
+        pod = PodRecord(id=container.sandbox_id, namespace="default", name="web", uid="uid-1")
+        store.take(Saved((pod,), (record,)), since)
     return store, container.id
 
 
@@ -166,8 +168,9 @@ async def test_saved_records_need_no_status_call_to_be_recovered(
 
 
 async def test_what_changed_meanwhile_is_found_in_the_background(
-    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     store, container_id = saved_store(fake_runtime.state, 5000)
     (kept,) = fake_runtime.state.containers.values()
     recovery, found = Recovery(store, client), asyncio.Event()
@@ -177,8 +180,20 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
         await found.wait()
     record = store.containers.get(container_id)
     assert record is not None
-    assert record.requested.cpu_shares == record.applied.cpu_shares == kept.resources.cpu_shares
+    shares = kept.resources.cpu_shares
+    assert record.requested.cpu_shares == record.applied.cpu_shares == shares
     assert record.owners == {}
+    (line,) = [each for each in caplog.records if "while nobody looked" in each.message]
+    change = f"resources.cpu_shares 5000 -> {shares}"
+    assert line.message == f"default/web/main: changed while nobody looked: {change}"
+    assert {name: vars(line)[name] for name in ("pod", "uid", "sandbox", "container", "container_id")} == {
+        "pod": "default/web",
+        "uid": "uid-1",
+        "sandbox": kept.sandbox_id,
+        "container": "main",
+        "container_id": container_id,
+    }
+    assert vars(line)["changes"] == [{"field": "resources.cpu_shares", "from": "5000", "to": str(shares)}]
 
 
 async def test_a_call_during_the_question_has_it_asked_again(
@@ -280,5 +295,8 @@ async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(
     store = PodStore()
     async with running(Recovery(store, client)):
         assert {record.id for record in store.containers if not record.detailed} == {bad}
-    assert "cannot be compared" in caplog.text
+    (line,) = [each for each in caplog.records if "cannot be compared" in each.message]
+    assert vars(line)["container_id"] == bad
+    assert vars(line)["pod"].startswith("default/")
+    assert vars(line)["uid"]
     assert "KeyError: 'defect'" in caplog.text
