@@ -109,12 +109,13 @@ def _check_config(arguments: argparse.Namespace) -> int:
 def _list_policies(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     result = load_policies(settings)
-    left_out = {problem.name for problem in result.problems}
+    running = {policy.name for policy in result.policies}
+    running |= {name for name, chosen in settings.policies.items() if not chosen.enabled}
     rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS")]
     rows += (
         _policy_row(policy, settings.policies.get(policy.name))
         for policy in result.classes
-        if policy.name not in left_out
+        if policy.name in running
     )
     rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]

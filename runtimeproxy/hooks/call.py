@@ -83,7 +83,7 @@ class Call:
         policies: Sequence[LoadedPolicy] = plan.policies
         if isinstance(self._subject.view, ContainerView):
             # Of no policy's answer depends which others are concerned, so a thread need not look again.
-            policies = [each for each in policies if each.is_about(fold.pod)]
+            policies = [each for each in policies if each.concern.matches(fold.pod)]
         if self._chain.hung:
             skipped = [policy for policy in policies if policy.name in self._chain.hung]
             policies = [policy for policy in policies if policy.name not in self._chain.hung]

@@ -99,11 +99,11 @@ class Chain:
     def concerns(self, hook: Hook, view: PodTraits | View) -> bool:
         """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
         plan = self._plans.get(hook)
-        return plan is not None and any(each.is_about(view) for each in plan.policies)
+        return plan is not None and any(each.concern.matches(view) for each in plan.policies)
 
     def threads_for(self, plan: Plan, view: View) -> Workers:
         """Return the threads in which a call's policies run."""
-        if plan.blocks and any(each.blocks and each.is_about(view) for each in plan.policies):
+        if plan.blocks and any(each.blocks and each.concern.matches(view) for each in plan.policies):
             return self.waiting_workers
         return self.workers
 

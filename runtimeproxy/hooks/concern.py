@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -99,6 +99,23 @@ class Concern:
     """The pod is in one of these namespaces; None means any."""
     labels: LabelSelector = EVERY_LABEL
     """The pod's labels match."""
+
+    def narrowed(self, namespaces: Collection[str], labels: LabelSelector | None) -> Concern:
+        """Return these conditions and more: one of these namespaces, if there are any, and these labels."""
+        chosen = frozenset(namespaces) if namespaces else self.namespaces
+        if namespaces and self.namespaces is not None:
+            chosen = frozenset(namespaces) & self.namespaces
+        if labels is None:
+            return replace(self, namespaces=chosen)
+        own = self.labels
+        # The same label may have to have two values; then no pod matches.
+        pairs = tuple(
+            LabelRequirement(key=key, operator=LabelOperator.IN, values=(value,))
+            for key, value in labels.match_labels.items()
+        )
+        expressions = (*own.match_expressions, *labels.match_expressions, *pairs)
+        selector = LabelSelector(match_labels=own.match_labels, match_expressions=expressions)
+        return replace(self, namespaces=chosen, labels=selector)
 
     def matches(self, view: PodTraits | ContainerView) -> bool:
         """Return whether the policy is about this pod, or about the pod of this container."""

@@ -60,7 +60,7 @@ def evaluate(
 ) -> tuple[Progress, Outcome]:
     """Give one policy its turn. Never raises, whatever the policy does."""
     seen = progress.real if policy.enforces or progress.shadow is None else progress.shadow
-    if not policy.is_about(seen.pod):
+    if not policy.concern.matches(seen.pod):
         return progress, Outcome(policy, OutcomeKind.UNCHANGED)
     if not policy.enforces and answers_nothing(subject.hook):
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")

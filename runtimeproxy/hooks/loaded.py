@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.concern import EVERY_LABEL, EVERY_POD, Concern, PodTraits
+from runtimeproxy.hooks.concern import EVERY_POD, Concern
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.hooks.views import ContainerView
 
 HookMethod: TypeAlias = Callable[[Any], object]
 """A bound hook: a view in, a change or None out, and nothing of that to be relied on."""
@@ -39,17 +38,12 @@ class LoadedPolicy:
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
     """The hooks that it implements."""
-    narrowed: Concern = EVERY_POD
-    """The operator's conditions on pods, beside the policy's own."""
+    concern: Concern = EVERY_POD
+    """Which pods it is asked about: the policy's own conditions and the operator's."""
     is_remote: bool = False
     """Whether it is a hook server, which looks after the cgroup values that it answered by itself."""
     blocks: bool = False
     """Whether it waits for another process: then it runs in threads that others do not need."""
-
-    def is_about(self, view: PodTraits | ContainerView) -> bool:
-        """Whether it is asked about this pod, or about the pod of this container."""
-        is_chosen = self.narrowed is EVERY_POD or self.narrowed.matches(view)
-        return is_chosen and self.policy.concern.matches(view)
 
     @property
     def enforces(self) -> bool:
@@ -89,10 +83,9 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         raise PolicyLoadError(f"{origin}: priority {priority} is not in {MIN_PRIORITY} to {MAX_PRIORITY}")
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise PolicyLoadError(f"{origin}: timeout_s {timeout_s} is not a time above 0")
-    narrowed = EVERY_POD
+    concern = policy.concern
     if settings.namespaces or settings.selector is not None:
-        namespaces = frozenset(settings.namespaces) if settings.namespaces else None
-        narrowed = Concern(namespaces=namespaces, labels=settings.selector or EVERY_LABEL)
+        concern = concern.narrowed(settings.namespaces, settings.selector)
     policy.dry_run = settings.mode is Mode.DRY_RUN
     return LoadedPolicy(
         name=policy.name,
@@ -102,6 +95,6 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         timeout_s=timeout_s,
         mode=settings.mode,
         failure_policy=settings.failure_policy,
-        narrowed=narrowed,
+        concern=concern,
         methods=MappingProxyType({hook: getattr(policy, hook) for hook in overridden_hooks(type(policy))}),
     )

@@ -193,7 +193,6 @@ class PolicyLoader:
         def add(name: str, classes: Callable[[], Iterable[type[Policy]]]) -> None:
             try:
                 for policy in classes():
-                    name = policy.name
                     _register(by_name, policy)
             except PolicyLoadError as error:
                 problems.append(LoadProblem(name, str(error)))

@@ -11,6 +11,9 @@ from runtimeproxy.hooks import (
     Concern,
     ContainerChange,
     FailurePolicy,
+    LabelOperator,
+    LabelRequirement,
+    LabelSelector,
     PodChange,
     PodView,
     ResourceChange,
@@ -48,12 +51,46 @@ async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings,
     assert len(found.seen) == (2 if qos == "BE" else 0)
 
 
+@pytest.mark.parametrize("is_about", [True, False])
+@pytest.mark.parametrize("condition", ["namespace", "label"])
+@pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
+async def test_a_pod_is_chosen_by_namespace_and_labels_without_a_thread(
+    desk: Surroundings, method: str, condition: str, is_about: bool
+) -> None:
+    found = policy(pre_create_container=SHARES, pre_start_container=None)
+    if condition == "namespace":
+        concern = Concern(namespaces=frozenset({"prod" if is_about else "test"}))
+    else:
+        concern = Concern(labels=LabelSelector(match_labels={"app": "web" if is_about else "db"}))
+    found.concern = concern  # type: ignore[misc]
+    await desk.load(found)
+    pod = pod_sandbox_config(namespace="prod", labels={"app": "web"})
+    await desk.run_pod(pod, POD_ID)
+    await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
+    asked = len(found.seen)
+    assert bool(asked) is is_about
+    if method == "StartContainer":
+        call = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+        assert call.reply.is_done is not is_about
+        await call.reply.done()
+        assert len(found.seen) == (asked + 1 if is_about else 0)
+
+
 async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_request(
     desk: Surroundings,
 ) -> None:
     """A map of a message takes in what is looked up in it the wrong way."""
     other = policy("other", pre_create_container=None)
-    other.concern = Concern(annotations=("example.com/absent",))  # type: ignore[misc]
+    other.concern = Concern(  # type: ignore[misc]
+        annotations=("example.com/absent", "example.com/a"),
+        labels=LabelSelector(
+            match_labels={"app": "web"},
+            match_expressions=(
+                LabelRequirement(key="gone", operator=LabelOperator.DOES_NOT_EXIST),
+                LabelRequirement(key="absent", operator=LabelOperator.EXISTS),
+            ),
+        ),
+    )
     await desk.load(other, policy(pre_create_container=SHARES))
     pod = pod_sandbox_config(labels={"app": "web"}, annotations={"example.com/a": "b"})
     await desk.run_pod(pod, POD_ID)

@@ -82,6 +82,19 @@ def test_the_operators_conditions_hold_beside_the_policys(
     assert (decision.change is not None) is expected
 
 
+def test_two_selectors_hold_together() -> None:
+    own = Concern(namespaces=frozenset({"prod", "dev"}), labels=LabelSelector(match_labels={"app": "web"}))
+    assert own.narrowed(("prod",), LabelSelector(match_labels={"tier": "front"})).matches(WEB)
+    assert own.narrowed((), LabelSelector(match_expressions=(require("tier", "Exists"),))).matches(WEB)
+    for namespaces, labels in (
+        (("test",), LabelSelector()),
+        ((), LabelSelector(match_labels={"app": "db"})),
+        ((), LabelSelector(match_expressions=(require("tier", "DoesNotExist"),))),
+    ):
+        assert not own.narrowed(namespaces, labels).matches(WEB)
+    assert not own.narrowed(("test",), None).matches(replace(WEB, namespace="test"))
+
+
 @pytest.mark.parametrize(
     ("concern", "reason"),
     [

@@ -118,6 +118,7 @@ class HookServer:
         concern = Concern() if self._is_strict else _Reachable(breaker=self._breaker)
         policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": concern})
         return LoadedPolicy(
+            concern=concern,
             name=registration.name,
             origin=registration.endpoint,
             policy=policy(),

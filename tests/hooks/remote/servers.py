@@ -52,7 +52,7 @@ def answers(server: HookServer) -> bool:
 
 
 def concerns(server: HookServer) -> bool:
-    return server.loaded().policy.concern.matches(VIEW)
+    return server.loaded().concern.matches(VIEW)
 
 
 def fail(server: HookServer, times: int, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> None:
