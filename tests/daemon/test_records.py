@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, FakeRuntimeProcess
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod, pod
 from tests.daemon.installed import SEE_IN
-from tests.lab.cri_client import CriClient
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
@@ -125,6 +128,28 @@ class TestCgroups:
         assert path.read_text() == WANTED_WEIGHT
         path.write_text("100\n")
         wait_until(lambda: path.read_text() == WANTED_WEIGHT, "the policy's value")
+
+    @pytest.mark.parametrize("code", ["UNKNOWN", "UNIMPLEMENTED", ""])
+    @pytest.mark.parametrize("method", ["UpdatePodSandboxResources", "UpdateContainerResources"])
+    def test_a_resized_pods_value_is_written_again_at_once(
+        self, daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, method: str, code: str
+    ) -> None:
+        """The kubelet writes the file itself, then tells the runtime, whatever that answers."""
+        daemon = daemons.start("[state]\nresync_interval_s = 3600.0\n")
+        with CriClient(daemon.socket) as client:
+            made = batch_pod(client)
+            cgroup_files.make(made.config.linux.cgroup_parent)
+            made.run().create().start()
+            path = cgroup_files.folder(made.config.linux.cgroup_parent) / "cpu.weight"
+            if code:
+                runtime.on(method, error=CallError(code, "not implemented yet"))
+            path.write_text("100\n")
+            request: Message = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=made.id)
+            if method == "UpdateContainerResources":
+                request = api_pb2.UpdateContainerResourcesRequest(container_id=made.container)
+            with suppress(grpc.RpcError):
+                getattr(client.runtime, method)(request, timeout=CALL_TIMEOUT_S)
+            wait_until(lambda: path.read_text() == WANTED_WEIGHT, "the policy's value")
 
     def test_a_removed_pods_cgroup_is_left_alone(self, client: CriClient, cgroup_files: CgroupFiles) -> None:
         first, second = batch_pod(client, "one"), batch_pod(client, "two")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import pytest
 
+from cri_api.runtime.v1 import api_pb2
 from cri_api.runtime.v1.api_pb2 import LinuxContainerResources
 from tests.e2e.conftest import Endpoint
 from tests.e2e.koordinator import cpuset, extended_resources, qos
@@ -21,8 +24,10 @@ from tests.e2e.values import (
     as_resources,
     on_this_machine,
 )
+from tests.lab import cgroup_v1
 from tests.lab.cgroup_v1 import CgroupValues
-from tests.lab.cri_client import CriClient
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
 from tests.lab.node import running_pod, update_resources
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
 
@@ -117,3 +122,23 @@ def test_values_after_an_update(
     proxied = endpoint.through_proxy
     assert before == on_this_machine(pod.applied if proxied else pod.requested)
     assert after == on_this_machine(through if proxied else direct)
+
+
+@pytest.mark.parametrize("method", ["UpdatePodSandboxResources", "UpdateContainerResources"])
+def test_a_pod_that_the_kubelet_resizes_keeps_its_own_quota(
+    method: str, client: CriClient, endpoint: Endpoint, logs: Path
+) -> None:
+    """The kubelet writes the pod's cgroup, then tells the runtime, which may answer with an error."""
+    with running_pod(client, LSR.spec(), logs) as running:
+        quota = cgroup_v1.file("cpu", running.spec.cgroup_parent, "cpu.cfs_quota_us")
+        quota.write_text("150000")
+        if method == "UpdateContainerResources":
+            update_resources(client, running.container_id(), MEMORY_ONLY)
+        else:
+            request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=running.sandbox_id)
+            with suppress(grpc.RpcError):
+                client.runtime.UpdatePodSandboxResources(request, timeout=CALL_TIMEOUT_S)
+        if endpoint.through_proxy:
+            wait_until(lambda: quota.read_text().strip() == "-1", "the policy's quota")
+        else:
+            assert quota.read_text().strip() == "150000"
