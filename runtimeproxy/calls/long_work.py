@@ -22,8 +22,8 @@ Check: TypeAlias = Callable[[], None]
 """Raises if nobody waits for the work any more; to be called between slices."""
 
 TURN_S: Final = 0.001
-"""Longest turn of the interpreter meanwhile. With turns of 10 µs, as beside policies, the loop shares its own with
-such work, which lasts: other calls take three times as long on a busy node."""
+"""Longest turn of the interpreter meanwhile. With turns of 10 µs, as beside policies, the loop shares its own
+with such work, which lasts: other calls take three times as long on a busy node."""
 
 TRIM_BYTES: Final = 1024 * 1024
 """After that much has been read, free memory is given back to the kernel."""
