@@ -18,6 +18,7 @@ from runtimeproxy.handover.predecessor import Predecessor
 from runtimeproxy.handover.successor import Program
 from runtimeproxy.handover.upgrade import TAKEN_OVER, Serving, Upgrade, note
 from runtimeproxy.late_engine import LateEngine
+from runtimeproxy.logs import flush_failures
 from runtimeproxy.ops.alive import answers_ping, feed_watchdog
 from runtimeproxy.ops.background import BackgroundThreads
 from runtimeproxy.ops.bypass import Bypass
@@ -366,6 +367,7 @@ class Daemon:
         while True:
             self._bypass.look()
             engine.tidy()
+            flush_failures()
             is_away = self._server is not None and await self._server.looked_after()
             status = self._status("the runtime is away" if is_away else "")
             if status != told:

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Final, Literal, TextIO
+from weakref import WeakSet
 
 QUEUE_LIMIT: Final = 4_096
 """Lines that may wait: some MiB at most, and seconds of a busy node."""
@@ -230,6 +231,12 @@ class LogHandler(logging.Handler):
         self._write(self._format_record(report))
 
 
+def flush_failures() -> None:
+    """Logs what all failure logs have suppressed in intervals that are over; called from time to time."""
+    for each in tuple(_FAILURE_LOGS):
+        each.flush()
+
+
 class FailureLog:
     """Logs each cause at most once per interval, with the number of repetitions since; for all threads.
 
@@ -257,6 +264,7 @@ class FailureLog:
         self._limit = limit
         self._lock = threading.Lock()
         self._causes: OrderedDict[Hashable, _Cause] = OrderedDict()
+        _FAILURE_LOGS.add(self)
 
     def __len__(self) -> int:
         """How many causes are remembered."""
@@ -318,6 +326,10 @@ class FailureLog:
     ) -> None:
         suffix = f" ({repeated} more times since the last report)" if repeated else ""
         self._output.log(level, "%s: %s%s", source, text, suffix, exc_info=error, extra=dict(fields))
+
+
+_FAILURE_LOGS: Final[WeakSet[FailureLog]] = WeakSet()
+"""All that there are; made and flushed in the thread of the event loop."""
 
 
 @dataclass(slots=True)

@@ -463,3 +463,18 @@ def test_a_failure_has_its_level_fields_and_traceback(caplog: pytest.LogCaptureF
     assert (record.name, record.levelno, vars(record)["pod"]) == (output.name, logging.ERROR, "web")
     assert record.exc_info is not None
     assert record.exc_info[1] is error
+
+
+def test_all_failure_logs_are_flushed_together(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    one, other = FailureLog(60, clock), FailureLog(60, clock)
+    for failures in (one, other, one, other, other):
+        failures.report("policy", "hung", "hung")
+    logs.flush_failures()
+    assert len(caplog.messages) == 2
+    clock.now_s = 60
+    logs.flush_failures()
+    assert sorted(caplog.messages[2:]) == [
+        "policy: hung (1 more times since the last report)",
+        "policy: hung (2 more times since the last report)",
+    ]
