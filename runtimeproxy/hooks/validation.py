@@ -54,11 +54,8 @@ _MAX_SHOWN: Final = 64
 
 _LIMIT: Final = Field(flat.RESOURCES, "memory_limit_bytes")
 _SWAP: Final = Field(flat.RESOURCES, "memory_swap_limit_bytes")
-_PERIODS: Final = {
-    Field(flat.RESOURCES, "cpu_period_us"): Field(flat.RESOURCES, "cpu_quota_us"),
-    Field(flat.CGROUP, "cpu.cfs_period_us"): Field(flat.CGROUP, "cpu.cfs_quota_us"),
-}
-"""Periods and their quotas."""
+_PERIODS: Final = (Field(flat.RESOURCES, "cpu_period_us"), Field(flat.CGROUP, "cpu.cfs_period_us"))
+_QUOTAS: Final = (Field(flat.RESOURCES, "cpu_quota_us"), Field(flat.CGROUP, "cpu.cfs_quota_us"))
 
 
 class LeftOut(NamedTuple):
@@ -424,14 +421,18 @@ def _without_dependents(
     """Leave out what was answered for the sake of a field that is left out.
 
     A period and a bounded quota that were answered together are one share of a CPU: one of them beside a
-    value that somebody else chose would be another. No quota means the same with any period.
+    value that somebody else chose would be another. No quota means the same with any period. An answer about
+    a pod holds them for its message and for its cgroup, which then go together, too.
     """
     gone = {each.field for each in left_out}
-    for period, quota in _PERIODS.items():
-        if str(period) in gone and fields.get(quota) not in (None, CLEAR, units.UNLIMITED):
-            _leave_out(fields, quota, f"{period}, which it counts with, is left out", left_out)
-        if str(quota) in gone and period in fields:
-            _leave_out(fields, period, f"{quota}, which counts with it, is left out", left_out)
+    if not gone.isdisjoint(map(str, _PERIODS)):
+        for quota in _QUOTAS:
+            if fields.get(quota) not in (None, CLEAR, units.UNLIMITED):
+                _leave_out(fields, quota, "the period, which it counts with, is left out", left_out)
+    if not gone.isdisjoint(map(str, _QUOTAS)):
+        for period in _PERIODS:
+            if period in fields:
+                _leave_out(fields, period, "the quota, which it counts with, is left out", left_out)
     for field in [each for each in fields if requires.get(str(each)) in gone]:
         _leave_out(fields, field, f"{requires[str(field)]}, which it requires, is left out", left_out)
 

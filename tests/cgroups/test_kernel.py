@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups import DEFAULT_ROOT, CgroupValues, CgroupWriter, Outcome
+from runtimeproxy.units import parse_cpu_list
 from tests.cgroups.trees import outcomes
 from tests.lab.programs import missing
 
@@ -139,6 +140,61 @@ def test_a_cpuset_is_tightened_from_the_children_up(pod: str) -> None:
         levels = [[CgroupValues(cgroup, {"cpuset.cpus": cpus})] for cgroup in (pod, container)]
         assert {result.outcome for result in writer.write_levels(levels)} == {Outcome.WRITTEN}
     assert content("cpuset", container, "cpuset.cpus") == "0-1"
+
+
+SPELLINGS = [
+    *(
+        ",0",
+        "0,",
+        " 0",
+        "0,,0",
+        "0\n",
+        ",",
+        "",
+        " , ",
+        "00",
+        "0\t0",
+        "0\x0b",
+        "0-0",
+        "0-0:1/1",
+        "0-0:0/1",
+        "0-0:1/5",
+    ),
+    *("all", "ALL", "aLl:1/1", "N", "0-N", "all,0", "N,N"),
+    *(
+        "n",
+        "0x",
+        "-0",
+        "0-",
+        "1-0",
+        "0 - 0",
+        "+0",
+        "0x0",
+        "0;0",
+        "0:1/2",
+        "N:1/1",
+        "0-0:2/1",
+        "0-0:1/0",
+        "allx",
+    ),
+    *("0-0:1", "0-0:/1", "0.0", "zero", "9999", "0-9999"),
+]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_lists_are_read_as_the_kernel_reads_them(pod: str, text: str) -> None:
+    file = DEFAULT_ROOT / "cpuset" / pod[1:] / "cpuset.cpus"
+    last = max(parse_cpu_list(Path("/sys/devices/system/cpu/possible").read_text()))
+    try:
+        expected = parse_cpu_list(text, last)
+    except ValueError:
+        expected = None
+    try:
+        file.write_bytes(text.encode() or b"\n")
+    except OSError:
+        assert expected is None
+    else:
+        assert expected == parse_cpu_list(file.read_text())
 
 
 def test_missing_kernel_features_are_skips(pod: str) -> None:

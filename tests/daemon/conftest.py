@@ -97,6 +97,8 @@ def daemons(
     temporary.mkdir()
     environment = {**installed, "KOORD_RUNTIMEPROXY_LOOP": loop, "TMPDIR": str(temporary)}
     environment["KOORD_RUNTIMEPROXY_CGROUPS_ROOT"] = str(socket_folder / "cgroup")
+    # An empty folder: the fake runtime's node has every CPU.
+    environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(temporary)
     environment.update(PATIENT)
     made = Daemons(socket_folder, runtime.socket_path, environment)
     yield made

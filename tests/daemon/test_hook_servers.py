@@ -12,6 +12,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod, pod, shares_of
 from tests.daemon.hook_servers import ALL_HOOKS, Servers, use
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -157,3 +158,38 @@ def test_an_echo_of_an_update_sends_nothing_more(
     made.update(1 << 26)
     (sent,) = runtime.recorded.of("UpdateContainerResources")
     assert sent.message.linux == api_pb2.LinuxContainerResources(memory_limit_in_bytes=1 << 26)
+
+
+def test_what_a_server_sets_in_a_pods_cgroup_is_its_own_business(
+    daemons: Daemons, cgroup_files: CgroupFiles, servers: Servers
+) -> None:
+    """It is written once, and never again over what the server itself writes later."""
+    daemon = daemons.start("[state]\nresync_interval_s = 1.0\n")
+    server = servers.start(kind="partial", overlay={"cpu_shares": 300})
+    registration = server.register(daemon.hook_folder, "koordlet.json", "PreRunPodSandbox")
+    use(daemon, "koordlet.json")
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        parent = made.config.linux.cgroup_parent
+        cgroup_files.make(parent)
+        made.run()
+        weight, quota = (cgroup_files.folder(parent) / name for name in ("cpu.weight", "cpu.max"))
+        assert weight.read_text() == "12\n", "of the server, which runs after the policies"
+
+        def compared() -> None:
+            """The policy's quota is written again: there was a comparison, and it has come to its end."""
+            for _ in range(2):
+                quota.write_text("max 100000\n")
+                wait_until(lambda: quota.read_text().startswith("50000"), "the policy's value")
+
+        weight.write_text("77\n")
+        compared()
+        assert weight.read_text() == "77\n"
+        registration.unlink()
+        wait_until(lambda: "hook server koordlet.json is no longer used" in "".join(daemon.log), "removal")
+        compared()
+        assert weight.read_text() == "77\n"
+        assert daemon.terminate() == 0
+        daemon.start()
+        compared()
+    assert weight.read_text() == "77\n"

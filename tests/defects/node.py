@@ -40,7 +40,11 @@ class Node:
         folder.mkdir()
         self.cgroup_files = CgroupFiles(folder / "cgroup", version=2)
         self.runtime = FakeRuntime(folder / "runtime.sock")
-        environment = {"KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(folder / "cgroup")}
+        environment = {
+            "KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(folder / "cgroup"),
+            # There is no such folder: the fake runtime's node has every CPU.
+            "KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT": str(folder / "sys"),
+        }
         environment.update(options.pop("environment", {}))
         endpoint = f"{options.pop('runtime_prefix', '')}{self.runtime.socket_path}"
         (folder / "proxy").mkdir()

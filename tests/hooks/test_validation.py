@@ -259,6 +259,13 @@ def test_a_period_and_its_quota_count_together(resources: dict[str, Any], expect
         assert used(RUN, change, POD) == parameters
 
 
+def test_a_pods_cgroup_has_no_quota_without_its_period() -> None:
+    """Its containers keep the kubelet's quotas then, and version 1 refuses more than the pod's."""
+    resources = ResourceChange(cpu_period_us=5, cpu_quota_us=30_000)
+    change = PodChange(resources=resources, cgroup={"cpu.cfs_quota_us": 30_000, "cpu.shares": 512})
+    assert used(RUN, change, POD) == {"cgroup[cpu.shares]": 512}
+
+
 MIB = 1 << 20
 LIMIT = "resources.memory_limit_bytes"
 SWAP = "resources.memory_swap_limit_bytes"

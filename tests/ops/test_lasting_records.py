@@ -173,3 +173,29 @@ async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupF
     async with side(tmp_path, files) as second:
         assert second.cgroups.identities == (ONE,)
         assert second.lasting.problem == ""
+
+
+async def test_of_an_old_checkpoint_the_values_of_hook_servers_are_not_kept(
+    tmp_path: Path, files: CgroupFiles
+) -> None:
+    """Version 0.1 kept them like those of policies; the pod's owners tell them apart."""
+    owners = {"cgroup[cpu.shares]": "koordlet.json", "cgroup[memory.limit_in_bytes]": "batch-resource"}
+    async with side(tmp_path, files) as first:
+        first.store.pods.put(PodRecord(id="pod", cgroup_parent=ONE, owners=owners))
+        values = {"memory.limit_in_bytes": 4096, "cpu.shares": 512}
+        await asyncio.to_thread(first.cgroups.write, ONE, values)
+    async with side(tmp_path, files) as second:
+        expected = {
+            "memory.limit_in_bytes": KeptValue(4096, -1),
+            "cpu.shares": KeptValue(512, 2597, kept=False),
+        }
+        assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)
+
+
+async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as first:
+        await asyncio.to_thread(first.cgroups.write, ONE, {"cpu.shares": 512}, {"cpu.shares"})
+    async with side(tmp_path, files) as second:
+        assert not second.cgroups.keeps(ONE)
+        expected = {"cpu.shares": KeptValue(512, 2597, kept=False)}
+        assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)
