@@ -17,6 +17,7 @@ from cri_api.runtime.v1 import api_pb2_grpc
 from runtimeproxy.config.settings import (
     CgroupsSettings,
     HooksSettings,
+    NodeSettings,
     ProxySettings,
     Settings,
     StateSettings,
@@ -179,6 +180,7 @@ class KoordProxy:
 
     def _daemon_settings(self, folder: Path, hooks: HooksSettings) -> Settings:
         files = self.fake_runtime.state.cgroups.files
+        nowhere = str(folder.absolute() / "sys")
         values = {name: getattr(hooks, name) for name in HooksSettings.__dataclass_fields__}
         values |= {
             "third_party": False,
@@ -196,9 +198,11 @@ class KoordProxy:
             ),
             hooks=HooksSettings(**values),
             policies=self._policy_settings,
-            cgroups=CgroupsSettings(enabled=False)
+            cgroups=CgroupsSettings(enabled=False, root=nowhere)
             if files is None
             else CgroupsSettings(root=str(files.root)),
+            # Unless a test puts files there, nothing is known of the node: it has every CPU.
+            node=NodeSettings(sysfs_root=nowhere),
             state=StateSettings(dir=str(folder.absolute() / f"{self.socket_path.stem}.state")),
         )
 

@@ -129,6 +129,32 @@ def test_cgroup_values_are_written_where_the_runtime_has_files(socket_folder: Pa
         assert files.read(pod.linux.cgroup_parent, "cpu.shares") == "77"
 
 
+class Pinned(Policy):
+    """Asks for CPUs that no test's machine has."""
+
+    name: ClassVar[str] = "pinned"
+
+    def pre_create_container(self, container: ContainerView) -> ContainerChange:
+        return ContainerChange(resources=ResourceChange(cpuset_cpus="64-127", cpu_shares=7))
+
+
+def test_the_fakes_node_has_every_cpu(koord_proxy: StartProxy, fake_runtime: FakeRuntime) -> None:
+    assert run(koord_proxy(policies=[Pinned])) == 7
+    *_, call = fake_runtime.recorded.of("CreateContainer")
+    assert call.message.config.linux.resources.cpuset_cpus == "64-127"
+
+
+def test_unless_a_test_says_which(fake_runtime: FakeRuntime, socket_folder: Path) -> None:
+    online = socket_folder / "sys/devices/system/cpu/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0-31\n")
+    with KoordProxy(fake_runtime, socket_folder, [Pinned]) as proxy:
+        assert run(proxy) == 7
+        (entry,) = proxy.wait_for_audit("left-out")
+    assert (entry.field, entry.new) == ("resources.cpuset_cpus", "64-127")
+    assert entry.reason == "CPU 64-127 not online, only 0-31"
+
+
 def test_a_hung_policy_and_the_chains_settings(koord_proxy: StartProxy) -> None:
     gate = threading.Event()
 
