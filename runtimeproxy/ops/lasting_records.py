@@ -61,6 +61,7 @@ class LastingRecords:
     """
 
     def __init__(self, folder: Path, store: PodStore, cgroups: KeptCgroups, recovery: Recovery) -> None:
+        self._folder = folder
         self._store = store
         self._cgroups = cgroups
         self._recovery = recovery
@@ -134,7 +135,9 @@ class LastingRecords:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # A bug costs what is saved, not the daemon.
-            logger.error("the checkpoint could not be taken", exc_info=error)
+            logger.error(
+                "the checkpoint could not be taken", exc_info=error, extra={"folder": str(self._folder)}
+            )
 
     async def _merge(self, outdated: _Moment) -> None:
         if await self._checkpoint.flush():
@@ -156,7 +159,7 @@ class LastingRecords:
     def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.take(saved, since, outdated=outdated.event))
         self._cgroups.take(_without_servers(saved), outdated_s=outdated.at_s)
-        _tell(saved)
+        _tell(saved, self._folder)
 
     def _note(self, kind: Kind, identity: str, is_event: bool) -> None:
         # Once a successor decides, what the runtime says is for that one to compare with its records.
@@ -192,8 +195,10 @@ def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
         yield CgroupRecord(record.id, values)
 
 
-def _tell(saved: Saved) -> None:
+def _tell(saved: Saved, folder: Path) -> None:
     found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": len(saved.cgroups)}
     logger.info("checkpoint read", extra=found)
     if saved.unreadable:
-        logger.warning("rows of the checkpoint cannot be read", extra={"rows": saved.unreadable})
+        logger.warning(
+            "rows of the checkpoint cannot be read", extra={"rows": saved.unreadable, "folder": str(folder)}
+        )
