@@ -204,7 +204,7 @@ class PolicyLoader:
             references = ()
         for reference in references:
             add(reference, partial(self._import_own, reference))
-        for entry_point in _entry_points() if sources.third_party else ():
+        for entry_point in _entry_points(problems) if sources.third_party else ():
             add(entry_point.name, partial(self._import, entry_point, sources.timeout_s))
         for name, policies, problem in self._in_files(sources):
             if problem:
@@ -339,12 +339,31 @@ def _owners(place: Path) -> set[str]:
     }
 
 
-def _entry_points() -> list[EntryPoint]:
+def _entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
+    """The entry points of all installed distributions; one that cannot be read is a problem."""
     from importlib.metadata import entry_points  # costs start-up time only where policies are looked for
 
     importlib.invalidate_caches()
-    by_reference = {each.value: each for each in entry_points(group=ENTRY_POINT_GROUP)}
+    try:
+        found = list(entry_points(group=ENTRY_POINT_GROUP))
+    except Exception:  # noqa: BLE001 - files of any distribution, however broken
+        found = _readable_entry_points(problems)
+    by_reference = {each.value: each for each in found}
     return [by_reference[reference] for reference in sorted(by_reference)]
+
+
+def _readable_entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
+    from importlib.metadata import distributions
+
+    found: list[EntryPoint] = []
+    for distribution in distributions():
+        try:
+            found += distribution.entry_points.select(group=ENTRY_POINT_GROUP)
+        except Exception as error:  # noqa: BLE001 - files of any distribution, however broken
+            place = distribution.locate_file("")
+            text = f"entry points of a distribution in {place}: cannot be read: {described(error)}"
+            problems.append(LoadProblem("entry points", text))
+    return found
 
 
 def _made(policy: type[Policy], settings: PolicySettings) -> LoadedPolicy:

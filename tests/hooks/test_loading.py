@@ -390,6 +390,55 @@ def test_code_that_has_changed_since_it_was_imported_is_named(distribution: Inst
     assert loaded(loader).changed_code == ("third-party: 1.0 is now not installed",)
 
 
+def test_entry_points_that_cannot_be_read_are_a_problem_of_their_own(
+    distribution: Installed, tmp_path: Path
+) -> None:
+    distribution.module.write_text(THIRD_PARTY)
+    broken = tmp_path / "broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(b"[runtimeproxy.policies]\nx = \xff\n")
+    result = loaded(PolicyLoader())
+    assert names(result) == BUILT_IN | {"policed"}
+    (problem,) = result.problems
+    assert f"entry points of a distribution in {tmp_path}: cannot be read: UnicodeDecodeError" in problem.text
+
+
+UPGRADED = """
+import pathlib, sys
+from runtimeproxy.hooks.loading import PolicyLoader, Sources
+loader = PolicyLoader()
+print(loader.load(Sources(), {}).changed_code)
+module = pathlib.Path(sys.modules["policies.cpuset"].__file__)
+module.write_text(module.read_text() + "# new")
+print(*loader.load(Sources(), {}).changed_code)
+about = pathlib.Path(sys.argv[1])
+about.write_text(about.read_text().replace("0.1.0", "0.2.0"))
+print(*loader.load(Sources(), {}).changed_code)
+"""
+
+
+def test_the_proxys_own_wheel_is_watched_too(tmp_path: Path) -> None:
+    for package in ("runtimeproxy", "policies"):
+        shutil.copytree(Path(__file__).parents[2] / package, tmp_path / package)
+    about = tmp_path / "koord_runtime_proxy-0.1.0.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: koord-runtime-proxy\nVersion: 0.1.0\n")
+    done = subprocess.run(
+        [sys.executable, "-c", UPGRADED, str(about)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "()",
+        f"koord-runtime-proxy: {tmp_path}/policies/cpuset.py has changed",
+        "koord-runtime-proxy: 0.1.0 is now 0.2.0",
+    ]
+
+
 SHOW = """
 from runtimeproxy.hooks.loading import PolicyLoader, Sources
 result = PolicyLoader().load(Sources(), {})
