@@ -55,8 +55,6 @@ PROBE_TIMEOUT_S: Final = 1.0
 """How long the runtime may take to answer a health probe."""
 LONG_REQUEST_THREADS: Final = 2
 """The interpreter runs one thread at a time; the second is for the connection after a slow one."""
-SERVER_THREADS: Final = 16
-"""Threads for calls that hook servers are asked about; they only wait."""
 
 
 class Engine:
@@ -87,7 +85,6 @@ class Engine:
         self._spawn = spawn
         self._is_bypassed = is_bypassed
         self._workers = Workers(settings.hooks.worker_threads)
-        self._waiting_workers = Workers(SERVER_THREADS)
         self._audit = AuditLog()
         self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
         self._store = PodStore()
@@ -194,7 +191,6 @@ class Engine:
         self._chain = Chain(
             (*self._policies, *self._servers.policies),
             self._workers,
-            waiting_workers=self._waiting_workers,
             sink=self._sink,
             rule=settings.hooks.conflicts,
             node=self._node,
@@ -271,7 +267,6 @@ class Engine:
         """Ends the connection to the runtime and the policies' threads."""
         self._audit.flush()
         self._workers.close()
-        self._waiting_workers.close()
         self._files_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()

@@ -208,14 +208,14 @@ class Deciding:
     def _order(self, question: Question, view: View) -> Order:
         finish = partial(self._carry_out, question) if self._operation.asks_once else _put_off
         left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
-        return Order(question.hook, view, left_s, finish)
+        return Order(question.hook, view, left_s, finish, self._operation.elsewhere is None)
 
     def _note(self, question: Question, decision: Decision) -> None:
         if decision.refusal is None and decision.change is not None:
             self._answers.append((question, decision))
 
     def _carry_out(self, question: Question, decision: Decision) -> Mapping[str, Written]:
-        """In the policies' worker thread, once all of them agreed; returns what became of cgroup values."""
+        """Edits, and in a worker thread writes, once all policies agreed; returns what became of values."""
         if decision.change is None:
             return {}
         self._edit_begun = True

@@ -1,4 +1,4 @@
-"""One call's way through the chain: legs in worker threads, what is left behind, what is concluded."""
+"""One call's way through the chain: legs in worker threads, questions to other processes, the conclusion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from runtimeproxy.errors import StatusCode
+from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Decision, Refusal
 from runtimeproxy.hooks.evaluation import (
@@ -16,13 +17,15 @@ from runtimeproxy.hooks.evaluation import (
     OutcomeKind,
     Progress,
     decision_of,
+    evaluate,
+    explained,
     failed,
     is_refusable,
     refused_decision,
 )
 from runtimeproxy.hooks.fields import CGROUP, View
 from runtimeproxy.hooks.leg import Leg, Stage, Work, hangs
-from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.loaded import Asking, HookMethod, LoadedPolicy, RemoteHook, RemoteQuestion
 from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ContainerView
@@ -32,12 +35,18 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain, Plan
 
 Finish = Callable[[Decision], Mapping[str, Written] | None]
-"""Writes what a decision holds beyond the message; runs in the worker thread.
+"""Carries out a decision and writes what it holds beyond the message; runs in a worker thread.
 
-May return what became of the cgroup values, by parameter."""
+Of a short call whose decision holds nothing beyond the message, it may run in the loop's thread. May return
+what became of the cgroup values, by parameter."""
 
 WRITE_GRACE_S: Final = 0.25
 """How long the writes may take when the chain's budget is spent: what was decided in time still counts."""
+
+SMALL_BYTES: Final = 64 * 1024
+"""What the loop's thread may work with; more goes to a worker thread."""
+_ENTRY_BYTES: Final = 64
+"""About what an entry of a map takes beside its value."""
 
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
@@ -52,8 +61,10 @@ class Order(NamedTuple):
     budget_s: float
     """The time for the whole chain."""
     finish: Finish | None = None
-    """Called in the worker thread after the last policy agreed, for the cgroup writes. Not called when the
-    call is refused or nothing is to change."""
+    """Called after the last policy agreed, for the cgroup writes. Not called when the call is refused or
+    nothing is to change."""
+    is_short: bool = True
+    """Whether the call's message is so short that the loop's thread may work with all of it."""
 
 
 class Call:
@@ -63,7 +74,17 @@ class Call:
         is_over: whether it is decided or cancelled.
     """
 
-    __slots__ = ("_chain", "_deadline_s", "_decided", "_finish", "_leg", "_subject", "_workers", "is_over")
+    __slots__ = (
+        "_asking",
+        "_chain",
+        "_deadline_s",
+        "_decided",
+        "_finish",
+        "_is_short",
+        "_leg",
+        "_subject",
+        "is_over",
+    )
 
     def __init__(self, chain: Chain, order: Order, decided: Callable[[Decision], None]) -> None:
         self._chain = chain
@@ -71,13 +92,13 @@ class Call:
         self._subject = Subject(order.hook, order.view, time.time(), chain.node)
         self._deadline_s = time.monotonic() + order.budget_s
         self._finish = order.finish
-        self._workers = chain.workers
+        self._is_short = order.is_short
         self._leg: Leg | None = None
+        self._asking: Asking | None = None
         self.is_over = False
 
     def begin(self, plan: Plan) -> None:
         """Start the first leg; policies that hang just now are left out."""
-        self._workers = self._chain.threads_for(plan, self._subject.view)
         fold = Fold(self._subject.view)
         progress = Progress(fold, fold if plan.has_dry_run else None)
         policies: Sequence[LoadedPolicy] = plan.policies
@@ -97,26 +118,117 @@ class Call:
             self._chain.stats.cancelled += 1
         if self._leg is not None:
             self._leg.give_up()
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
 
     def _go_on(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
-        """Let a thread do what is left to do, or conclude if that is nothing."""
+        """Do what is left to do, each part where it belongs, or conclude if that is nothing."""
         if progress.refusal is not None or not (policies or (self._finish and progress.real.claims)):
             self._conclude(decision_of(self._subject, progress))
             return
         now_s = time.monotonic()
         if policies and now_s >= self._deadline_s:
             self._go_on((), self._skipped(progress, policies, _NO_TIME))
-            return
+        elif policies and self._subject.hook in policies[0].remote_hooks:
+            self._ask(policies, progress)
+        elif policies or not self._finishes_here(progress):
+            self._run(policies, progress, now_s)
+
+    def _run(self, policies: Sequence[LoadedPolicy], progress: Progress, now_s: float) -> None:
+        """Have a worker thread run the policies before the first one in another process, or the writes."""
+        hook = self._subject.hook
+        count = next((i for i, each in enumerate(policies) if hook in each.remote_hooks), len(policies))
         until_s = self._deadline_s if policies else max(self._deadline_s, now_s + WRITE_GRACE_S)
         # Only the leg knows its call by it, so that none of them has to be found by a collector.
         work = Work(
             self._subject, self._chain.rule, self._chain.hung, self._finish, self._ended, self._dropped
         )
-        self._leg = leg = Leg(work, policies, progress, until_s)
+        self._leg = leg = Leg(work, policies[:count], progress, until_s, policies[count:])
         self._chain.watch.add(self, now_s, leg.wait_s(now_s))
+        self._chain.turns.begin()
         # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
-        if not self._workers.submit(leg):
+        if not self._chain.workers.submit(leg):
             self._dropped(leg)
+
+    def _finishes_here(self, progress: Progress) -> bool:
+        """Conclude if nothing is to be written, and the call is short."""
+        decision = decision_of(self._subject, progress)
+        if decision.change is not None and self._finish is not None:
+            if decision.change.cgroup or not self._is_short:
+                return False
+            try:
+                self._finish(decision)
+            except Exception as error:  # noqa: BLE001 - whatever it raises, the call has an answer
+                decision = self._unwritten(decision, explained(error, self._subject.view)[0])
+        self._conclude(decision)
+        return True
+
+    # --- policies in other processes ----------------------------------------------------------------------
+
+    def _ask(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
+        """Ask the first policy, if it is concerned with what the earlier ones have left of the pod."""
+        if not policies[0].concern.matches(progress.real.pod):
+            self._go_on(policies[1:], progress)
+            return
+        view = progress.real.view
+        make = partial(_question, policies[0].remote_hooks[self._subject.hook], view)
+        if self._is_short and _is_small(view):
+            self._put(policies, progress, make())
+        else:
+            self._elsewhere(make, partial(self._put, policies, progress), RuntimeProxyError(_NO_WORKER))
+
+    def _put(
+        self, policies: Sequence[LoadedPolicy], progress: Progress, question: RemoteQuestion | Exception
+    ) -> None:
+        if self.is_over:
+            return
+        now_s = time.monotonic()
+        answered = partial(self._answered, policies, progress, now_s)
+        if isinstance(question, Exception):
+            answered(partial(_raise, question), False)
+            return
+        timeout_s = min(policies[0].timeout_s, self._deadline_s - now_s)
+        if timeout_s <= 0:
+            self._go_on(policies, progress)
+            return
+        self._asking = question.put(timeout_s, answered)
+
+    def _answered(
+        self,
+        policies: Sequence[LoadedPolicy],
+        progress: Progress,
+        begun_s: float,
+        answer: HookMethod,
+        is_long: bool,
+    ) -> None:
+        self._asking = None
+        if self.is_over:
+            return
+        look = partial(evaluate, policies[0], self._subject, progress, self._chain.rule, answer)
+        if is_long:
+            lost = Outcome(policies[0], OutcomeKind.SKIPPED, _NO_WORKER, _NO_WORKER)
+            then = partial(self._evaluated, policies, begun_s)
+            self._elsewhere(look, then, failed(self._subject, progress, lost))
+        else:
+            self._evaluated(policies, begun_s, look())
+
+    def _evaluated(
+        self, policies: Sequence[LoadedPolicy], begun_s: float, result: tuple[Progress, Outcome]
+    ) -> None:
+        if self.is_over:
+            return
+        progress, outcome = result
+        self._chain.count(self._subject, outcome, time.monotonic() - begun_s)
+        self._go_on(policies[1:], progress)
+
+    def _elsewhere(self, work: Callable[[], Any], then: Callable[[Any], None], lost: object) -> None:
+        """Have a worker thread do what takes long; `then` gets the result, or `lost` if no thread is left."""
+        errand = _Errand(work, then, lost)
+        if not self._chain.workers.submit(errand):
+            errand.dropped()
+
+    # --- legs ---------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> float | None:
         """The time of something may be up; find out of what."""
@@ -129,7 +241,7 @@ class Call:
             leg.blamed = leg.policies[leg.index]
             self._chain.disable(leg.blamed)
         if leg.stage is not Stage.WAITING:
-            self._workers.give_up(leg)
+            self._chain.workers.give_up(leg)
         if not self.is_over:
             self._leave(leg)
         return None
@@ -146,13 +258,14 @@ class Call:
             self._conclude(self._unwritten(decision, "the cgroup writes take too long"))
             return
         if leg.blamed is None:
-            self._go_on(leg.policies[leg.index :], leg.progress)
+            self._go_on((*leg.policies[leg.index :], *leg.following), leg.progress)
             return
         reason = f"no answer within {leg.blamed.timeout_s:g} s"
         if time.monotonic() >= self._deadline_s:
             reason = f"no answer before {_NO_TIME}"
         late = Outcome(leg.blamed, OutcomeKind.TIMED_OUT, reason, "timeout")
-        self._go_on(leg.policies[leg.index + 1 :], self._failed(leg.progress, [late]))
+        left = (*leg.policies[leg.index + 1 :], *leg.following)
+        self._go_on(left, self._failed(leg.progress, [late]))
 
     def _ended(self, leg: Leg) -> None:
         """A leg's thread is back, in time or long after it was left behind."""
@@ -165,7 +278,10 @@ class Call:
             return
         self._count(leg)
         if leg.decision is None:
-            self._go_on((), self._skipped(leg.progress, leg.policies[leg.index :], "internal error"))
+            progress = self._skipped(leg.progress, leg.policies[leg.index :], "internal error")
+            self._go_on(leg.following, progress)
+        elif leg.following:
+            self._go_on(leg.following, leg.progress)
         elif leg.unwritten:
             self._conclude(self._unwritten(leg.decision, leg.unwritten))
         else:
@@ -178,6 +294,9 @@ class Call:
         self._part()
         self._chain.stats.exhausted += 1
         progress = self._skipped(leg.progress, leg.policies, _NO_WORKER)
+        if leg.following:
+            self._go_on(leg.following, progress)
+            return
         decision = decision_of(self._subject, progress)
         self._conclude(self._unwritten(decision, _NO_WORKER))
 
@@ -224,3 +343,45 @@ class Call:
         # What waits for the decision goes on first; the audit has its turn right after it.
         asyncio.get_running_loop().call_soon(self._chain.concluded, decision, self._subject)
         self._decided(decision)
+
+
+class _Errand:
+    """Some work for a worker thread; a `workers.Task`."""
+
+    def __init__(self, work: Callable[[], Any], then: Callable[[Any], None], lost: object) -> None:
+        self._work = work
+        self._then = then
+        self._result = lost
+
+    def run(self) -> None:
+        """In a worker thread."""
+        self._result = self._work()
+
+    def done(self) -> None:
+        """In the loop's thread: there is a result."""
+        self._then(self._result)
+
+    def dropped(self) -> None:
+        """In the loop's thread: no thread will do it."""
+        self._then(self._result)
+
+
+def _is_small(view: View) -> bool:
+    """Return whether a view is of the size of a short message; one of a record may be long all the same."""
+    pod = view.pod if isinstance(view, ContainerView) else view
+    size = 0
+    for entries in (pod.labels, pod.annotations, view.annotations):
+        size += sum(map(len, entries.values())) + _ENTRY_BYTES * len(entries)
+    return size <= SMALL_BYTES
+
+
+def _question(hook: RemoteHook, view: View) -> RemoteQuestion | Exception:
+    """Return the question to another process, or the error that making it ended with."""
+    try:
+        return hook(view)
+    except Exception as error:  # noqa: BLE001 - a failure of that policy, whatever it is
+        return error
+
+
+def _raise(error: Exception, _: View) -> object:
+    raise error

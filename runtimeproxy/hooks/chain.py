@@ -1,8 +1,9 @@
 """The chain of policies: decides on one call in one worker thread, and watches that it comes back.
 
-All policies of a call run in one thread in sequence, so a call costs one hop there and back. The loop's
+All policies of this process run in one thread in sequence, so a call costs one hop there and back. The loop's
 thread keeps the time: a policy that takes too long is left behind with its thread, stays disabled until that
-thread returns, and the policies after it go on in another thread, from where the call was before it.
+thread returns, and the policies after it go on in another thread, from where the call was before it. For a
+policy in another process no thread waits: the loop's thread asks it, and looks at its answer.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ class Plan:
 
     policies: tuple[LoadedPolicy, ...]
     has_dry_run: bool
-    blocks: bool
-    """Whether one of them waits for another process."""
 
 
 class Chain:
@@ -49,9 +48,7 @@ class Chain:
 
     Args:
         policies: in the order in which they run.
-        workers: threads for policies that compute.
-        waiting_workers: threads for calls with a policy that waits for another process, so that a slow one
-            takes no thread from the others; None for the same.
+        workers: threads for the policies of this process.
         sink: gets the audit entries.
         rule: whose value counts when two policies set one field.
         node: what the policies' answers have to suit.
@@ -67,7 +64,6 @@ class Chain:
         policies: Iterable[LoadedPolicy],
         workers: Workers,
         *,
-        waiting_workers: Workers | None = None,
         sink: AuditSink | None = None,
         rule: ConflictRule = ConflictRule.LATER,
         node: Node | None = None,
@@ -75,14 +71,13 @@ class Chain:
     ) -> None:
         self.stats = ChainStats()
         self.workers = workers
-        self.waiting_workers = waiting_workers or workers
         self.rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
         self.watch = Watch()
         self._sink = sink
         self._hung: Counter[str] = Counter()
-        self._turns = Turns(self.watch.calls, lambda: bool(self._hung))
+        self.turns = Turns(self.watch.calls, lambda: bool(self._hung))
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._plans: dict[Hook, Plan] = {}
         self.use(policies)
@@ -100,12 +95,6 @@ class Chain:
         """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
         plan = self._plans.get(hook)
         return plan is not None and any(each.concern.matches(view) for each in plan.policies)
-
-    def threads_for(self, plan: Plan, view: View) -> Workers:
-        """Return the threads in which a call's policies run."""
-        if plan.blocks and any(each.blocks and each.concern.matches(view) for each in plan.policies):
-            return self.waiting_workers
-        return self.workers
 
     @property
     def hung(self) -> Mapping[str, int]:
@@ -143,7 +132,6 @@ class Chain:
         self.stats.calls[order.hook] += 1
         call = Call(self, order, decided)
         call.begin(self._plans[order.hook])
-        self._turns.begin()
         return call
 
     def concluded(self, decision: Decision, subject: Subject) -> None:
@@ -193,9 +181,5 @@ class Chain:
 
 
 def _plan(hook: Hook, policies: Sequence[LoadedPolicy]) -> Plan:
-    wanted = tuple(policy for policy in policies if hook in policy.methods)
-    return Plan(
-        wanted,
-        has_dry_run=any(not policy.enforces for policy in wanted),
-        blocks=any(policy.blocks for policy in wanted),
-    )
+    wanted = tuple(policy for policy in policies if hook in policy.methods or hook in policy.remote_hooks)
+    return Plan(wanted, has_dry_run=any(not policy.enforces for policy in wanted))

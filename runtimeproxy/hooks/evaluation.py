@@ -13,7 +13,7 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.changes import CgroupChange
 from runtimeproxy.hooks.decision import Decision, Refusal
 from runtimeproxy.hooks.fields import Field, View
-from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.loaded import HookMethod, LoadedPolicy
 from runtimeproxy.hooks.merge import Fold, Step, fold
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import LeftOut, answers_nothing, problem_of, usable
@@ -56,9 +56,21 @@ class Progress(NamedTuple):
 
 
 def evaluate(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, rule: ConflictRule
+    policy: LoadedPolicy,
+    subject: Subject,
+    progress: Progress,
+    rule: ConflictRule,
+    remote: HookMethod | None = None,
 ) -> tuple[Progress, Outcome]:
-    """Give one policy its turn. Never raises, whatever the policy does."""
+    """Give one policy its turn. Never raises, whatever the policy does.
+
+    Args:
+        policy: the policy.
+        subject: whose call it is.
+        progress: as of before its turn.
+        rule: whose value counts when two policies set one field.
+        remote: gives the answer if another process has been asked.
+    """
     seen = progress.real if policy.enforces or progress.shadow is None else progress.shadow
     if not policy.concern.matches(seen.pod):
         return progress, Outcome(policy, OutcomeKind.UNCHANGED)
@@ -66,17 +78,22 @@ def evaluate(
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")
         return _noted(progress, entry), Outcome(policy, OutcomeKind.UNCHANGED)
     try:
-        return _turn(policy, subject, progress, seen.view, rule)
+        return _turn(policy, subject, progress, seen.view, rule, remote)
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything, SystemExit too: it failed
         reason, cause = explained(error, seen.view)
         return failed(subject, progress, Outcome(policy, OutcomeKind.FAILED, reason, cause))
 
 
 def _turn(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, view: View, rule: ConflictRule
+    policy: LoadedPolicy,
+    subject: Subject,
+    progress: Progress,
+    view: View,
+    rule: ConflictRule,
+    remote: HookMethod | None,
 ) -> tuple[Progress, Outcome]:
     try:
-        answer = policy.methods[subject.hook](view)
+        answer = (remote or policy.methods[subject.hook])(view)
     except RefusalError as refusal:
         return _refused(policy, subject, progress, refusal)
     if answer is None:

@@ -1,4 +1,4 @@
-"""A worker thread's part of one call: policies in sequence, then the writes.
+"""A worker thread's part of one call: policies in sequence, then the writes if no policies follow.
 
 The loop's thread may give a leg up at any time. A lock decides who was first: after that nothing of the leg
 counts, and its writes can no longer begin.
@@ -6,7 +6,6 @@ counts, and its writes can no longer begin.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,14 +28,6 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.written import Written
 
 _MIN_WAIT_S: Final = 0.001
-
-_of_thread: Final = threading.local()
-
-
-def time_left_s() -> float:
-    """Return how long the policies of the call that runs in this thread may still take; inf if none does."""
-    until_s: float = getattr(_of_thread, "until_s", math.inf)
-    return until_s - time.monotonic()
 
 
 class Stage(Enum):
@@ -74,6 +65,7 @@ class Leg:
         written: what became of the cgroup values, as far as the writer tells.
         unwritten: why the writes failed; empty when they did not.
         blamed: the policy that the leg's thread hangs in, set by the loop's thread.
+        following: the policies after those of the leg, the first of which is in another process.
     """
 
     __slots__ = (
@@ -82,6 +74,7 @@ class Leg:
         "_until_s",
         "blamed",
         "decision",
+        "following",
         "given_up",
         "index",
         "outcomes",
@@ -94,10 +87,16 @@ class Leg:
     )
 
     def __init__(
-        self, work: Work, policies: Sequence[LoadedPolicy], progress: Progress, until_s: float
+        self,
+        work: Work,
+        policies: Sequence[LoadedPolicy],
+        progress: Progress,
+        until_s: float,
+        following: Sequence[LoadedPolicy] = (),
     ) -> None:
         self.work = work
         self.policies = policies
+        self.following = following
         self.progress = progress
         self.index = 0
         self.outcomes: list[tuple[Outcome, float]] = []
@@ -115,7 +114,6 @@ class Leg:
         """In a worker thread: all policies' turns, until one refuses, then the writes."""
         if not self._enter(Stage.POLICIES):
             return
-        _of_thread.until_s = self._until_s
         progress = self.progress
         while self.index < len(self.policies) and progress.refusal is None:
             progress, outcome = self._turn(self.policies[self.index], progress)
@@ -179,7 +177,7 @@ class Leg:
 
     def _write(self, progress: Progress) -> None:
         decision = decision_of(self.work.subject, progress)
-        finish = self.work.finish if decision.change is not None else None
+        finish = self.work.finish if decision.change is not None and not self.following else None
         with self._lock:
             if self.given_up:
                 return

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.concern import EVERY_POD, Concern
@@ -19,9 +19,36 @@ HookMethod: TypeAlias = Callable[[Any], object]
 
 FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
 """Begins the names of the modules that policies in files are run as."""
+Answered: TypeAlias = Callable[[HookMethod, bool], None]
+"""Takes the answer of another process as a hook that has it at hand, or raises what came instead of it.
+
+The second argument says whether it takes long, and so belongs into a worker thread."""
 
 MIN_PRIORITY: Final = 0
 MAX_PRIORITY: Final = 99
+
+
+class Asking(Protocol):
+    """A question that another process has not answered."""
+
+    def cancel(self) -> None:
+        """The answer no longer counts."""
+
+
+class RemoteQuestion(Protocol):
+    """What another process is to be asked."""
+
+    def put(self, timeout_s: float, answered: Answered, /) -> Asking:
+        """Put the question; in the loop's thread.
+
+        Args:
+            timeout_s: the longest time until there is an answer; above 0.
+            answered: called once, in the loop's thread, after this has returned.
+        """
+
+
+RemoteHook: TypeAlias = Callable[[Any], RemoteQuestion]
+"""A hook that another process implements: a view in, the question out, in any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +64,16 @@ class LoadedPolicy:
     mode: Mode = Mode.ENFORCE
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
-    """The hooks that it implements."""
+    """The hooks that it implements in this process."""
+    remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
+    """The hooks that another process implements for it: a policy has either these or `methods`."""
     concern: Concern = EVERY_POD
     """Which pods it is asked about: the policy's own conditions and the operator's."""
-    is_remote: bool = False
-    """Whether it is a hook server, which looks after the cgroup values that it answered by itself."""
-    blocks: bool = False
-    """Whether it waits for another process: then it runs in threads that others do not need."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a hook server, which looks after the cgroup values that it answered by itself."""
+        return bool(self.remote_hooks)
 
     @property
     def enforces(self) -> bool:

@@ -7,13 +7,14 @@ makes a list of all fields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from hpack import HPACKDecodingError
+from hpack import HPACKDecodingError, HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
+from runtimeproxy.http2.frames import ErrorCode, PeerError
 from runtimeproxy.http2.huffman_length import huffman_length
 
 MAX_LIST_BYTES: Final = 1024 * 1024
@@ -25,6 +26,11 @@ _FIRST_TABLE_BYTES: Final = 4096
 """Source: RFC 9113, 6.5.2, SETTINGS_HEADER_TABLE_SIZE."""
 _LONGEST_INTEGER_BITS: Final = 63
 """Source: RFC 7541, 5.1 leaves the limit to the implementation; this is that of Go's decoder."""
+
+_REMEMBERED_BLOCKS: Final = 64
+_REMEMBERED_BLOCK_BYTES: Final = 2048
+
+HeadT = TypeVar("HeadT")
 
 _INDEXED: Final = 0x80
 _INSERTED: Final = 0x40
@@ -174,6 +180,53 @@ class FieldReader:
             self._used_bytes -= self._dynamic[count].size_bytes
             count += 1
         del self._dynamic[:count]
+
+
+class HeadReader(Generic[HeadT]):
+    """Reads every header block of one sender, in order.
+
+    A block is remembered if it changed nothing in the table; the memory lasts until the table changes. Peers
+    repeat themselves, so most blocks cost one dictionary look-up.
+
+    Args:
+        fields: the fields whose values are read.
+        make: makes what is returned of their values.
+    """
+
+    __slots__ = ("_make", "_reader", "_remembered")
+
+    def __init__(self, fields: Fields, make: Callable[[Sequence[bytes]], HeadT]) -> None:
+        self._make = make
+        self._reader = FieldReader(fields)
+        self._remembered: dict[bytes, HeadT] = {}
+
+    def decode(self, block: bytes, max_table_bytes: int) -> HeadT:
+        """Returns what a whole header block says.
+
+        Args:
+            block: all fragments of the block.
+            max_table_bytes: the largest table that the receiver may have allowed: it only bounds the
+                size updates inside blocks, which alone change the table's size.
+
+        Raises:
+            PeerError: the block does not decode, and the connection's HPACK state is lost.
+        """
+        head = self._remembered.get(block)
+        if head is not None:
+            return head
+        reader = self._reader
+        version = reader.version
+        try:
+            head = self._make(reader.read(block, max(max_table_bytes, reader.table_bytes)))
+        except HPACKError as error:
+            raise PeerError(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
+        if reader.version != version:
+            self._remembered.clear()
+        elif len(block) <= _REMEMBERED_BLOCK_BYTES:
+            if len(self._remembered) >= _REMEMBERED_BLOCKS:
+                self._remembered.clear()
+            self._remembered[block] = head
+        return head
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:

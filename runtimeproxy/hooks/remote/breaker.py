@@ -1,9 +1,10 @@
-"""Skips a hook server that does not answer, and finds out when it does again."""
+"""Skips a hook server that does not answer, and finds out when it does again. Used in the loop's thread."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 FAILURES_TO_OPEN: Final = 3
@@ -12,86 +13,84 @@ PROBE_INTERVAL_S: Final = 0.5
 
 
 class Breaker:
-    """Counts failures in a row: open means that the server is skipped. May be used in any thread.
+    """Counts failures in a row: open means that the server is skipped.
 
     Attributes:
-        is_open: whether the server is skipped; may be read without a lock.
+        is_open: whether the server is skipped.
+        opened: when it opened last, by its clock, and why.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._failures = 0
-        self._opened_s = 0.0
-        self._cause = ""
+        self.opened = (0.0, "")
         self.is_open = False
-
-    @property
-    def opened(self) -> tuple[float, str]:
-        """When it opened last, by its clock, and why."""
-        with self._lock:
-            return self._opened_s, self._cause
 
     def failed(self, cause: str) -> bool:
         """Count a failure; returns whether it opened the breaker."""
-        with self._lock:
-            self._failures += 1
-            if self.is_open or self._failures < FAILURES_TO_OPEN:
-                return False
-            self._opened_s, self._cause = self._clock(), cause
-            self.is_open = True
-            return True
+        self._failures += 1
+        if self.is_open or self._failures < FAILURES_TO_OPEN:
+            return False
+        self.opened = self._clock(), cause
+        self.is_open = True
+        return True
 
     def answered(self) -> float | None:
         """Note that the server answered; returns for how long it was skipped if this closed the breaker."""
-        with self._lock:
-            self._failures = 0
-            if not self.is_open:
-                return None
-            self.is_open = False
-            return max(self._clock() - self._opened_s, 0.0)
+        self._failures = 0
+        if not self.is_open:
+            return None
+        self.is_open = False
+        return max(self._clock() - self.opened[0], 0.0)
 
 
 class Prober:
-    """Asks a server again and again, in the background, from `start` to `stop`.
+    """Asks a server again and again, from `start` to `stop`.
 
     Args:
-        name: of the threads.
-        probe: asks once, with a deadline in seconds; must not raise.
-        deadlines_s: each in a thread of its own: with a short one it shows soon that the server is back, a
+        probe: asks once, with a deadline in seconds, and calls back when that is over.
+        deadlines_s: each is asked with by itself: with a short one it shows soon that the server is back, a
             long one lets a slow server answer.
     """
 
-    def __init__(self, name: str, probe: Callable[[float], None], deadlines_s: frozenset[float]) -> None:
-        self._name = name
+    def __init__(
+        self, probe: Callable[[float, Callable[[], None]], None], deadlines_s: frozenset[float]
+    ) -> None:
         self._probe = probe
         self._deadlines_s = deadlines_s
-        self._lock = threading.Lock()
-        self._ended: threading.Event | None = None
+        self._timers: dict[float, asyncio.TimerHandle] = {}
         self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it asks just now."""
+        return bool(self._timers)
 
     def start(self) -> None:
         """Begin, unless it has begun or is closed."""
-        with self._lock:
-            if self._ended is not None or self._is_closed:
-                return
-            self._ended = ended = threading.Event()
-        for deadline_s in self._deadlines_s:
-            threading.Thread(target=self._run, args=(deadline_s, ended), name=self._name, daemon=True).start()
+        if not (self._timers or self._is_closed):
+            for deadline_s in self._deadlines_s:
+                self._wait(deadline_s)
 
     def stop(self) -> None:
-        """End; a probe under way is not waited for."""
-        with self._lock:
-            ended, self._ended = self._ended, None
-        if ended is not None:
-            ended.set()
+        """End; what a probe under way finds out still counts."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def close(self) -> None:
         """End for good."""
-        with self._lock:
-            self._is_closed = True
+        self._is_closed = True
         self.stop()
 
-    def _run(self, deadline_s: float, ended: threading.Event) -> None:
-        while not ended.wait(PROBE_INTERVAL_S):
-            self._probe(deadline_s)
+    def _wait(self, deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[deadline_s] = loop.call_later(PROBE_INTERVAL_S, self._ask, deadline_s)
+
+    def _ask(self, deadline_s: float) -> None:
+        self._probe(deadline_s, partial(self._asked, deadline_s, self._timers[deadline_s]))
+
+    def _asked(self, deadline_s: float, timer: asyncio.TimerHandle) -> None:
+        # Another timer, or none, is there if it has been stopped meanwhile.
+        if self._timers.get(deadline_s) is timer:
+            self._wait(deadline_s)

@@ -1,31 +1,36 @@
-"""One hook server as one policy of the chain."""
+"""One hook server as one policy of the chain. Used in the event loop's thread."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from google.protobuf.message import DecodeError
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.concern import Concern, PodTraits
-from runtimeproxy.hooks.leg import time_left_s
-from runtimeproxy.hooks.loaded import MAX_PRIORITY, LoadedPolicy
+from runtimeproxy.hooks.loaded import MAX_PRIORITY, Answered, Asking, LoadedPolicy
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.breaker import Breaker, Prober
-from runtimeproxy.hooks.remote.client import (
-    AnsweredError,
-    HookClient,
-    HookServerError,
-    LateError,
-    UndecodableError,
-)
 from runtimeproxy.hooks.remote.exchanges import EXCHANGES, NO_SUCH_METHOD, Exchange
 from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.http2.client import (
+    AnsweredError,
+    CallError,
+    LateError,
+    UnaryClient,
+    UnreachableError,
+    UnusableError,
+    request_block,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.changes import CgroupChange
@@ -37,19 +42,15 @@ REFUSAL_PREFIX: Final = "hook server err: "
 """Stands before a hook server's text. Source: Koordinator pkg/runtimeproxy/server/cri/criserver.go."""
 PRIORITY: Final = MAX_PRIORITY + 1
 """After all policies of this process."""
-THREAD_GRACE_S: Final = 0.25
-"""How much longer a hook may take than its RPC, so that the RPC's own deadline frees the thread."""
-CHAIN_SLACK_S: Final = 0.02
-"""How much earlier an RPC ends than the time for all policies: nobody then waits for its thread."""
 ENOUGH_S: Final = 0.5
 """A server that has not answered in this time has failed, even if its own timeout is longer."""
-SHORTEST_CALL_S: Final = 0.001
-"""Even if the time for a call's policies is up: a deadline in the past is none to gRPC."""
 SHORT_PROBE_S: Final = 2.0
 """Deadline of probes: with the interval between them, a server is back in use within 3 s."""
 
 _MAX_TEXT_LENGTH: Final = 1_024
 """How much of a server's error text goes on: a status message has to fit into one header block."""
+_ON_LOOP_BYTES: Final = 64 * 1024
+"""Longer answers are read in a worker thread."""
 _MIN_SECRET_LENGTH: Final = 8
 """Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
 
@@ -58,16 +59,35 @@ class SkippedError(RuntimeProxyError):
     """The server is not asked because it has not answered lately."""
 
 
-class _Probe(NamedTuple):
-    """What to ask a server to find out whether it answers."""
+_TRANSPORT_CODES: Final = frozenset(
+    {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
+)
+"""An answered status of these says no more than that something on the way to the hooks failed."""
 
-    path: str
-    request: bytes
-    exchange: Exchange | None
-    """None: of an RPC that does not exist, for which any answer will do."""
+_Note: TypeAlias = Callable[..., object]
+"""Calls a function in the loop's thread."""
 
 
-_LIFE_SIGN: Final = _Probe(NO_SUCH_METHOD, b"", None)
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a server is asked; a `RemoteQuestion`."""
+
+    server: HookServer
+    hook: Hook
+    view: PodView | ContainerView
+    exchange: Exchange
+    message: Any
+    data: bytes
+    """The message's bytes."""
+
+    def put(self, timeout_s: float, answered: Answered, /) -> Asking:
+        """Put the question."""
+        return self.server.ask(self, timeout_s, answered)
+
+
+_BLOCKS: Final = {hook: request_block(exchange.method) for hook, exchange in EXCHANGES.items()}
+"""Header blocks of the hooks' methods."""
+_LIFE_SIGN: Final = request_block(NO_SUCH_METHOD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +104,6 @@ class _Reachable(Concern):
 class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
-    To be made outside the event loop's thread: with it, gRPC is loaded.
-
     Args:
         registration: what its file says.
         short_probe_s: the deadline of probes that soon find a server that is back; those of slow servers have
@@ -93,15 +111,12 @@ class HookServer:
     """
 
     def __init__(self, registration: Registration, short_probe_s: float = SHORT_PROBE_S) -> None:
-        import grpc  # noqa: F401 - so that no call waits for it
-
         self.registration = registration
-        self._client = HookClient(registration.endpoint)
+        self._client = UnaryClient(registration.endpoint)
         self._breaker = Breaker(time.time)
         deadlines_s = frozenset({registration.timeout_s, min(registration.timeout_s, short_probe_s)})
-        self._prober = Prober(f"probe-{registration.name}", self._probe, deadlines_s)
-        self._lock = threading.Lock()
-        self._failed: _Probe | None = None
+        self._prober = Prober(self._probe, deadlines_s)
+        self._failed: _Question | None = None
 
     @property
     def trouble(self) -> str:
@@ -112,10 +127,15 @@ class HookServer:
         since = datetime.fromtimestamp(opened_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return f"not asked since {since}: {cause}"
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a call is refused when the server cannot be asked."""
+        return self.registration.failure_policy is FailurePolicy.FAIL
+
     def loaded(self) -> LoadedPolicy:
         """Return the server as a policy of the chain."""
         registration = self.registration
-        concern = Concern() if self._is_strict else _Reachable(breaker=self._breaker)
+        concern = Concern() if self.is_strict else _Reachable(breaker=self._breaker)
         policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": concern})
         return LoadedPolicy(
             concern=concern,
@@ -123,11 +143,11 @@ class HookServer:
             origin=registration.endpoint,
             policy=policy(),
             priority=PRIORITY,
-            timeout_s=registration.timeout_s + THREAD_GRACE_S,
+            timeout_s=registration.timeout_s,
             failure_policy=registration.failure_policy,
-            methods=MappingProxyType({hook: partial(self._ask, hook) for hook in registration.hooks}),
-            is_remote=True,
-            blocks=True,
+            remote_hooks=MappingProxyType(
+                {hook: partial(self._question, hook) for hook in registration.hooks}
+            ),
         )
 
     def close(self) -> None:
@@ -136,67 +156,57 @@ class HookServer:
         self._client.close()
         self._failed = None
 
-    @property
-    def _is_strict(self) -> bool:
-        return self.registration.failure_policy is FailurePolicy.FAIL
-
-    def _ask(self, hook: Hook, view: PodView | ContainerView) -> CgroupChange | None:
-        """A hook of the policy.
-
-        Raises:
-            RefusalError: the server fails, and its failure policy is to refuse.
-            RuntimeProxyError: the server fails, and it is ignored or too late to refuse.
-        """
+    def ask(self, question: _Question, timeout_s: float, answered: Answered) -> Asking:
+        """Ask the server, unless it is skipped."""
         if self._breaker.is_open:
-            self._skip(hook)
-            return None
+            skipped = partial(_raise, self._skipped(question.hook)) if self.is_strict else _nothing
+            return asyncio.get_running_loop().call_soon(answered, skipped, False)
+        done = partial(self._done, question, timeout_s, answered)
+        return self._client.call(_BLOCKS[question.hook], question.data, timeout_s, done)
+
+    def _question(self, hook: Hook, view: PodView | ContainerView) -> _Question:
         exchange = EXCHANGES[hook]
-        request = exchange.request(view)
-        probe = _Probe(exchange.method, request.SerializeToString(), exchange)
-        timeout_s = self.registration.timeout_s
-        allowed_s = min(timeout_s, max(time_left_s() - CHAIN_SLACK_S, SHORTEST_CALL_S))
+        message = exchange.request(view)
+        return _Question(self, hook, view, exchange, message, message.SerializeToString())
+
+    def _done(
+        self, question: _Question, timeout_s: float, answered: Answered, outcome: bytes | CallError
+    ) -> None:
+        is_long = len(outcome if isinstance(outcome, bytes) else question.data) > _ON_LOOP_BYTES
+        note: _Note = asyncio.get_running_loop().call_soon_threadsafe if is_long else _call
+        answered(partial(self._read, question, timeout_s, outcome, note), is_long)
+
+    def _read(
+        self, question: _Question, timeout_s: float, outcome: bytes | CallError, note: _Note, _: object
+    ) -> CgroupChange | None:
+        """Read what came, in whatever thread, and note in the loop's what that says about the server."""
+        exchange = question.exchange
         try:
-            answer = self._call(probe, allowed_s)
-        except HookServerError as error:
-            failure = _to_be_told(error, view)
-            was_cut_short = isinstance(failure, LateError) and allowed_s < min(timeout_s, ENOUGH_S)
-            if not (isinstance(failure, AnsweredError) or was_cut_short):
-                self._note_failure(probe if _is_refusable(hook) else _LIFE_SIGN, failure)
-            raise self._raised(hook, failure) from None
+            answer = _parsed(exchange, outcome, timeout_s)
+        except CallError as error:
+            failure = _to_be_told(error, question.view)
+            was_cut_short = timeout_s < min(self.registration.timeout_s, ENOUGH_S)
+            if isinstance(failure, AnsweredError):
+                note(self._note_answer)
+            elif not (isinstance(failure, LateError) and was_cut_short):
+                note(self._note_failure, question, failure)
+            raise self._raised(question.hook, failure) from None
+        note(self._note_answer)
         if exchange.change is None:
             return None
-        return exchange.change(request, answer, self.registration.answers)
+        return exchange.change(question.message, answer, self.registration.answers)
 
-    def _skip(self, hook: Hook) -> None:
-        if not self._is_strict:
-            return
+    def _skipped(self, hook: Hook) -> Exception:
         trouble = self.trouble or "not asked just now"
         if _is_refusable(hook):
-            raise RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
-        raise SkippedError(trouble)
-
-    def _call(self, probe: _Probe, timeout_s: float) -> object:
-        """Make an RPC, parse its answer, and note that the server answered if it did.
-
-        Raises:
-            HookServerError: it failed.
-        """
-        try:
-            data = self._client.call(probe.path, probe.request, timeout_s)
-            answer = _parsed(probe.exchange, data)
-        except AnsweredError:
-            self._note_answer()
-            raise
-        self._note_answer()
-        return answer
+            return RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
+        return SkippedError(trouble)
 
     def _note_answer(self) -> None:
-        with self._lock:
-            self._failed = None
-            skipped_s = self._breaker.answered()
-            if skipped_s is not None:
-                self._prober.stop()
+        self._failed = None
+        skipped_s = self._breaker.answered()
         if skipped_s is not None:
+            self._prober.stop()
             name = self.registration.name
             logger.info(
                 "hook server %s answers again after %.1f s",
@@ -205,12 +215,11 @@ class HookServer:
                 extra={"server": name, "skipped_s": round(skipped_s, 1)},
             )
 
-    def _note_failure(self, probe: _Probe, error: HookServerError) -> None:
-        with self._lock:
-            if self._failed is None or probe is not _LIFE_SIGN:
-                self._failed = probe
-            has_opened = self._breaker.failed(str(error)) and self._probes()
-        if has_opened:
+    def _note_failure(self, question: _Question, error: CallError) -> None:
+        if _is_refusable(question.hook):
+            self._failed = question
+        if self._breaker.failed(str(error)):
+            self._prober.start()
             name = self.registration.name
             logger.warning(
                 "hook server %s is skipped until it answers again: %s",
@@ -219,42 +228,66 @@ class HookServer:
                 extra={"server": name, "cause": str(error)},
             )
 
-    def _probes(self) -> bool:
-        """Begins to probe; without a thread for that the server stays in use, and later ones try again."""
-        try:
-            self._prober.start()
-        except RuntimeError:
-            self._prober.stop()
-            self._breaker.answered()
-            return False
-        return True
-
-    def _probe(self, deadline_s: float) -> None:
+    def _probe(self, deadline_s: float, over: Callable[[], None]) -> None:
         """Repeat what failed last; the answer counts for nothing but that there is one."""
-        try:
-            self._call(self._failed or _LIFE_SIGN, deadline_s)
-        except HookServerError:
-            return
+        question = self._failed
+        # A post hook is not repeated, so any answer will do.
+        exchange = question.exchange if question is not None else None
 
-    def _raised(self, hook: Hook, error: HookServerError) -> RuntimeProxyError:
+        def done(outcome: bytes | CallError) -> None:
+            # A long answer is believed unread.
+            is_long = isinstance(outcome, bytes) and len(outcome) > _ON_LOOP_BYTES
+            with suppress(UnreachableError, LateError, UnusableError):
+                with suppress(AnsweredError):
+                    _parsed(None if is_long else exchange, outcome, deadline_s)
+                self._note_answer()
+            over()
+
+        if question is None:
+            self._client.call(_LIFE_SIGN, b"", deadline_s, done)
+        else:
+            self._client.call(_BLOCKS[question.hook], question.data, deadline_s, done)
+
+    def _raised(self, hook: Hook, error: CallError) -> RuntimeProxyError:
         """Return what the chain gets of a failure."""
-        if not self._is_strict or not _is_refusable(hook):
+        if not self.is_strict or not _is_refusable(hook):
             return error
         code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
         return RefusalError(f"{REFUSAL_PREFIX}{error.text}", code)
 
 
-def _parsed(exchange: Exchange | None, data: bytes) -> object:
-    """An answer without effect need not be read."""
-    from google.protobuf.message import DecodeError
+def _call(function: Callable[..., object], *arguments: object) -> None:
+    function(*arguments)
 
+
+def _raise(error: Exception, _: object) -> None:
+    raise error
+
+
+def _nothing(_: object) -> None:
+    """The answer of a server that is not asked."""
+
+
+def _parsed(exchange: Exchange | None, outcome: bytes | CallError, timeout_s: float) -> object:
+    """Return the answer's message; None if it has no effect, for then it need not be read.
+
+    Raises:
+        CallError: there is no answer; the type says whose failure that is.
+    """
+    if isinstance(outcome, CallError):
+        if isinstance(outcome, AnsweredError) and outcome.code in _TRANSPORT_CODES:
+            if outcome.code is StatusCode.DEADLINE_EXCEEDED:
+                # Both ends have the deadline, and the server's own text says no more than that.
+                raise LateError(outcome.code, f"no answer within {timeout_s:g} s")
+            raise UnreachableError(outcome.code, outcome.text)
+        raise outcome
     if exchange is None or exchange.change is None:
         return None
     try:
-        answer: object = exchange.response(data)
+        answer: object = exchange.response(outcome)
     except DecodeError:
         text = f"the answer to {exchange.method} cannot be decoded"
-        raise UndecodableError(StatusCode.INTERNAL, text) from None
+        raise UnusableError(StatusCode.INTERNAL, text) from None
     return answer
 
 
@@ -262,7 +295,7 @@ def _is_refusable(hook: Hook) -> bool:
     return hook.startswith("pre_")
 
 
-def _to_be_told(error: HookServerError, view: PodView | ContainerView) -> HookServerError:
+def _to_be_told(error: CallError, view: PodView | ContainerView) -> CallError:
     """Return the error for logs and events: without environment values, which it may quote, and cut.
 
     Values of several lines are looked for by line, for texts that quote them often escape their ends.

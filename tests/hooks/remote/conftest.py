@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def serving(folder: Path) -> Iterator[HookServing]:
 
 
 @pytest.fixture
-def made() -> Iterator[list[HookServer]]:
+async def made() -> AsyncIterator[list[HookServer]]:
     """Servers to be closed after the test."""
     servers: list[HookServer] = []
     yield servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
+from runtimeproxy.hooks.loaded import HookMethod
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.registration import HOOK_NAMES, Answers, Registration
 from runtimeproxy.hooks.remote.server_policy import HookServer
@@ -39,14 +41,18 @@ def registration(folder: Path, **changes: Any) -> Registration:
     return Registration(**{**values, **changes})
 
 
-def ask(server: HookServer, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> object:
-    return server.loaded().methods[hook](view)
+async def ask(server: HookServer, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> object:
+    """What the chain gets of a server, or raises."""
+    came: asyncio.Future[HookMethod] = asyncio.get_running_loop().create_future()
+    question = server.loaded().remote_hooks[hook](view)
+    question.put(server.registration.timeout_s, lambda answer, _: came.set_result(answer))
+    return (await came)(view)
 
 
-def answers(server: HookServer) -> bool:
+async def answers(server: HookServer) -> bool:
     """Whether it answers in its time; one with little time does not always on a busy machine."""
     try:
-        return ask(server) is None
+        return await ask(server) is None
     except RuntimeProxyError:
         return False
 
@@ -55,7 +61,9 @@ def concerns(server: HookServer) -> bool:
     return server.loaded().concern.matches(VIEW)
 
 
-def fail(server: HookServer, times: int, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> None:
+async def fail(
+    server: HookServer, times: int, hook: Hook = PRE, view: PodView | ContainerView = VIEW
+) -> None:
     for _ in range(times):
         with pytest.raises(RuntimeProxyError):
-            ask(server, hook, view)
+            await ask(server, hook, view)

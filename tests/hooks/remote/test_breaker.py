@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from itertools import count
 
 import pytest
 
 from runtimeproxy.hooks.remote.breaker import Breaker, Prober
-from tests.lab.deadline import wait_until
+from tests.hooks.asking import until
 
 
 @pytest.fixture
@@ -40,38 +40,38 @@ def test_an_answer_closes_it(breaker: Breaker) -> None:
     assert [breaker.failed("a") for _ in range(3)] == [False, False, True]
 
 
-def test_one_of_many_threads_opens_it(breaker: Breaker) -> None:
-    opened: list[bool] = []
-    start = threading.Barrier(8)
-
-    def fail() -> None:
-        start.wait()
-        opened.extend(breaker.failed("a") for _ in range(100))
-
-    threads = [threading.Thread(target=fail) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert opened.count(True) == 1
-
-
-def test_a_prober_asks_until_it_is_stopped() -> None:
+async def test_a_prober_asks_until_it_is_stopped() -> None:
     asked: list[float] = []
-    prober = Prober("probe-test", asked.append, frozenset({1.0, 2.0}))
+
+    def probe(deadline_s: float, over: Callable[[], None]) -> None:
+        asked.append(deadline_s)
+        over()
+
+    prober = Prober(probe, frozenset({1.0, 2.0}))
     prober.start()
     prober.start()
-    wait_until(lambda: set(asked) == {1.0, 2.0}, "a probe with each deadline")
+    assert prober.is_running
+    await until(lambda: set(asked) == {1.0, 2.0})
     prober.stop()
-    wait_until(lambda: not _probes(), "the end of the probes' threads")
+    assert not prober.is_running
 
 
-def test_a_closed_prober_does_not_start() -> None:
-    prober = Prober("probe-test", lambda _: None, frozenset({1.0}))
+async def test_a_probe_that_ends_after_the_stop_begins_no_other() -> None:
+    under_way: list[Callable[[], None]] = []
+    prober = Prober(lambda _, over: under_way.append(over), frozenset({1.0}))
+    prober.start()
+    await until(lambda: bool(under_way))
+    prober.stop()
+    prober.start()
+    under_way[0]()
+    await until(lambda: len(under_way) == 2)
+    prober.close()
+    under_way[1]()
+    assert not prober.is_running
+
+
+async def test_a_closed_prober_does_not_start() -> None:
+    prober = Prober(lambda _, over: over(), frozenset({1.0}))
     prober.close()
     prober.start()
-    assert not _probes()
-
-
-def _probes() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "probe-test"]
+    assert not prober.is_running

@@ -1,0 +1,128 @@
+"""A server that speaks HTTP/2 frames as a test scripts them, right or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from hpack import Encoder
+
+from runtimeproxy.http2 import frames
+
+OK = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+DONE = [(b"grpc-status", b"0")]
+
+
+class Peer:
+    """One client of the server.
+
+    Attributes:
+        requests: what has come whole on each stream, without the prefix of the message.
+        resets: streams that the client has reset, with the code.
+        seen: types of the frames that have come, oldest first.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._encoder = Encoder()
+        self._bodies: dict[int, bytes] = {}
+        self.resets: dict[int, int] = {}
+        self.seen: list[int] = []
+        self.goaway: bytes | None = None
+
+    def send(self, *raw: bytes) -> None:
+        """Writes frames."""
+        self._writer.write(b"".join(raw))
+
+    def abort(self) -> None:
+        """Ends the connection, whatever has not been sent."""
+        self._writer.transport.abort()
+
+    def headers(self, stream_id: int, fields: list[tuple[bytes, bytes]], *, end: bool = False) -> bytes:
+        """A HEADERS frame."""
+        flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
+        return frames.frame(frames.HEADERS, flags, stream_id, self._encoder.encode(fields))
+
+    def answer(self, stream_id: int, message: bytes = b"") -> bytes:
+        """All frames of an answer; the message is cut into frames."""
+        data = bytes(1) + len(message).to_bytes(4, "big") + message
+        cut = [data[at : at + 16384] for at in range(0, len(data), 16384)]
+        body = b"".join(frames.frame(frames.DATA, 0, stream_id, part) for part in cut)
+        return self.headers(stream_id, OK) + body + self.headers(stream_id, DONE, end=True)
+
+    async def frame(self) -> tuple[int, int, int, bytes]:
+        """The next frame: type, flags, stream, payload."""
+        head = await self._reader.readexactly(frames.HEADER_BYTES)
+        high, low, kind, flags, stream_id = frames.FRAME_HEADER.unpack(head)
+        payload = await self._reader.readexactly(high << 8 | low)
+        self.seen.append(kind)
+        if kind == frames.RST_STREAM:
+            self.resets[stream_id] = int.from_bytes(payload, "big")
+        elif kind == frames.GOAWAY:
+            self.goaway = payload
+        return kind, flags, stream_id, payload
+
+    async def request(self) -> tuple[int, bytes]:
+        """The next whole request: its stream and message."""
+        while True:
+            kind, flags, stream_id, payload = await self.frame()
+            if kind == frames.DATA:
+                self._bodies[stream_id] = self._bodies.get(stream_id, b"") + payload
+                if flags & frames.END_STREAM:
+                    return stream_id, self._bodies.pop(stream_id)[5:]
+
+    async def until_frame(self, wanted: int) -> tuple[int, int, int, bytes]:
+        """The next frame of a type."""
+        while (frame := await self.frame())[0] != wanted:
+            pass
+        return frame
+
+    async def preface(self) -> None:
+        """Reads the client's preface, and sends the server's."""
+        assert await self._reader.readexactly(len(frames.PREFACE)) == frames.PREFACE
+        self.send(frames.EMPTY_SETTINGS)
+
+
+Script: TypeAlias = Callable[[Peer], Awaitable[None]]
+
+
+class RawServer:
+    """Serves each connection by the next script; the last one serves all that follow."""
+
+    def __init__(self, path: Path, *scripts: Script) -> None:
+        self.path = path
+        self._scripts = list(scripts)
+        self.peers: list[Peer] = []
+        self._server: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> RawServer:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for peer in self.peers:
+            peer.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.append(task)
+        peer = Peer(reader, writer)
+        self.peers.append(peer)
+        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        try:
+            await peer.preface()
+            await script(peer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
