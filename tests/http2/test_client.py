@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -569,9 +570,8 @@ def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
             async with asyncio.timeout(LONG_S):
                 await over.wait()
         client.close()
-        for _ in range(20):
-            # What is closed goes in the next turns of the loop.
-            await asyncio.sleep(0)
+        transports: Mapping[int, Any] = loop._transports  # type: ignore[attr-defined]
+        await until(lambda: all(each._sock is None for each in list(transports.values())))
         assert [len(came) for came in outcomes] == [1, 1, 1]
         assert client._calls == client._held_bytes == 0
         assert not client._waiting
