@@ -106,6 +106,9 @@ class RawServer:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        for _ in range(5):
+            # Clients that it has accepted are served in the next turns.
+            await asyncio.sleep(0)
         for peer in self.peers:
             peer.abort()
         for task in self._tasks:
