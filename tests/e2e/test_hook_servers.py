@@ -84,8 +84,17 @@ def oom_score_adj(running: RunningPod) -> int:
 
 
 def environment(running: RunningPod) -> list[str]:
-    """Of the container's process, without what the runtime adds."""
-    entries = Path(f"/proc/{running.main_pid()}/environ").read_bytes().decode().split("\0")
+    """Of the container's process, without what the runtime adds.
+
+    After the runtime's answer the process may still be runc's own, which has not come to its exec.
+    """
+    file = Path(f"/proc/{running.main_pid()}/environ")
+
+    def executed() -> str:
+        text = file.read_bytes().decode()
+        return "" if "_LIBCONTAINER_" in text else text
+
+    entries = wait_until(executed, "the container's own process").split("\0")
     return [each for each in entries if each and each.partition("=")[0] not in {"PATH", "HOSTNAME", "HOME"}]
 
 
