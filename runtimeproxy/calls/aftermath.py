@@ -99,7 +99,7 @@ async def write_due(desk: Desk, due: DueWrites) -> None:
     if desk.chain is not None:
         pod = recorded_pod(due.pod) if due.pod is not None else PodView()
         subject = Subject(Hook.POST_START_CONTAINER, recorded_container(due.container, pod), time.time())
-        audit_late_writes(desk.chain.audit, subject, due.container.owners, written)
+        audit_late_writes(desk.chain.audit, subject, due.owners, written)
 
 
 async def _look_after_cgroups(desk: Desk, operation: Operation) -> None:

@@ -57,6 +57,8 @@ def write_answer(
     if question.details is None:
         return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
     operation.pending.update(change.cgroup)
+    names = [str(Field(CGROUP, name)) for name in change.cgroup]
+    operation.pending_owners.update((name, decision.owners[name]) for name in names)
     return dict.fromkeys(change.cgroup, Written(is_pending=True))
 
 

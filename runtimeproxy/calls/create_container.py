@@ -192,7 +192,9 @@ class CreateContainer(Operation):
         yield Question(Hook.POST_CREATE_CONTAINER, pod, details=lambda: (recorded_container(record, pod), ""))
         known = self.context.store.containers.get(record.id)
         if known is record and self.pending:
-            self.context.store.containers.put(replace(record, pending_cgroup=dict(self.pending)))
+            owners = {**record.owners, **self.pending_owners}
+            waiting = replace(record, pending_cgroup=dict(self.pending), owners=owners)
+            self.context.store.containers.put(waiting)
 
     async def confirm(self) -> bool:
         """The runtime has a container of this name and attempt in the sandbox, or it has not."""

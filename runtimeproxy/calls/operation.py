@@ -65,6 +65,8 @@ class DueWrites(NamedTuple):
     values: Mapping[str, int | str]
     container: ContainerRecord
     pod: PodRecord | None
+    owners: Mapping[str, str]
+    """The policies that want them, by the names of fields."""
 
 
 def no_edit(change: CgroupChange) -> bool:
@@ -123,6 +125,7 @@ class Operation(ABC):
         request_type: Of the request.
         request: The request; edited in place.
         pending: Cgroup values that wait for the container's cgroup.
+        pending_owners: The policies that want them, by the names of fields.
         elsewhere: Runs what takes long; None if the request is short, and all of it takes microseconds.
     """
 
@@ -137,6 +140,7 @@ class Operation(ABC):
         self.context = context
         self.request = request
         self.pending: dict[str, int | str] = {}
+        self.pending_owners: dict[str, str] = {}
         self.elsewhere: Elsewhere | None = None
 
     @property

@@ -47,7 +47,9 @@ class StartContainer(ContainerCall):
         """What policies wanted at the creation and before the start."""
         record = self.record
         cgroup = "" if record is None or not self._due else self.cgroup(record)
-        return DueWrites(cgroup, self._due, record, self.pod) if record is not None and cgroup else None
+        if record is None or not cgroup:
+            return None
+        return DueWrites(cgroup, self._due, record, self.pod, {**record.owners, **self.pending_owners})
 
     @property
     def disturbed_cgroup(self) -> str:

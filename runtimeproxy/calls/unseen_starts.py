@@ -18,6 +18,6 @@ def take_due(context: CallContext) -> list[DueWrites]:
         pod = context.store.pods.get(record.pod_id)
         cgroup = container_cgroup(context, pod, record)
         if cgroup:
-            due.append(DueWrites(cgroup, record.pending_cgroup, record, pod))
+            due.append(DueWrites(cgroup, record.pending_cgroup, record, pod, record.owners))
             context.store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
     return due

@@ -19,6 +19,7 @@ from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.cgroups import Outcome as WriteOutcome
 from runtimeproxy.cgroups import WriteResult
 from runtimeproxy.hooks import CgroupChange, Policy
+from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
@@ -151,6 +152,7 @@ class Surroundings:
         self.store = PodStore()
         self.runtime = ScriptedRuntime()
         self.writer = RecordedWriter()
+        self.audit: list[AuditEntry] = []
         self.unsettled = 0
         self.workers = Workers()
         self._executor = ThreadPoolExecutor(2)
@@ -179,7 +181,7 @@ class Surroundings:
         """Loads the messages and these policies; settings go by the policies' names, with `_` for `-`."""
         await self.interceptor.load()
         loaded = (bind(policy, settings.get(policy.name.replace("-", "_"))) for policy in policies)
-        chain = Chain(loaded, self.workers)
+        chain = Chain(loaded, self.workers, sink=self.audit.append)
         self.interceptor.use(chain)
         return chain
 

@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.hooks import CgroupChange, ContainerChange
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
@@ -70,6 +71,31 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
     assert (record.state, record.pending_cgroup) == (Lifecycle.RUNNING, {})
+
+
+@pytest.mark.parametrize("error", ["", "EBUSY: no"])
+async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundings, error: str) -> None:
+    found = policy(
+        pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}),
+        post_create_container=CgroupChange(cgroup={"memory.high": 9}),
+        pre_start_container=CgroupChange(cgroup={"cpu.cfs_burst_us": 5}),
+    )
+    await desk.load(found)
+    await with_settled_container(desk)
+    assert {entry.kind for entry in desk.audit} == {AuditKind.PENDING}
+    desk.writer.error = error
+    await done(desk, "StartContainer")
+    late = [entry for entry in desk.audit if entry.hook == "post_start_container"]
+    assert [entry.field for entry in late] == [
+        "cgroup[cpu.idle]",
+        "cgroup[memory.high]",
+        "cgroup[cpu.cfs_burst_us]",
+    ]
+    assert {entry.kind for entry in late} == {AuditKind.FAILED if error else AuditKind.CHANGED}
+    assert {(entry.policy, entry.container_id, entry.sandbox_id) for entry in late} == {
+        ("test", CONTAINER_ID, POD_ID)
+    }
+    assert all(entry.reason == error for entry in late if error)
 
 
 async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Surroundings) -> None:
