@@ -203,8 +203,5 @@ class DataSender:
     def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:
         size = len(content)
         header = FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, END_STREAM if is_last else 0, stream_id)
-        chunks = self._state.to_runtime.chunks
-        if size < 4096:
-            chunks.append(header + content)
-        else:
-            chunks.extend((header, content))
+        # A copy: a view in the transport's buffer would keep the whole message after it counts as written.
+        self._state.to_runtime.chunks.append(header + content)

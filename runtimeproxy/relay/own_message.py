@@ -89,6 +89,8 @@ class OwnMessage:
         self._unsent = self._unsent[size_bytes:]
         self._sent_bytes += size_bytes
         if not self._unsent:
+            # Even an empty view keeps the whole message, which the runtime may take long to answer.
+            self._unsent = _NOTHING
             self.is_sending = False
             if self._on_sent is not None:
                 self._on_sent()
