@@ -21,7 +21,7 @@ _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u":
 
 
 class RequestHead(NamedTuple):
-    """What the relay reads of a request's headers; raw values, empty when absent."""
+    """What the relay reads of a request's headers; empty when absent. The path is `served_path`'s."""
 
     path: str
     timeout: bytes
@@ -40,6 +40,16 @@ def parse_timeout(value: bytes) -> float | None:
     """
     match = _TIMEOUT.match(value)
     return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
+
+
+def served_path(path: bytes) -> str:
+    """Returns a `:path` as its runtime reads it: servers in Go serve it without its first slash, too.
+
+    Source: the server of grpc-go takes off one slash, if there is one, and splits at the last; containerd
+    1.6 and 2.2 serve no other spelling (`tests/e2e/test_path_spellings.py`).
+    """
+    text = path.decode("latin-1")
+    return text if path[:1] == b"/" or not path else "/" + text
 
 
 @dataclass(slots=True)
@@ -82,4 +92,4 @@ class HeaderTracker(HeadReader[RequestHead]):
 
 def _request_head(values: Sequence[bytes]) -> RequestHead:
     path, timeout, encoding, _ = values
-    return RequestHead(path.decode("latin-1"), timeout, encoding.decode("latin-1"))
+    return RequestHead(served_path(path), timeout, encoding.decode("latin-1"))

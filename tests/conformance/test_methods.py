@@ -13,6 +13,7 @@ from runtimeproxy.testing.builders import container_config, create_container_req
 from tests.conformance.bytes_client import Answer, BytesClient
 from tests.conformance.conftest import CONFIG, ProxyStarter
 from tests.conformance.grpc_server import grpc_server
+from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import IMAGE, RUNTIME, UNKNOWN, plain_create
 from tests.conformance.services import (
     BACKEND_HEALTH,
@@ -27,6 +28,8 @@ from tests.conformance.services import (
     numbered,
 )
 from tests.lab.cri_client import CriClient
+from tests.lab.proxy_process import ProxyProcess
+from tests.relay.wire import DATA, Frame
 
 METHODS = [
     (f"/{service.full_name}/{method.name}", method.server_streaming)
@@ -242,3 +245,35 @@ def test_runtime_without_the_old_version(folder: Path, start_proxy: ProxyStarter
 def _old(requests: object, context: grpc.ServicerContext) -> bytes:
     context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
     raise AssertionError
+
+
+LARGER_THAN_ALLOWED = Frame(DATA, 0, 1, b"\0" + (1 << 25).to_bytes(4))
+"""The beginning of a message that the daemon refuses if it holds the call."""
+
+
+@pytest.mark.parametrize("path", [f"{RUNTIME}/CreateContainer", f"{RUNTIME}/CreateContainer"[1:]])
+def test_a_method_is_held_with_and_without_its_first_slash(proxy: ProxyProcess, path: str) -> None:
+    """Servers in Go serve both (`tests/e2e/test_path_spellings.py`)."""
+    with Http2Client(proxy.socket) as client:
+        stream_id = client.open(path)
+        client.send(LARGER_THAN_ALLOWED)
+        trailers = client.answer(stream_id).trailers
+    assert trailers["grpc-message"].startswith("koord-runtime-proxy: request message is larger than")
+
+
+@pytest.mark.parametrize(
+    "path", [f"/{RUNTIME}/CreateContainer", f"{RUNTIME}/CreateContainer/", f"{RUNTIME}/CreateContainer?x=1"]
+)
+def test_what_no_runtime_serves_is_the_runtimes_to_refuse(proxy: ProxyProcess, path: str) -> None:
+    with Http2Client(proxy.socket) as client:
+        assert client.call(path).trailers["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+
+
+def test_the_daemons_own_services_are_not_left_to_the_runtime_without_the_first_slash(
+    proxy: ProxyProcess,
+) -> None:
+    with Http2Client(proxy.socket) as client:
+        asked = client.call(HEALTH_CHECK)
+        client.call(HEALTH_CHECK[1:])
+    assert asked.trailers["grpc-status"] == "0"
+    assert client.goaways == []

@@ -33,6 +33,22 @@ def test_path_deadline_and_encoding_are_read() -> None:
     assert HeaderTracker().decode(block, TABLE) == RequestHead("/a/B", b"3S", "gzip")
 
 
+@pytest.mark.parametrize(
+    ("sent", "served"),
+    [
+        ("/a/B", "/a/B"),
+        ("a/B", "/a/B"),
+        ("//a/B", "//a/B"),
+        ("a/B/", "/a/B/"),
+        ("/a/B?x", "/a/B?x"),
+        ("*", "/*"),
+        ("/", "/"),
+    ],
+)
+def test_a_path_is_read_as_servers_in_go_do(sent: str, served: str) -> None:
+    assert HeaderTracker().decode(Headers().request(sent), TABLE).path == served
+
+
 def test_a_block_that_says_nothing_has_an_empty_head() -> None:
     assert HeaderTracker().decode(b"", TABLE) == RequestHead("", b"", "")
 
@@ -142,4 +158,4 @@ def test_the_table_starts_with_4096_whatever_the_receiver_announces() -> None:
 
 def test_values_that_are_no_text_do_no_harm() -> None:
     tracker = HeaderTracker()
-    assert tracker.decode(b"\x04\x02\xff\xfe", TABLE).path == "\xff\xfe"
+    assert tracker.decode(b"\x04\x02\xff\xfe", TABLE).path == "/\xff\xfe"

@@ -77,3 +77,12 @@ def test_without_a_goaway_data_of_a_stream_that_was_never_opened_is_an_error() -
     play = opened()
     with pytest.raises(PeerError, match="never opened"):
         play.client(data(5, b"abc"))
+
+
+def test_a_path_without_its_first_slash_is_held_and_routed_like_one_with_it() -> None:
+    play = opened()
+    play.client(call := play.call(3, HELD[1:]), data(3, message(b"abc"), end=True))
+    assert play.interceptor.calls[0].head.path == HELD
+    assert play.runtime_got() == [call]
+    play.client(play.call(5, ELSEWHERE[1:], end=True))
+    assert play.client_got()[-1] == goaway(3)
