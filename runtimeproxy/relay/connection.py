@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from runtimeproxy.http2.frames import PREFACE, ErrorCode, PeerError
 from runtimeproxy.relay.dial import Dial
 from runtimeproxy.relay.relaying import GRACE_S, Relaying
-from runtimeproxy.relay.side import Side
+from runtimeproxy.relay.side import Pause, Side
 from runtimeproxy.relay.splice import Splice
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
 
     from runtimeproxy.relay.state import RelayOptions, Upstream
 
-logger = logging.getLogger(__name__)
-
 LINGER_S: Final = 1.0
 """How long bytes already read from a lost runtime may take to reach the client."""
-PREFACE_TIMEOUT_S: Final = 120.0
-"""How long a client may take to begin. Source: grpc-go's default ConnectionTimeout for its handshake."""
+FIRST_CALL_S: Final = 60.0
+"""How long a client may take to make its first call; those of the CRI make it at once."""
 
 
 def _nothing() -> None:
@@ -40,12 +39,14 @@ class ConnectionOptions:
         relay: for the HTTP/2 side.
         default_upstream: where a client is spliced to that does not speak HTTP/2.
         upstream_wait_s: how long new connections wait for an upstream that is away.
+        first_call_s: how long a client may take to make its first call.
         on_defect: told of each error in the relay's own code.
     """
 
     relay: RelayOptions
     default_upstream: Upstream
     upstream_wait_s: float
+    first_call_s: float = FIRST_CALL_S
     on_defect: Callable[[], None] = _nothing
 
 
@@ -54,20 +55,21 @@ class Connection:
 
     Args:
         options: shared by all connections.
-        admit: asked whether the client may connect.
         on_closed: called once, when the client's transport is gone.
+        upstream_socket: not connected yet; the connection closes it. None makes one when it is needed.
     """
 
     def __init__(
         self,
         options: ConnectionOptions,
-        admit: Callable[[asyncio.Transport], bool],
         on_closed: Callable[[Connection], None],
+        upstream_socket: socket.socket | None = None,
     ) -> None:
         self._options = options
+        self._upstream_socket = upstream_socket
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._client = Side(self._sniff, self._client_writable, self._client_lost, admit, self._client_ended)
+        self._client = Side(self._sniff, self._client_writable, self._client_lost, self._client_ended)
         self._is_client_full = False
         self._runtime: Side | None = None
         self._relaying: Relaying | None = None
@@ -82,8 +84,13 @@ class Connection:
 
     def protocol(self) -> asyncio.BaseProtocol:
         """Returns the protocol of the accepted socket."""
-        self._timer = self._loop.call_later(PREFACE_TIMEOUT_S, self.abort)
+        self._timer = self._loop.call_later(self._options.first_call_s, self._never_called)
         return self._client
+
+    def _never_called(self) -> None:
+        """A client that has something to say may be saying it just now: it gets a GOAWAY first."""
+        if self._drain is None:
+            self.drain(self.close)
 
     # --- beginning ---------------------------------------------------------------------------------------
 
@@ -97,7 +104,6 @@ class Connection:
         elif len(self._first_bytes) >= len(PREFACE):
             rest = bytes(self._first_bytes[len(PREFACE) :])
             self._first_bytes.clear()
-            self._stop_timer()
             self._relay(rest)
 
     def _relay(self, rest: bytes) -> None:
@@ -118,7 +124,9 @@ class Connection:
             self._options.upstream_wait_s,
             on_connected=functools.partial(self._connected, traffic),
             on_failed=functools.partial(self._upstream_failed, upstream),
+            sock=self._upstream_socket,
         )
+        self._upstream_socket = None
         self._dial.start()
 
     def _connected(self, traffic: Relaying | Splice, sock: socket.socket) -> None:
@@ -136,18 +144,23 @@ class Connection:
             return
         self._runtime = side
         if self._is_client_full:
-            side.pause()
+            side.pause(Pause.PEER_FULL)
         traffic.upstream_opened(side)
 
     def _adopted(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("cannot adopt a runtime connection", exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report("cannot adopt a runtime connection", error, level=logging.ERROR)
             self.abort()
 
     def _upstream_failed(self, upstream: Upstream, error: OSError) -> None:
         reason = error.strerror or type(error).__name__
-        logger.warning(
-            "%s is away: %s", upstream.name, reason, extra={"upstream": upstream.name, "reason": reason}
+        self._options.relay.failures.report(
+            f"{upstream.name} is away",
+            reason,
+            reason,
+            upstream=upstream.name,
+            socket=upstream.socket_path,
+            reason=reason,
         )
         if self._relaying is None:
             self.abort()
@@ -160,12 +173,12 @@ class Connection:
     def _client_writable(self, is_writable: bool) -> None:
         self._is_client_full = not is_writable
         if self._runtime is not None:
-            (self._runtime.resume if is_writable else self._runtime.pause)()
+            (self._runtime.resume if is_writable else self._runtime.pause)(Pause.PEER_FULL)
         if self._relaying is not None:
             self._relaying.client_writable(is_writable)
 
     def _runtime_writable(self, is_writable: bool) -> None:
-        (self._client.resume if is_writable else self._client.pause)()
+        (self._client.resume if is_writable else self._client.pause)(Pause.PEER_FULL)
         if self._relaying is not None:
             self._relaying.runtime_writable(is_writable)
 
@@ -224,16 +237,24 @@ class Connection:
 
     def _fail(self, error: Exception) -> None:
         """Ends the connection because of a broken peer or of a defect of ours."""
-        is_ours = not isinstance(error, PeerError)
-        code = ErrorCode.INTERNAL_ERROR if is_ours else cast("PeerError", error).code
-        level = logging.ERROR if is_ours else logging.WARNING
-        trace = error if is_ours else None
-        if is_ours:
+        if isinstance(error, PeerError):
+            code = error.code
+            # Behind a colon stands what the peer has sent.
+            cause = str(error).partition(":")[0]
+            self._options.relay.failures.report("connection ends", cause, str(error), http2_error=code.name)
+        else:
+            code = ErrorCode.INTERNAL_ERROR
             self._options.on_defect()
-        logger.log(level, "connection ends: %s", error, exc_info=trace, extra={"http2_error": code.name})
+            self._report("connection ends", error, level=logging.ERROR)
         if self._relaying is not None:
             self._relaying.fail(code)
         self.close()
+
+    def _report(self, what: str, error: BaseException, level: int) -> None:
+        """Logs a defect of ours with its traceback."""
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        cause = frame.f_code.co_filename, line
+        self._options.relay.failures.report(what, cause, str(error), level=level, error=error)
 
     def _client_lost(self) -> None:
         self._stop()
@@ -266,6 +287,9 @@ class Connection:
         self._stop_timer()
         if self._dial is not None:
             self._dial.cancel()
+        if self._upstream_socket is not None:
+            self._upstream_socket.close()
+            self._upstream_socket = None
         if self._relaying is not None:
             self._relaying.is_over = True
 

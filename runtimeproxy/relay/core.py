@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.http2 import frames
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtimeproxy.relay.state import RelayOptions, SpecialStream, Upstream
-
-logger = logging.getLogger(__name__)
-
-MAX_EARLY_BYTES: Final = 1024 * 1024
-"""Of client bytes that wait for the upstream; above it reading from the client pauses."""
 
 
 class RelayCore:
@@ -55,14 +50,25 @@ class RelayCore:
         self._drain_ping = b""
         self._request = RequestDirection(self.state, on_upstream, self._is_drain_ack)
         self.client_data: Callable[[bytes], None] = self._request.receive
-        self.runtime_data: Callable[[bytes], None] = ResponseDirection(self.state).receive
+        self._response = ResponseDirection(self.state)
+        self.runtime_data: Callable[[bytes], None] = self._response.receive
         self.state.to_runtime.chunks.append(frames.PREFACE)
         self.state.to_client.chunks.append(frames.EMPTY_SETTINGS)
 
     @property
     def is_early_full(self) -> bool:
         """Whether so much waits for the upstream that reading from the client must pause."""
-        return not self.state.is_open and self._request.early_bytes > MAX_EARLY_BYTES
+        return not self.state.is_open and self._request.is_early_full
+
+    @property
+    def is_client_behind(self) -> bool:
+        """Whether frames of the client wait for the next turn: call `client_data`, also without bytes."""
+        return self._request.is_behind
+
+    @property
+    def is_runtime_behind(self) -> bool:
+        """Whether frames of the runtime wait for the next turn: call `runtime_data`, also without bytes."""
+        return self._response.is_behind
 
     @property
     def failure(self) -> Exception | None:
@@ -98,7 +104,7 @@ class RelayCore:
     def upstream_opened(self) -> None:
         """The runtime connection is there: what waited for it can be written, and own DATA follows."""
         self.state.is_open = True
-        self._request.opened()
+        self._request.forget_early()
         self.state.sender.pump()
 
     def upstream_failed(self, text: str) -> None:
@@ -107,7 +113,7 @@ class RelayCore:
         for stream_id in sorted(state.open_streams):
             stream = state.special.pop(stream_id, None)
             if stream is not None:
-                _lose(stream)
+                self._lose(stream)
             due = state.table_updates.due()
             state.to_client.chunks.append(
                 refusal(stream_id, StatusCode.UNAVAILABLE, MESSAGE_PREFIX + text, due)
@@ -123,9 +129,10 @@ class RelayCore:
 
     def lost(self) -> None:
         """One side is gone: calls whose message was sent end unknown, all others are cancelled."""
+        self._request.forget_early()
         special, self.state.special = self.state.special, {}
         for stream in special.values():
-            _lose(stream)
+            self._lose(stream)
 
     def client_writable(self, is_writable: bool) -> None:
         """The client's transport went over its high-water mark, or below it again."""
@@ -179,9 +186,14 @@ class RelayCore:
         state.open_streams.clear()
         state.to_runtime.chunks.clear()
 
-
-def _lose(stream: SpecialStream) -> None:
-    try:
-        stream.lost()
-    except Exception:
-        logger.exception("the end of a held call was not taken well")
+    def _lose(self, stream: SpecialStream) -> None:
+        try:
+            stream.lost()
+        except Exception as error:  # noqa: BLE001  # the other calls of the connection have to end, too
+            self.state.options.failures.report(
+                "the handler of a held call failed while it was cancelled",
+                type(error).__name__,
+                type(error).__name__,
+                level=logging.ERROR,
+                error=error,
+            )

@@ -18,6 +18,15 @@ _RETRY_MOST_S: Final = 0.1
 _AWAY = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EINTR)
 
 
+def unconnected() -> socket.socket:
+    """Returns a socket to connect to an upstream with.
+
+    Raises:
+        OSError: no file descriptor is left, or no memory.
+    """
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
 class Dial:
     """Connects at once, or tries again until the time is over; a Unix connect never blocks.
 
@@ -26,6 +35,7 @@ class Dial:
         wait_s: how long an upstream that is away is waited for.
         on_connected: takes the socket, possibly before `start` returns.
         on_failed: takes the last error, never before `start` returns.
+        sock: a socket to connect with, so that no file descriptor is needed; None makes one.
     """
 
     def __init__(
@@ -34,10 +44,12 @@ class Dial:
         wait_s: float,
         on_connected: Callable[[socket.socket], None],
         on_failed: Callable[[OSError], None],
+        sock: socket.socket | None = None,
     ) -> None:
         self._upstream = upstream
         self._on_connected = on_connected
         self._on_failed = on_failed
+        self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._deadline_s = self._loop.time() + wait_s
         self._retry: asyncio.Handle | None = None
@@ -52,6 +64,12 @@ class Dial:
         for waiting in (self._retry, self._asking):
             if waiting is not None:
                 waiting.cancel()
+        self._close()
+
+    def _close(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
 
     def _try(self, retry_s: float) -> None:
         if self._upstream.presence.is_in_doubt:
@@ -72,19 +90,18 @@ class Dial:
 
     def _connect(self, retry_s: float) -> None:
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if self._sock is None:
+                self._sock = unconnected()
+            self._sock.connect(self._upstream.socket_path)
         except OSError as error:
-            # Out of descriptors or memory, which says nothing about the upstream and passes.
-            self._again_or_fail(error, retry_s)
+            if self._sock is None:
+                # Out of descriptors or memory, which says nothing about the upstream and passes.
+                self._again_or_fail(error, retry_s)
+            else:
+                self._missed(error, retry_s)
             return
-        sock.setblocking(False)
-        try:
-            sock.connect(self._upstream.socket_path)
-        except OSError as error:
-            sock.close()
-            self._missed(error, retry_s)
-        else:
-            self._on_connected(sock)
+        sock, self._sock = self._sock, None
+        self._on_connected(sock)
 
     def _missed(self, error: OSError, retry_s: float) -> None:
         # One whose backlog is full is there.
@@ -102,6 +119,7 @@ class Dial:
             self._again(retry_s)
 
     def _fail(self, error: OSError) -> None:
+        self._close()
         # Not from within the read that brought the first call: it is not known to the relay yet.
         self._retry = self._loop.call_soon(self._on_failed, error)
 

@@ -22,6 +22,12 @@ from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 if TYPE_CHECKING:
     from runtimeproxy.relay.state import ConnectionState
 
+EARLY_BYTES: Final = 64 * 1024
+"""Of one client, that may wait for the upstream whatever others have; its first calls are less."""
+MAX_EARLY_BYTES: Final = 1024 * 1024
+"""Of one client, while all of them together have less than their limit."""
+EARLY_TOTAL_BYTES: Final = 16 * 1024 * 1024
+
 _LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Payloads of fixed length, in bytes. Source: RFC 9113, 6.3, 6.4, 6.7, 6.9."""
 _CONNECTION_FRAMES: Final = frozenset((SETTINGS, PING, GOAWAY))
@@ -60,19 +66,40 @@ def _check_settings(flags: int, payload: bytes) -> None:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "setting out of range")
 
 
-class EarlyBytes:
-    """The client's bytes that wait for the upstream in `to_runtime.chunks`.
+class EarlyMemory:
+    """How much of all clients waits for upstreams.
 
     Attributes:
-        size_bytes: how many there are.
+        used_bytes: how much.
     """
 
-    __slots__ = ("_data", "_state", "size_bytes")
+    def __init__(self, limit_bytes: int = EARLY_TOTAL_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+
+class EarlyBytes:
+    """The client's bytes that wait for the upstream in `to_runtime.chunks`."""
+
+    __slots__ = ("_data", "_memory", "_size_bytes", "_state")
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
+        self._memory = state.options.early
         self._data: dict[int, list[int]] = {}
-        self.size_bytes = 0
+        self._size_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be read from the client: what is small fits whatever others have."""
+        if self._size_bytes > MAX_EARLY_BYTES:
+            return True
+        return self._size_bytes > EARLY_BYTES and self._memory.used_bytes > self._memory.limit_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """So much more waits."""
+        self._size_bytes += size_bytes
+        self._memory.used_bytes += size_bytes
 
     def data_follows(self, stream_id: int) -> None:
         """The next chunk is one DATA frame of this stream."""
@@ -89,6 +116,7 @@ class EarlyBytes:
         return dropped
 
     def clear(self) -> None:
-        """The runtime connection is there: nothing is early any more."""
+        """Nothing waits any more: the runtime connection is there, or the client's is gone."""
         self._data.clear()
-        self.size_bytes = 0
+        self._memory.used_bytes -= self._size_bytes
+        self._size_bytes = 0

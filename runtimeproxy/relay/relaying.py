@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.relay.core import RelayCore
+from runtimeproxy.relay.side import Pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +38,11 @@ class Relaying:
     """
 
     __slots__ = (
+        "_behind",
         "_client",
         "_core",
         "_has_more",
         "_is_grace_over",
-        "_is_paused_early",
         "_is_receiving",
         "_loop",
         "_on_failure",
@@ -67,7 +68,7 @@ class Relaying:
         self._core = RelayCore(options, on_upstream, self._wake)
         self._is_receiving = False
         self._has_more = True
-        self._is_paused_early = False
+        self._behind: set[Side] = set()
         self._on_settled: Callable[[], None] | None = None
         self._is_grace_over = False
         self._waits_for_all = False
@@ -144,20 +145,34 @@ class Relaying:
         self._has_more = not state.is_open or self._on_settled is not None
         if core.wants_turn and state.is_open and state.to_runtime.is_writable:
             self._loop.call_soon(self._guarded, core.turn)
-        if core.is_early_full and not self._is_paused_early:
-            self._is_paused_early = True
-            self._client.pause()
+        if core.is_early_full:
+            self._client.pause(Pause.EARLY_FULL)
+        if core.is_client_behind:
+            self._catch_up(self._client, self.from_client)
+        if core.is_runtime_behind and self._runtime is not None:
+            self._catch_up(self._runtime, self.from_runtime)
         if self._on_settled is not None and not self.is_unsettled:
             self._on_settled()
+
+    def _catch_up(self, side: Side, receive: Callable[[bytes], None]) -> None:
+        """What is left of a read goes on in the loop's next turn, and nothing more is read meanwhile."""
+        if side not in self._behind:
+            self._behind.add(side)
+            side.pause(Pause.BEHIND)
+            self._loop.call_soon(self._next_turn, side, receive)
+
+    def _next_turn(self, side: Side, receive: Callable[[bytes], None]) -> None:
+        self._behind.discard(side)
+        receive(b"")
+        if side not in self._behind:
+            side.resume(Pause.BEHIND)
 
     # --- the transports ----------------------------------------------------------------------------------
 
     def upstream_opened(self, runtime: Side) -> None:
         """The runtime's side is there: what waited for it is written."""
         self._runtime = runtime
-        if self._is_paused_early:
-            self._is_paused_early = False
-            self._client.resume()
+        self._client.resume(Pause.EARLY_FULL)
         self._guarded(self._core.upstream_opened)
 
     def upstream_failed(self, text: str) -> None:

@@ -29,6 +29,7 @@ from runtimeproxy.http2.frames import (
 from runtimeproxy.relay.early import EarlyBytes, check_early
 from runtimeproxy.relay.headers import OpenBlock
 from runtimeproxy.relay.request_headers import RequestHeaders
+from runtimeproxy.relay.state import TURN_FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,14 +88,14 @@ class RequestDirection:
             self._partial.clear()
         self._walk(data)
 
-    def opened(self) -> None:
-        """The runtime connection is there: nothing is early any more."""
+    def forget_early(self) -> None:
+        """The runtime connection is there, or the client's is gone: nothing is early any more."""
         self._early.clear()
 
     @property
-    def early_bytes(self) -> int:
-        """How much of the client's waits for the upstream."""
-        return self._early.size_bytes
+    def is_early_full(self) -> bool:
+        """Whether so much waits for the upstream that reading from the client must pause."""
+        return self._early.is_full
 
     def _walk(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: this is the hot path
         state = self._state
@@ -105,7 +106,9 @@ class RequestDirection:
         credit = state.credit
         waiting = state.sender.waiting
         is_early = not state.is_open
-        while size - position >= HEADER_BYTES:
+        for _ in TURN_FRAMES:
+            if size - position < HEADER_BYTES:
+                break
             high, low, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > max_frame_bytes:
@@ -150,7 +153,7 @@ class RequestDirection:
             self._keep(data, position)
 
     def _keep(self, data: bytes, position: int) -> None:
-        """Keeps an incomplete frame until its rest is there."""
+        """Keeps an incomplete frame until its rest is there, or what is left for the next turn."""
         rest = data[position:]
         self._partial.append(rest)
         if len(rest) < HEADER_BYTES:
@@ -158,6 +161,13 @@ class RequestDirection:
         else:
             length = int.from_bytes(rest[:3], "big")
             self._missing_bytes = HEADER_BYTES + length - len(rest)
+            if self.is_behind:
+                self._state.wake()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
+        return bool(self._partial) and self._missing_bytes <= 0
 
     def _forward(self, data: bytes, start: int, end: int) -> None:
         if start == end:
@@ -165,7 +175,7 @@ class RequestDirection:
         chunk = data if end - start == len(data) else data[start:end]
         self._state.to_runtime.chunks.append(chunk)
         if not self._state.is_open:
-            self._early.size_bytes += len(chunk)
+            self._early.add(len(chunk))
 
     def _special_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""

@@ -25,6 +25,7 @@ from runtimeproxy.http2.frames import (
     ErrorCode,
     PeerError,
 )
+from runtimeproxy.relay.state import TURN_FRAMES
 
 if TYPE_CHECKING:
     from runtimeproxy.relay.state import ConnectionState
@@ -85,7 +86,7 @@ class ResponseDirection:
         self._passing_bytes = 0
         return end
 
-    def _walk(self, data: bytes, position: int) -> None:
+    def _walk(self, data: bytes, position: int) -> None:  # noqa: C901  # one loop over frames: the hot path
         state = self._state
         outbox = state.to_client
         size = len(data)
@@ -96,7 +97,9 @@ class ResponseDirection:
             self._forward(data, 0, position)
             start = position
             self._at_boundary()
-        while size - position >= HEADER_BYTES:
+        for _ in TURN_FRAMES:
+            if size - position < HEADER_BYTES:
+                break
             high, low, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > max_frame_bytes:
@@ -123,7 +126,7 @@ class ResponseDirection:
         self._finish(data, start, position)
 
     def _finish(self, data: bytes, start: int, position: int) -> None:
-        """Forwards the run that passes, own frames at its last boundary, and keeps what is incomplete."""
+        """Forwards the run that passes, own frames at its last boundary, and keeps what is left."""
         size = len(data)
         if self._passing_bytes:
             if self._state.to_client.has_own:
@@ -140,6 +143,13 @@ class ResponseDirection:
             self._partial.append(rest)
             length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
             self._missing_bytes = HEADER_BYTES + length - len(rest)
+            if self.is_behind:
+                self._state.wake()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
+        return bool(self._partial) and self._missing_bytes <= 0
 
     def _at_boundary(self) -> None:
         outbox = self._state.to_client

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import struct
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.relay.connection import Connection
+from runtimeproxy.relay.dial import unconnected
 from runtimeproxy.relay.listener import BACKLOG
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
 """A node has a handful of CRI clients; what is above this leaks connections."""
+MAX_CONNECTIONS_PER_PROCESS: Final = 64
+"""The kubelet has two or three, an agent one."""
 
 _CLOSE_S: Final = 1.5
 """A little more than a connection lingers to write what it has."""
@@ -39,6 +44,28 @@ _CUT_S: Final = 0.5
 """How long connections may take to write what is left after the longest drain; the rest is cut."""
 
 _PEER_CREDENTIALS = struct.Struct("iII")
+_MOST_SPARE_DESCRIPTORS: Final = 64
+
+
+class _Peer(NamedTuple):
+    """A process that connects, as SO_PEERCRED has it.
+
+    The pid is 0 for processes of pid namespaces that this one does not see, as when the proxy runs in a
+    container of its own: those count by user.
+    """
+
+    pid: int
+    uid: int
+
+
+def _spare_descriptors() -> int:
+    """How many file descriptors clients leave to the daemon's own work: a 16th, 4 to 64."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(4, min(_MOST_SPARE_DESCRIPTORS, soft // 16))
+
+
+class _RefusedError(Exception):
+    """A client is not served: the cause, and a text for the log."""
 
 
 class RelayServer:
@@ -47,15 +74,25 @@ class RelayServer:
     Args:
         options: what the connections share.
         allowed_uids: users besides root and this process's own that may connect.
+        most_per_process: how many connections one peer process may have. This process itself, whose watchdog
+            asks here, is admitted however many others are connected.
 
     Attributes:
         defect_count: how many errors there have been in the relay's own code.
     """
 
-    def __init__(self, options: ConnectionOptions, allowed_uids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        allowed_uids: Collection[int] = (),
+        most_per_process: int = MAX_CONNECTIONS_PER_PROCESS,
+    ) -> None:
         self._options = replace(options, on_defect=self._count_defect)
         self._allowed_uids = frozenset((0, os.geteuid(), *allowed_uids))
-        self._connections: set[Connection] = set()
+        self._failures = options.relay.failures
+        self._most_per_process = most_per_process
+        self._peers: Counter[_Peer] = Counter()
+        self._connections: dict[Connection, _Peer] = {}
         self._adopting: set[asyncio.Task[None]] = set()
         self._listening: socket.socket | None = None
         self._is_accepting = False
@@ -78,6 +115,7 @@ class RelayServer:
         if self._loop.time() - self._tidied_s >= LATE_S:
             self._tidied_s = self._loop.time()
             self._options.relay.budget.expire()
+            self._failures.flush()
         presence = self._options.default_upstream.presence
         return presence.is_in_doubt and not await presence.answers()
 
@@ -115,47 +153,85 @@ class RelayServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                logger.error("clients have to wait: %s", error)  # noqa: TRY400  # the message says it all
+                self._failures.report("clients have to wait", error.errno, str(error), level=logging.ERROR)
                 self.stop_accepting()
                 self._retry = self._loop.call_later(_NO_DESCRIPTORS_S, self.accept)
                 return
-            sock.setblocking(False)
-            task = self._loop.create_task(self._adopt(sock), name="adopt-client-connection")
-            self._adopting.add(task)
-            task.add_done_callback(self._adopting.discard)
+            self._take(sock)
 
-    async def _adopt(self, sock: socket.socket) -> None:
-        def admit(transport: asyncio.Transport) -> bool:
-            self._connections.add(connection)
-            return self._admit(transport)
+    def _take(self, sock: socket.socket) -> None:
+        """Serves a client if it may connect, and if its upstream can be connected to as well."""
+        sock.setblocking(False)
+        try:
+            peer = self._admitted(sock)
+            upstream_socket = self._upstream_socket(is_needed=peer.pid != os.getpid())
+        except _RefusedError as refused:
+            sock.close()
+            cause, text = refused.args
+            self._failures.report("connection refused", cause, text)
+            return
+        connection = Connection(self._options, self._closed, upstream_socket)
+        self._connections[connection] = peer
+        self._peers[peer] += 1
+        task = self._loop.create_task(self._adopt(connection, sock), name="adopt-client-connection")
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
 
-        connection = Connection(self._options, admit, self._closed)
+    async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(connection.protocol, sock)
         except OSError as error:
-            logger.warning("connection lost at its beginning: %s", error)
+            self._failures.report("connection lost at its beginning", error.errno, str(error))
             sock.close()
+            connection.abort()
+            self._closed(connection)
 
-    def _admit(self, transport: asyncio.Transport) -> bool:
-        """Whether a client may talk to the runtime through this process."""
-        if len(self._connections) > MAX_CONNECTIONS:
-            logger.error("connection refused: there are %d already", MAX_CONNECTIONS)
-            return False
-        sock = transport.get_extra_info("socket")
+    def _admitted(self, sock: socket.socket) -> _Peer:
+        """Returns the peer that may talk to the runtime through this process.
+
+        Raises:
+            _RefusedError: it may not.
+        """
         try:
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         except OSError as error:
-            # An error that went on to the loop would leave the client connected.
-            logger.warning("connection refused: its user is not known: %s", error)
-            return False
+            raise _RefusedError("credentials", f"its user is not known: {error}") from error
         pid, uid, _ = _PEER_CREDENTIALS.unpack(raw)
-        if uid in self._allowed_uids:
-            return True
-        logger.warning("connection refused: user %d (process %d) is not allowed", uid, pid)
-        return False
+        peer = _Peer(pid, uid)
+        if uid not in self._allowed_uids:
+            raise _RefusedError(("user", uid), f"user {uid} (process {pid}) is not allowed")
+        if self._peers[peer] >= self._most_per_process:
+            text = f"process {pid} of user {uid} has {self._most_per_process} already"
+            raise _RefusedError(("process", uid), text)
+        if len(self._connections) >= MAX_CONNECTIONS and pid != os.getpid():
+            raise _RefusedError("connections", f"there are {MAX_CONNECTIONS} already")
+        return peer
+
+    def _upstream_socket(self, *, is_needed: bool) -> socket.socket | None:
+        """Returns what a client needs to be served at all, while it leaves something to the daemon itself.
+
+        Raises:
+            _RefusedError: it is needed, and there are not enough file descriptors.
+        """
+        try:
+            sock = unconnected()
+        except OSError as error:
+            if is_needed:
+                raise _RefusedError("descriptors", str(error)) from error
+            return None
+        # The kernel gives the lowest number that is free.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if is_needed and sock.fileno() >= soft - _spare_descriptors():
+            sock.close()
+            raise _RefusedError("descriptors", "the file descriptors that are left are the daemon's own")
+        return sock
 
     def _closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        peer = self._connections.pop(connection, None)
+        if peer is not None:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
         self._gone.set()
 
     async def drain(self, held_s: float) -> None:
@@ -185,13 +261,13 @@ class RelayServer:
             connection.drain(has_settled.set, waits_for_all=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
-                while retiring := retiring & self._connections:
+                while retiring := retiring & self._connections.keys():
                     has_settled.clear()
                     for connection in retiring:
                         if not connection.is_unsettled:
                             connection.close()
                     await has_settled.wait()
-        if cut := retiring & self._connections:
+        if cut := retiring & self._connections.keys():
             logger.warning("connections are cut after %.1f s", most_s, extra={"connections": len(cut)})
             await self._close(cut, _CLOSE_S)
 
@@ -207,6 +283,6 @@ class RelayServer:
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
-                while closing & self._connections:
+                while closing & self._connections.keys():
                     self._gone.clear()
                     await self._gone.wait()

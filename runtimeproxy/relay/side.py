@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from enum import Flag, auto
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ def _drop(data: bytes) -> None:
     """Takes what nobody needs any more."""
 
 
+class Pause(Flag):
+    """Why a side is not read."""
+
+    PEER_FULL = auto()
+    """What is read from it cannot be written to the other side."""
+    EARLY_FULL = auto()
+    """Enough waits for the upstream."""
+    BEHIND = auto()
+    """What was read is not taken yet."""
+
+
 class Side(asyncio.BaseProtocol):
     """The client's or the runtime's transport; everything is decided by those who are called.
 
@@ -24,7 +36,6 @@ class Side(asyncio.BaseProtocol):
         on_data: takes what was read.
         on_writable: told when the transport's buffer goes over its high-water mark, and below it again.
         on_lost: told once, when the transport is gone.
-        admit: asked whether the peer may connect; None lets everybody.
         on_eof: told when the peer has ended its direction.
 
     Attributes:
@@ -38,12 +49,11 @@ class Side(asyncio.BaseProtocol):
         on_data: Callable[[bytes], None],
         on_writable: Callable[[bool], None],
         on_lost: Callable[[], None],
-        admit: Callable[[asyncio.Transport], bool] | None = None,
         on_eof: Callable[[], None] | None = None,
     ) -> None:
         self.transport: asyncio.Transport | None = None
         self.data_received = on_data
-        self._admit = admit
+        self._paused = Pause(0)
         self._on_eof = on_eof
         self._on_writable = on_writable
         self._on_lost = on_lost
@@ -65,15 +75,19 @@ class Side(asyncio.BaseProtocol):
                 self.transport.writelines(chunks)
         chunks.clear()
 
-    def pause(self) -> None:
+    def pause(self, why: Pause) -> None:
         """Stops reading; a transport that is closing needs no word."""
+        self._paused |= why
         if self.transport is not None:
             with contextlib.suppress(RuntimeError):
                 self.transport.pause_reading()
 
-    def resume(self) -> None:
-        """Reads again."""
-        if self.transport is not None:
+    def resume(self, why: Pause) -> None:
+        """Reads again, if there is no other reason not to."""
+        if not self._paused & why:
+            return
+        self._paused &= ~why
+        if not self._paused and self.transport is not None:
             with contextlib.suppress(RuntimeError):
                 self.transport.resume_reading()
 
@@ -84,7 +98,7 @@ class Side(asyncio.BaseProtocol):
         has not read yet.
         """
         self.receive_with(_drop)
-        self.resume()
+        self.resume(self._paused)
         if self.transport is not None:
             with contextlib.suppress(RuntimeError):
                 self.transport.write_eof()
@@ -101,8 +115,8 @@ class Side(asyncio.BaseProtocol):
         stream = cast("asyncio.Transport", transport)
         self.transport = stream
         stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        if self._admit is not None and not self._admit(stream):
-            stream.abort()
+        if self._paused:
+            stream.pause_reading()
 
     def eof_received(self) -> None:
         """The transport closes itself then, as soon as all is written, which may be never."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtimeproxy.relay.side import WRITE_HIGH_WATER_BYTES
+from runtimeproxy.relay.early import EARLY_BYTES
+from runtimeproxy.relay.side import Pause
 
 if TYPE_CHECKING:
     from runtimeproxy.relay.side import Side
@@ -28,8 +29,8 @@ class Splice:
     def _keep(self, data: bytes) -> None:
         """Bytes before the upstream is open."""
         self._early += data
-        if len(self._early) > WRITE_HIGH_WATER_BYTES:
-            self._client.pause()
+        if len(self._early) > EARLY_BYTES:
+            self._client.pause(Pause.EARLY_FULL)
 
     def upstream_opened(self, runtime: Side) -> None:
         """The upstream is open."""
@@ -40,7 +41,7 @@ class Splice:
 
         self._client.receive_with(to_runtime)
         # First, because the write may find the runtime's buffer full and pause the client again.
-        self._client.resume()
+        self._client.resume(Pause.EARLY_FULL)
         to_runtime(bytes(self._early))
         self._early.clear()
 

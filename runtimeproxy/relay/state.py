@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.http2.frames import MAX_STREAM_ID, goaway
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.relay.budget import ConnectionMemory
 from runtimeproxy.relay.credit import RuntimeCredit
+from runtimeproxy.relay.early import EarlyMemory
 from runtimeproxy.relay.outbox import Outbox
 from runtimeproxy.relay.presence import Presence
 from runtimeproxy.relay.settings import DEFAULT_HEADER_TABLE_BYTES, PeerSettings
@@ -20,8 +23,14 @@ if TYPE_CHECKING:
     from runtimeproxy.relay.budget import MemoryBudget
     from runtimeproxy.relay.data import DataSender
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """Of the message of a held call, without its gRPC prefix: what containerd and the kubelet accept."""
+
+TURN_FRAMES: Final = range(2000)
+"""Frames of one side that are taken in one turn of the loop: a read of 256 KiB may hold 29,000, and other
+clients wait meanwhile."""
 
 _REMEMBERED_SWALLOWED: Final = 128
 
@@ -53,6 +62,9 @@ class RelayOptions:
     interceptor: Interceptor
     budget: MemoryBudget
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    early: EarlyMemory = field(default_factory=EarlyMemory)
+    failures: FailureLog = field(default_factory=lambda: FailureLog(output=logger))
+    """Where everything is logged that a client or a runtime can set off."""
 
 
 class SpecialStream(ABC):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from runtimeproxy.relay.budget import SMALL_BYTES, MemoryBudget
 from runtimeproxy.relay.core import RelayCore
+from runtimeproxy.relay.early import EarlyMemory
 from runtimeproxy.relay.state import RelayOptions, Upstream
 from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, credit, headers, settings, wire
 
@@ -124,10 +125,13 @@ class Play:
         small_bytes: int = SMALL_BYTES,
         max_message_bytes: int = 1 << 24,
         budget: MemoryBudget | None = None,
+        early: EarlyMemory | None = None,
     ) -> None:
         self.interceptor = ScriptedInterceptor(decide)
         self.budget = budget or MemoryBudget(budget_bytes, small_bytes=small_bytes)
-        options = RelayOptions(route, self.interceptor, self.budget, max_message_bytes)
+        options = RelayOptions(
+            route, self.interceptor, self.budget, max_message_bytes, early or EarlyMemory()
+        )
         self.upstreams: list[Upstream] = []
         self.wakes = 0
         self.core = RelayCore(options, self.upstreams.append, self._wake)
@@ -143,10 +147,14 @@ class Play:
     def client(self, *items: Frame | bytes) -> None:
         """The client sends frames, in one read."""
         self.core.client_data(wire(*items))
+        while self.core.is_client_behind:
+            self.core.client_data(b"")
 
     def runtime(self, *items: Frame | bytes) -> None:
         """The runtime sends frames, in one read."""
         self.core.runtime_data(wire(*items))
+        while self.core.is_runtime_behind:
+            self.core.runtime_data(b"")
 
     def open(self) -> None:
         """The upstream connection is there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PREFACE
-from runtimeproxy.relay.core import MAX_EARLY_BYTES
+from runtimeproxy.relay.early import EARLY_BYTES, MAX_EARLY_BYTES, EarlyMemory
 from tests.relay.playbook import ELSEWHERE, HELD, OTHER, RUNTIME, Play, forward_as_it_came
 from tests.relay.wire import (
     SETTINGS_ACK,
@@ -163,6 +163,34 @@ def test_waiting_bytes_are_bounded() -> None:
     play.open()
     seen.append(play.core.is_early_full)
     assert seen == [False, True, False]
+
+
+def test_waiting_bytes_of_all_clients_together_are_bounded() -> None:
+    early = EarlyMemory(4 * EARLY_BYTES)
+    plays = [Play(early=early) for _ in range(10)]
+    for play in plays:
+        play.client(play.call(1), *(priority(1) for _ in range(EARLY_BYTES // 14)))
+        play.client(priority(1))
+    # Nobody has more than what fits whatever others have; the first ones had it when there was room.
+    assert [play.core.is_early_full for play in plays] == [True] * 10
+    assert Play(early=early).core.is_early_full is False
+    for play in plays[:5]:
+        play.open()
+    for play in plays[5:8]:
+        play.core.lost()
+    assert [play.core.is_early_full for play in plays[8:]] == [False] * 2
+    for play in plays[8:]:
+        play.client(settings())
+        play.core.drain()
+        play.core.lost()
+    assert early.used_bytes == 0
+
+
+def test_a_clients_small_calls_wait_whatever_others_have() -> None:
+    early = EarlyMemory(0)
+    play = Play(early=early)
+    play.client(play.call(1), data(1, bytes(16_000), end=True))
+    assert not play.core.is_early_full
 
 
 def test_if_the_upstream_stays_away_each_waiting_stream_is_refused_then_goaway() -> None:

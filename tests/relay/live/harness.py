@@ -158,6 +158,7 @@ class LiveRelay:
         upstream_wait_s: float = WAIT_S,
         mode: int = 0o660,
         allowed_uids: Collection[int] = (),
+        most_per_process: int = 10_000,
     ) -> None:
         self.path = path
         self.interceptor = ScriptedInterceptor(self._decided)
@@ -168,7 +169,8 @@ class LiveRelay:
         self._messages: asyncio.Queue[ScriptedCall] = asyncio.Queue()
         upstream = Upstream("runtime", str(runtime), is_intercepted=True)
         options = RelayOptions(lambda _: upstream, self.interceptor, self.budget)
-        self.server = RelayServer(ConnectionOptions(options, upstream, upstream_wait_s), allowed_uids)
+        connections = ConnectionOptions(options, upstream, upstream_wait_s)
+        self.server = RelayServer(connections, allowed_uids, most_per_process)
 
     def _decided(self, call: ScriptedCall, data: bytes) -> None:
         self._messages.put_nowait(call)
@@ -214,5 +216,6 @@ class StartRelay(Protocol):
         upstream_wait_s: float = WAIT_S,
         mode: int = 0o660,
         allowed_uids: Collection[int] = (),
+        most_per_process: int = 10_000,
     ) -> LiveRelay:
         """Returns when clients can connect."""

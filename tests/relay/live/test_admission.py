@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
 
 import pytest
 
+from runtimeproxy.ops.alive import answers_ping
 from runtimeproxy.relay.server import MAX_CONNECTIONS
 from tests.relay import wire
 from tests.relay.live.harness import WAIT_S, StartRelay, eventually
@@ -27,6 +30,22 @@ with socket.socket(socket.AF_UNIX) as sock:
         print(len(sock.recv(9)))
     except ConnectionError:
         print(0)
+"""
+HOLD = """
+import socket, sys
+held = []
+for line in sys.stdin:
+    answered = 0
+    for _ in range(int(line)):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(sys.argv[1])
+        held.append(sock)
+        try:
+            sock.sendall(bytes.fromhex(sys.argv[2]))
+            answered += bool(sock.recv(9))
+        except ConnectionError:
+            pass
+    print(answered, flush=True)
 """
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(wire.settings())
 
@@ -55,21 +74,76 @@ async def test_another_user(start_relay: StartRelay, allowed: tuple[int, ...], a
     assert await ask_as(0, relay.path) == 9
 
 
-async def test_connections_are_bounded(start_relay: StartRelay) -> None:
+class Others:
+    """Another process with many connections; each says hello."""
+
+    def __init__(self, path: object) -> None:
+        self._path = str(path)
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-c", HOLD, self._path, HELLO.hex()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._child is not None
+        await self._child.communicate(b"")
+
+    async def connect(self, count: int) -> int:
+        """Connects so often more; returns how many of those the relay has answered."""
+        assert self._child is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(b"%d\n" % count)
+        async with asyncio.timeout(WAIT_S):
+            return int(await self._child.stdout.readline())
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many files may be open as a full relay needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * MAX_CONNECTIONS + 200
+    needed = 2 * MAX_CONNECTIONS + 300
     if hard < needed:
         pytest.skip(f"only {hard} open files are allowed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_connections_are_bounded_but_for_the_watchdogs_own(
+    start_relay: StartRelay, many_files: None
+) -> None:
     relay = await start_relay()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(MAX_CONNECTIONS):
-            await stack.enter_async_context(await relay.connect())
-        await eventually(lambda: relay.server.connection_count == MAX_CONNECTIONS, "all are accepted")
-        async with await relay.connect() as one_more:
-            assert await one_more.rest() == []
+    async with Others(relay.path) as others:
+        assert await others.connect(MAX_CONNECTIONS) == MAX_CONNECTIONS
+        assert await others.connect(2) == 0
         assert relay.server.connection_count == MAX_CONNECTIONS
+        assert await answers_ping(str(relay.path), WAIT_S)
     await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
     async with await relay.client() as client:
         assert await client.frame(wire.SETTINGS) == wire.settings()
+
+
+async def test_one_process_has_its_part_of_the_connections_only(
+    start_relay: StartRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = await start_relay(most_per_process=5)
+    async with Others(relay.path) as greedy, Others(relay.path) as other:
+        assert await greedy.connect(5) == 5
+        assert await greedy.connect(20) == 0
+        assert await other.connect(1) == 1
+    refusals = [each for each in caplog.messages if each.startswith("connection refused: process ")]
+    assert len(refusals) == 1
+    assert refusals[0].endswith("has 5 already")
+    await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
+    async with Others(relay.path) as greedy:
+        assert await greedy.connect(5) == 5
+    await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
+    assert not relay.server._peers

@@ -164,6 +164,8 @@ class Stage:
         interceptor: holds paths below `/held` unless something else is given.
         upstream_wait_s: how long the relay waits for the runtime.
         allowed_uids: who else may connect.
+        most_per_process: how often one process may.
+        first_call_s: how long a client may be connected without a call.
     """
 
     def __init__(
@@ -175,6 +177,8 @@ class Stage:
         allowed_uids: Collection[int] = (),
         socket_mode: int = 0o660,
         has_runtime: bool = True,
+        most_per_process: int = 10_000,
+        first_call_s: float = WAIT_S,
     ) -> None:
         self.scripted = ScriptedInterceptor()
         self.path = folder / "relay.sock"
@@ -183,7 +187,8 @@ class Stage:
         self.elsewhere = Upstream("elsewhere", str(folder / "elsewhere.sock"), is_intercepted=False)
         self.budget = MemoryBudget()
         relay = RelayOptions(self._route, interceptor or self.scripted, self.budget)
-        self.server = RelayServer(ConnectionOptions(relay, self.upstream, upstream_wait_s), allowed_uids)
+        options = ConnectionOptions(relay, self.upstream, upstream_wait_s, first_call_s)
+        self.server = RelayServer(options, allowed_uids, most_per_process)
         self._socket_mode = socket_mode
         self._has_runtime = has_runtime
         self._listener: Listener | None = None

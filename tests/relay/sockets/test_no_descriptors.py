@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.ops.alive import answers_ping
 from tests.relay.playbook import HELD
-from tests.relay.sockets.stage import Stage, until
+from tests.relay.sockets.stage import WAIT_S, Stage, soon, until
 from tests.relay.wire import GOAWAY, HEADERS, data, goaway, message
+
+CONNECT = """
+import socket, sys
+sys.stdin.readline()
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect(sys.argv[1])
+    print("served" if sock.recv(1) else "refused", end="")
+"""
 
 
 @contextlib.contextmanager
@@ -46,17 +57,41 @@ async def test_clients_wait(stage: Stage, caplog: pytest.LogCaptureFixture) -> N
         await until(lambda: stage.server.connection_count == 1)
 
 
-async def test_calls_wait(stage: Stage) -> None:
+async def test_who_is_connected_needs_none(stage: Stage) -> None:
     client = await stage.client()
     client.begin()
     await client.frame()
     (connection,) = stage.server._connections
     with none_left():
-        client.send(call := client.call(1, end=True))
-        await until(lambda: connection._dial is not None and connection._dial._retry is not None)
-    runtime = await stage.runtime.peer()
-    assert await runtime.next_of(HEADERS) == call
+        client.send(client.call(1, end=True))
+        # The runtime is in this process, too, and cannot accept.
+        await until(lambda: connection._adopting is not None)
     assert stage.server.defect_count == 0
+
+
+async def test_clients_whose_upstream_could_not_be_connected_to_are_refused(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon's own watchdog is not, although it connects like all others."""
+    await stage.pair()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", CONNECT, str(stage.path)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as lowest:
+        lowest_free = lowest.fileno()
+    # The daemon leaves four to itself; its watchdog's question needs two of them.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 4, hard))
+    try:
+        output, _ = await soon(child.communicate(b"now\n"))
+        assert output == b"refused"
+        assert await answers_ping(str(stage.path), WAIT_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "connection refused: the file descriptors that are left are the daemon's own" in caplog.messages
+    await stage.pair()
 
 
 async def test_calls_are_refused_when_their_time_is_over(tmp_path: Path) -> None:
@@ -71,5 +106,5 @@ async def test_calls_are_refused_when_their_time_is_over(tmp_path: Path) -> None
         assert ([frame.stream_id for frame in answers], last) == ([1, 3], goaway(3))
         fields = client.headers.read(answers[0].payload)
         assert fields["grpc-status"] == "14"
-        assert fields["grpc-message"].endswith("is not reachable: Too many open files")
+        assert fields["grpc-message"].endswith("is not reachable: No such file or directory")
         assert stage.held[0].names == ["message", "cancelled"]
