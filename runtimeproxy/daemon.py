@@ -122,7 +122,9 @@ class Daemon:
         listener = self._listener()
         self._own = own_server(self._settings.proxy)
         options = connection_options(self._settings.proxy, self._gate, self._own)
-        server = self._server = RelayServer(options, self._settings.proxy.allowed_uids)
+        server = self._server = RelayServer(
+            options, self._settings.proxy.allowed_uids, self._settings.proxy.max_connections_per_process
+        )
         upgrade = self._upgrade = Upgrade(self._program, self._serving(listener, server), self._predecessor)
         try:
             starting = self._start_up if self._predecessor is None else self._take_over

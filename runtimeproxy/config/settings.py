@@ -45,6 +45,10 @@ class ProxySettings:
     """Group name or number of the own socket; empty (default) means the daemon's own group."""
     allowed_uids: tuple[Annotated[int, Within(0, 2**32 - 2)], ...] = ()
     """Users besides root and the daemon's own that may connect. Default none: a CRI socket gives root."""
+    max_connections_per_process: Annotated[int, Within(1, 1024)] = 64
+    """Connections that one client process may have; more are refused. Processes that the daemon does not see,
+    as when it runs in a container with a pid namespace of its own, count together by user. Default 64: the
+    kubelet has two or three."""
     upstream_wait_s: Annotated[float, Within(0, 600)] = 10.0
     """How long a new connection's first calls wait for a runtime that is not there. Default 10 s: a
     containerd with many containers restarts in that time, and the kubelet calls the node not ready after

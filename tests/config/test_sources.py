@@ -30,6 +30,7 @@ def test_the_defaults() -> None:
             "socket_owner": "",
             "socket_group": "",
             "allowed_uids": (),
+            "max_connections_per_process": 64,
             "upstream_wait_s": 10.0,
             "max_message_bytes": 16_777_216,
             "held_budget_bytes": 67_108_864,

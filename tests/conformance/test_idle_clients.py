@@ -68,7 +68,7 @@ def test_connection_after_an_idle_day(folder: Path, runtime: FakeRuntime) -> Non
 @pytest.mark.conformance(78)
 def test_half_open_client(folder: Path, runtime: FakeRuntime) -> None:
     """A client that has closed its sending side, or its whole socket, or its process, is cleaned up with
-    its calls; one that never begins to speak is after two minutes, for which the clock is put forward.
+    its calls; one that never makes a call is after a minute, for which the clock is put forward.
     """
     runtime.on("ExecSync", hang=True)
     with RelayHere(folder / "relay.sock", runtime.socket_path) as relay:
@@ -79,12 +79,24 @@ def test_half_open_client(folder: Path, runtime: FakeRuntime) -> None:
             assert call.ended.wait(WAIT_S)
             wait_until(lambda: relay.connection_count == 0, "the connection is gone")
 
-        with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as slow:
+        with (
+            socket.socket(socket.AF_UNIX) as silent,
+            socket.socket(socket.AF_UNIX) as slow,
+            Http2Client(relay.socket) as calling,
+            Http2Client(relay.socket) as polite,
+        ):
             for sock, begin in ((silent, b""), (slow, PREFACE[:5])):
                 sock.connect(str(relay.socket))
                 sock.sendall(begin)
-            wait_until(lambda: relay.connection_count == 2, "both are connected")
-            relay.travel(60)
-            assert relay.connection_count == 2
-            relay.travel(61)
-            wait_until(lambda: relay.connection_count == 0, "the connections are gone")
+            polite.until(lambda: polite.settings_acks)
+            calling.call(VERSION)
+            wait_until(lambda: relay.connection_count == 4, "all are connected")
+            relay.travel(59)
+            assert relay.connection_count == 4
+            relay.travel(2)
+            # Who speaks HTTP/2 is told that no call was processed.
+            polite.until_closed()
+            assert polite.goaways[-1] == (0, ErrorCode.NO_ERROR)
+            relay.travel(2)
+            wait_until(lambda: relay.connection_count == 1, "only the one that has called is left")
+            assert calling.call(VERSION).trailers["grpc-status"] == "0"

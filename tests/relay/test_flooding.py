@@ -12,7 +12,7 @@ from runtimeproxy.relay.data import MAX_WAITING
 from runtimeproxy.relay.request_headers import MAX_SPECIAL_STREAMS
 from runtimeproxy.relay.settings import MAX_UNACKNOWLEDGED
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened
-from tests.relay.wire import ENHANCE_YOUR_CALM, SETTINGS_ACK, Frame, data, message, reset, settings, wire
+from tests.relay.wire import ENHANCE_YOUR_CALM, SETTINGS_ACK, Frame, data, message, reset, settings
 
 
 def in_debt() -> Play:
@@ -89,7 +89,7 @@ def dropping_s(frames: int) -> float:
     """CPU time to forget half of what waits."""
     play = in_debt()
     play.client(play.call(61), play.call(63))
-    play.core.client_data(wire(*[data(61, b"x")] * (frames // 2), *[data(63, b"x")] * (frames // 2)))
+    play.client(*[data(61, b"x")] * (frames // 2), *[data(63, b"x")] * (frames // 2))
     began_s = time.thread_time()
     play.client(reset(63))
     return time.thread_time() - began_s
