@@ -121,7 +121,7 @@ def test_a_flag_that_the_new_version_does_not_have(daemons: Daemons) -> None:
     ids=["policy that is not there", "policy with a wrong option"],
 )
 def test_a_configuration_that_policies_refuse(family: Family, text: str, reason: str) -> None:
-    config(family, text)
+    config(family, f"[hooks]\non_load_error = 'stop'\n{text}")
     assert reason in family.refused()
     is_as_before(family)
 
