@@ -1,0 +1,66 @@
+"""Annotations that are hard to read: any pod's author may set 256 KiB of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from policies.annotations import DEVICE_ALLOCATED, EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
+from policies.batch_resource import BatchResource
+from policies.cpuset import Cpuset
+from policies.gpu_env import GpuEnv
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.qos import QoSClass
+
+SIZE = 256 * 1024
+MOST_CPU_S = 2.0
+"""Of one policy's turn. Work that grows with the square of the length takes minutes. It takes up to 0.3 s."""
+
+HOSTILE: dict[str, str] = {
+    "lists in lists": "[" * SIZE,
+    "objects in objects": '{"a":' * (SIZE // 5),
+    "digits": "9" * SIZE,
+    "a long exponent": "1e" + "9" * SIZE,
+    "one key again and again": "{" + ",".join('"cpuset":"0"' for _ in range(SIZE // 13)) + "}",
+    "one key in all cases": "{" + ",".join(f'"{number:x}":1' for number in range(SIZE // 10)) + "}",
+    "escapes": '"' + "\\u0041" * (SIZE // 6) + '"',
+    "ranges of CPUs": '{"cpuset":"' + ",".join("0-4095" for _ in range(SIZE // 7)) + '"}',
+    "CPUs": '{"cpuset":"' + ",".join(str(number % 4096) for number in range(SIZE // 5)) + '"}',
+    "commas": '{"cpuset":"' + "," * SIZE + '"}',
+    "spaces": '{"cpuset":"0' + " " * SIZE + 'x"}',
+    "a range beyond all": '{"cpuset":"0-99999999999999999999"}',
+    "containers": '{"containers":{' + ",".join(f'"{number}":{{}}' for number in range(SIZE // 10)) + "}}",
+    "resources": '{"containers":{"main":{"limits":{'
+    + ",".join(f'"{number}":"1"' for number in range(SIZE // 11))
+    + "}}}}",
+    "a quantity": '{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":"' + "1" * SIZE + '"}}}}',
+    "an exponent": '{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":"1e99999999"}}}}',
+    "devices": '{"gpu":[' + ",".join('{"minor":1,"id":"a"}' for _ in range(SIZE // 21)) + "]}",
+    "kinds of devices": "{" + ",".join(f'"{number}":[]' for number in range(SIZE // 10)) + "}",
+}
+
+TURNS: dict[str, Callable[[ContainerView], object]] = {
+    "batch-resource, pod": lambda view: BatchResource().pre_run_pod_sandbox(view.pod),
+    "batch-resource": lambda view: BatchResource().pre_create_container(view),
+    "cpuset, pod": lambda view: Cpuset().pre_run_pod_sandbox(view.pod),
+    "cpuset": lambda view: Cpuset().pre_create_container(view),
+    "gpu-env": lambda view: GpuEnv().pre_create_container(view),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS.keys())
+def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], object], text: str) -> None:
+    """Whatever the policy makes of it: a change, nothing, or an error of its own."""
+    annotations = dict.fromkeys((RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED), text)
+    for qos in (QoSClass.LSR, QoSClass.BE):
+        pod = PodView(qos=qos, annotations=annotations, cgroup_parent="/kubepods/pod1")
+        view = ContainerView(name="main", pod=pod)
+        before_s = time.thread_time()
+        with suppress(RuntimeProxyError):
+            turn(view)
+        assert time.thread_time() - before_s < MOST_CPU_S
