@@ -56,9 +56,10 @@ def write_answer(
         return write_values(writer, target, change.cgroup, decision.written_once)
     if question.details is None:
         return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
-    operation.pending.update(change.cgroup)
+    # Replaced, not changed: the loop may look at them while a late thread is here.
+    operation.pending = {**operation.pending, **change.cgroup}
     names = [str(Field(CGROUP, name)) for name in change.cgroup]
-    operation.pending_owners.update((name, decision.owners[name]) for name in names)
+    operation.pending_owners = {**operation.pending_owners, **{name: decision.owners[name] for name in names}}
     return dict.fromkeys(change.cgroup, Written(is_pending=True))
 
 

@@ -173,7 +173,9 @@ class KeptCgroups:
         """
         live = {path: pod for pod in pods for path in _paths([pod.cgroup_parent])}
         self._forget(live.keys(), container_ids)
-        for path in live.keys() & self._kept.keys():
+        with self._lock:
+            claimed = live.keys() & self._kept.keys()
+        for path in claimed:
             self._write_again(path, live[path], logging.WARNING)
 
     def forget_all(self) -> None:

@@ -19,7 +19,7 @@ from runtimeproxy.pods.records import (
     Record,
     compact,
 )
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS
+from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, frozen
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
@@ -240,7 +240,7 @@ def _resources(value: object) -> Resources:
             values[name] = (_text if name.startswith("cpuset") else _integer)(document[name])
     pages = _object(document.get("hugepage_limits_bytes", {}))
     values["hugepage_limits_bytes"] = tuple((size, _integer(limit)) for size, limit in pages.items())
-    found = Resources(**values, unified=_entries(document.get("unified", {})))
+    found = Resources(**values, unified=frozen(_entries(document.get("unified", {}))))
     return NO_RESOURCES if found == NO_RESOURCES else found
 
 

@@ -54,13 +54,18 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
         cpuset_cpus=message.cpuset_cpus or None,
         cpuset_mems=message.cpuset_mems or None,
         hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
-        unified=read_entries(unified),
+        unified=frozen(read_entries(unified)),
     )
 
 
 def read_entries(entries: Mapping[str, str]) -> Mapping[str, str]:
     """A copy of a message's map; for these maps it is the quickest one."""
     return {key: entries[key] for key in entries} if entries else NO_ENTRIES
+
+
+def frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """Entries that nobody else has, as policies may be shown them: in their threads, longer than a call."""
+    return MappingProxyType(entries) if entries else NO_ENTRIES
 
 
 def overlay(base: Resources, newer: Resources) -> Resources:
@@ -82,7 +87,7 @@ def overlay(base: Resources, newer: Resources) -> Resources:
         cpuset_cpus=_newer(base.cpuset_cpus, newer.cpuset_cpus),
         cpuset_mems=_newer(base.cpuset_mems, newer.cpuset_mems),
         hugepage_limits_bytes=pages,
-        unified={**base.unified, **newer.unified} if newer.unified else base.unified,
+        unified=frozen({**base.unified, **newer.unified}) if newer.unified else base.unified,
     )
 
 
@@ -127,7 +132,7 @@ def _filled(values: dict[str, Any], pages: Iterable[tuple[Any, Any]], unified: o
     limits = ((_text(size), _integer(limit)) for size, limit in pages)
     values["hugepage_limits_bytes"] = tuple(pair for pair in limits if all(pair))
     entries = {key: value for key, value in _object(unified).items() if isinstance(value, str)}
-    found = Resources(**values, unified=entries or NO_ENTRIES)
+    found = Resources(**values, unified=frozen(entries))
     return NO_RESOURCES if found == NO_RESOURCES else found
 
 

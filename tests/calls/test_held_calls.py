@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
@@ -10,6 +13,7 @@ from runtimeproxy.hooks import (
     CLEAR,
     Concern,
     ContainerChange,
+    ContainerView,
     FailurePolicy,
     LabelOperator,
     LabelRequirement,
@@ -23,7 +27,7 @@ from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.one_container import SHARES, record_of, with_container
-from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, create, policy
 
 
 async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original(desk: Surroundings) -> None:
@@ -306,17 +310,42 @@ async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surrounding
 
 
 def read_only(view: PodView) -> None:
-    with pytest.raises(TypeError):
-        view.labels["a"] = "b"  # type: ignore[index]
+    for entries in (view.labels, view.annotations, view.resources.unified, view.overhead.unified):
+        with pytest.raises(TypeError):
+            entries["a"] = "b"  # type: ignore[index]
 
 
 async def test_a_policy_cannot_change_what_it_is_shown(desk: Surroundings) -> None:
     found = policy(pre_run_pod_sandbox=read_only, pre_stop_pod_sandbox=read_only)
     await desk.load(found, test=PolicySettings(failure_policy=FailurePolicy.FAIL))
-    await desk.run_pod(pod_sandbox_config(), POD_ID)
+    config = pod_sandbox_config()
+    config.linux.resources.unified["memory.high"] = "1"
+    config.linux.overhead.unified["memory.high"] = "1"
+    await desk.run_pod(config, POD_ID)
     stop = desk.call("StopPodSandbox", api_pb2.StopPodSandboxRequest(pod_sandbox_id=POD_ID))
     await stop.succeeded(api_pb2.StopPodSandboxResponse())
     assert len(found.seen) == 2
+
+
+async def test_a_policy_that_was_given_up_sees_no_change_of_the_request(desk: Surroundings) -> None:
+    """It looks for the first time when others' changes are made, in another thread."""
+    let_go, looked = threading.Event(), threading.Event()
+    names: list[str] = []
+
+    def late(view: ContainerView) -> None:
+        let_go.wait(30)
+        names.extend(view.env)
+        looked.set()
+
+    slow = policy("slow", pre_create_container=late)
+    changing = policy("changing", pre_create_container=ContainerChange(env={"ADDED": "x", "A": CLEAR}))
+    await desk.load(slow, changing, slow=PolicySettings(timeout_s=0.05))
+    call = desk.call("CreateContainer", create(envs={"A": "1", "B": "2"}))
+    sent = await call.sent(api_pb2.CreateContainerRequest)
+    assert [variable.key for variable in sent.config.envs] == ["B", "ADDED"]
+    let_go.set()
+    assert await asyncio.to_thread(looked.wait, 30)
+    assert names == ["A", "B"]
 
 
 THIN = api_pb2.PodSandboxConfig(metadata=pod_sandbox_config().metadata)
