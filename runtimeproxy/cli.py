@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
-from runtimeproxy import __version__
+from runtimeproxy import __version__, signals
 from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, read_settings, serve
 from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ignored:
             _complain(f"flags of klog are ignored: {', '.join(ignored)}")
         command: Callable[[argparse.Namespace], int] = arguments.run
+        if command is not serve:
+            signals.unblock()
         return command(arguments)
     except ConfigError as error:
         _fail(_configuration_message(error))

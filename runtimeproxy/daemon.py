@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from runtimeproxy import signals
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.gate import Gate
 from runtimeproxy.handover.predecessor import Predecessor
@@ -240,6 +241,7 @@ class Daemon:
         loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
         loop.add_signal_handler(BYPASS_ON, self._bypass.switch, True)
         loop.add_signal_handler(BYPASS_OFF, self._bypass.switch, False)
+        signals.unblock()
 
     def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._end.done():

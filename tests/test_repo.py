@@ -28,6 +28,7 @@ TESTED_AS_ONE = {
 TESTED_ELSEWHERE = {
     "runtimeproxy/commands.py": "tests/test_cli.py",
     "runtimeproxy/__main__.py": "tests/test_cli.py",
+    "runtimeproxy/signals.py": "tests/daemon/test_reload.py",
     "runtimeproxy/cgroups/cache.py": "tests/cgroups/test_writer.py",
     "runtimeproxy/cgroups/files.py": "tests/cgroups/test_writer.py",
     "runtimeproxy/cgroups/formats.py": "tests/cgroups/test_parameters.py",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy import signals
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.handover.channel import Channel, PeerGoneError, StrangeWordError, Word
 from runtimeproxy.handover.inheritance import Inheritance, successor_environ
@@ -152,13 +153,14 @@ class Successor:
 
 def _start(program: Program, given: Inheritance, errors_fd: int) -> subprocess.Popen[bytes]:
     passed = [fd for fd in (given.control_fd, given.listening_fd, given.lock_fd, errors_fd) if fd >= 0]
-    return subprocess.Popen(  # noqa: S603  # the very command that started this process
-        program.command,
-        cwd=program.folder,
-        env=successor_environ(program.environ, given, errors_fd),
-        pass_fds=passed,
-        stdin=subprocess.DEVNULL,
-    )
+    with signals.blocked():
+        return subprocess.Popen(  # noqa: S603  # the very command that started this process
+            program.command,
+            cwd=program.folder,
+            env=successor_environ(program.environ, given, errors_fd),
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+        )
 
 
 def _signal_name(number: int) -> str:

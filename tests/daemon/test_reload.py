@@ -1,6 +1,9 @@
 """SIGHUP: the configuration is read again; a bad one changes nothing."""
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,22 @@ from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, shar
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+
+HUNG_UP_EARLY = """\
+import os, runpy, signal, sys
+
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "runtimeproxy.cli":
+            sys.meta_path.remove(self)
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, First())
+sys.argv = sys.argv[3:]
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
+"""Gets signals while the first module of the program is imported."""
 
 DRY_RUN = '[policies.batch-resource]\nmode = "dry-run"\n'
 UNTOUCHED = 2
@@ -153,3 +172,24 @@ def test_a_distribution_that_has_changed_is_said(
     assert messages(daemon, "test-policies: ") == [
         "test-policies: 1.0 is now 1.1; `koord-runtime-proxy upgrade` takes the new code into use"
     ]
+
+
+def test_signals_that_come_before_the_handlers_are_there_count_afterwards(daemons: Daemons) -> None:
+    daemon = daemons.prepare(wrapper=(sys.executable, "-c", HUNG_UP_EARLY))
+    daemon.start()
+    assert messages(daemon, "configuration read again")
+    daemon.wait_for_state("READY=1")
+    with CriClient(daemon.socket) as client:
+        assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
+    assert daemon.pid
+
+
+def test_a_command_that_does_not_serve_ends_by_sighup(tmp_path: Path) -> None:
+    fifo = tmp_path / "config.toml"
+    os.mkfifo(fifo)
+    command = (sys.executable, "-m", "runtimeproxy", "check-config", "--config", str(fifo))
+    quiet = subprocess.DEVNULL
+    # The FIFO opens when the command reads its configuration.
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process, fifo.open("w"):
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == -signal.SIGHUP
