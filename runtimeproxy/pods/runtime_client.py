@@ -1,4 +1,8 @@
-"""Asks a runtime over gRPC, on a connection of its own."""
+"""Asks a runtime over gRPC, on a connection of its own that the event loop reads.
+
+Not with the gRPC library: its core ends the process at a GOAWAY with the error code HTTP_1_1_REQUIRED or one
+that it does not know (grpcio 1.85.1, http2_status.h).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,15 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.http2.client import CallError, UnaryCall, UnaryClient, request_block
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from runtimeproxy.pods.questions import Question
 
 logger = logging.getLogger(__name__)
@@ -27,15 +29,6 @@ PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 
 SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 """Tried in this order; both have the same messages. Source: CRI; old runtimes have only the second."""
-
-CHANNEL_OPTIONS: Final = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 3000),
-    ("grpc.enable_retries", 0),
-)
-"""Authority and longest pause before the next attempt are the kubelet's. Source: k8s.io/cri-client."""
 
 _SILENT: Final[Mapping[int, str]] = {
     StatusCode.DEADLINE_EXCEEDED: "does not answer in time",
@@ -62,7 +55,7 @@ class ClientSettings:
 
 
 class GrpcRuntimeClient:
-    """A `RuntimeClient` over grpc.aio; nothing is imported or connected before the first question."""
+    """A `RuntimeClient` over gRPC; nothing is loaded or connected before the first question."""
 
     def __init__(
         self, settings: ClientSettings, executor: Executor, failures: FailureLog | None = None
@@ -78,28 +71,29 @@ class GrpcRuntimeClient:
         self._executor = executor
         self._failures = failures
         self._is_silent = False
-        self._opening = asyncio.Lock()
-        self._channel: grpc.aio.Channel | None = None
+        self._client = UnaryClient(settings.target.removeprefix("unix:").removeprefix("//"))
+        self._calls: set[UnaryCall] = set()
+        self._is_loaded = False
         self._service = SERVICES[0]
         self._status_has_resources = True
 
     async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
         """All sandboxes by id, or those with all of the given labels."""
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import list_pods
 
         return _present(await self._ask(list_pods(labels or {}), self._settings.list_timeout_s))
 
     async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
         """All containers by id, or those of one sandbox."""
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import list_containers
 
         return _present(await self._ask(list_containers(pod_id), self._settings.list_timeout_s))
 
     async def pod(self, identity: str) -> PodRecord | None:
         """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import pod
 
         return await self._ask(pod(identity), self._settings.status_timeout_s)
@@ -133,7 +127,7 @@ class GrpcRuntimeClient:
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
         """
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import runtime_name
 
         return _present(await self._ask(runtime_name(), self._settings.status_timeout_s))
@@ -151,7 +145,7 @@ class GrpcRuntimeClient:
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time, or refused.
         """
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import update_container
 
         request = update_container(identity, scalars, unified)
@@ -159,12 +153,12 @@ class GrpcRuntimeClient:
 
     async def close(self) -> None:
         """Ends the connection; calls that are under way fail."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        self._client.close()
+        for call in list(self._calls):
+            call.end(CallError(StatusCode.CANCELLED, "the connection is closed"))
 
     async def _container(self, identity: str, *, verbose: bool) -> tuple[ContainerRecord | None, bool]:
-        await self._open()
+        await self._load()
         from runtimeproxy.pods.questions import container
 
         found = await self._ask(container(identity, verbose=verbose), self._settings.status_timeout_s)
@@ -200,17 +194,24 @@ class GrpcRuntimeClient:
         self, service: str, method: str, request: bytes, timeout_s: float
     ) -> tuple[bytes | None, int, str]:
         """The answer's bytes, the status code, and the status as text."""
-        channel = await self._open()
-        from grpc.aio import AioRpcError
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[bytes | CallError] = loop.create_future()
 
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{service}/{method}")
+        def done(result: bytes | CallError) -> None:
+            if not outcome.done():
+                outcome.set_result(result)
+
+        call = self._client.call(request_block(f"/{service}/{method}"), request, timeout_s, done)
+        self._calls.add(call)
         try:
-            answer = await call(request, timeout=timeout_s)
-        except AioRpcError as error:
-            code = error.code()
-            text = f"{code.name}: {error.details()}"
-            self._note(method, code.value[0], text)
-            return None, code.value[0], text
+            answer = await outcome
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        if isinstance(answer, CallError):
+            text = str(answer)
+            self._note(method, answer.code, text)
+            return None, answer.code, text
         self._note(method, StatusCode.OK, "")
         return answer, StatusCode.OK, ""
 
@@ -228,24 +229,15 @@ class GrpcRuntimeClient:
             self._is_silent = False
             logger.info("runtime %s: answers again", path, extra={"runtime": path})
 
-    async def _open(self) -> grpc.aio.Channel:
-        """The channel; the first use loads grpc and the CRI's messages in a worker thread."""
-        if self._channel is None:
-            async with self._opening:
-                if self._channel is None:
-                    aio = await asyncio.get_running_loop().run_in_executor(self._executor, _load)
-                    self._channel = aio.insecure_channel(self._settings.target, options=CHANNEL_OPTIONS)
-        return self._channel
+    async def _load(self) -> None:
+        """Loads the CRI's messages, the first time, in a worker thread."""
+        if not self._is_loaded:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _load)
+            self._is_loaded = True
 
 
-def _load() -> ModuleType:
-    # The package comes first: two threads that import it and its part `aio` at once wait for each other.
-    import grpc
-
-    import runtimeproxy.pods.questions  # noqa: F401
-
-    aio: ModuleType = grpc.aio
-    return aio
+def _load() -> None:
+    import runtimeproxy.pods.questions  # noqa: F401  # the import is the purpose
 
 
 def _present(answer: ResultT | None) -> ResultT:

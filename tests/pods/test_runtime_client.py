@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.http2 import frames
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
 from runtimeproxy.pods.runtime_client import PARSE_ON_LOOP_BYTES, ClientSettings, GrpcRuntimeClient
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
+from tests.http2.raw_server import Peer, RawServer
 
 
 def one_of_each(runtime: FakeRuntime) -> tuple[str, str]:
@@ -144,3 +148,42 @@ async def test_a_runtime_that_hangs_is_given_up(
     with pytest.raises(RuntimeUnavailableError, match="DEADLINE_EXCEEDED"):
         await client.pod("p1")
     await client.close()
+
+
+@pytest.mark.parametrize("code", [0, 13, 14, 2**32 - 1])
+async def test_a_runtime_that_shuts_down_with_any_code_is_an_error(
+    socket_folder: Path, executor: ThreadPoolExecutor, code: int
+) -> None:
+    """gRPC's own client ends the process at 13, HTTP_1_1_REQUIRED, and at 14."""
+
+    async def shut_down(peer: Peer) -> None:
+        await peer.request()
+        peer.send(frames.frame(frames.GOAWAY, 0, 0, bytes(4) + code.to_bytes(4, "big")))
+        await peer.frame()
+
+    path = socket_folder / "runtime.sock"
+    async with RawServer(path, shut_down):
+        client = GrpcRuntimeClient(ClientSettings(f"unix:{path}"), executor)
+        with pytest.raises(RuntimeUnavailableError):
+            await client.version(30)
+        await client.close()
+
+
+async def test_a_question_under_way_fails_when_the_client_is_closed(
+    socket_folder: Path, executor: ThreadPoolExecutor
+) -> None:
+    asked = asyncio.Event()
+
+    async def be_silent(peer: Peer) -> None:
+        await peer.request()
+        asked.set()
+        await peer.frame()
+
+    path = socket_folder / "runtime.sock"
+    async with RawServer(path, be_silent):
+        client = GrpcRuntimeClient(ClientSettings(f"unix:{path}"), executor)
+        question = asyncio.ensure_future(client.version(30))
+        await asked.wait()
+        await client.close()
+        with pytest.raises(RuntimeUnavailableError):
+            await question
