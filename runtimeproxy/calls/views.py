@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
+from runtimeproxy.hooks.remote.registration_file import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, overlay, read_entries, read_resources
@@ -175,9 +178,30 @@ def recorded_container(
         labels=_frozen(record.labels),
         annotations=_frozen(record.annotations),
         requested=overlay(record.requested, newer),
-        current=overlay(record.applied, newer),
+        current=overlay(_without_servers(record), newer),
         updated=updated,
     )
+
+
+def _without_servers(record: ContainerRecord) -> Resources:
+    """What is in force, but for the fields that hook servers own: there it is what the kubelet asked for.
+
+    Servers run last, so this is what they change. A server that divides a quota, and is shown its own value,
+    would divide it again with each update.
+    """
+    owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
+    if not owned:
+        return record.applied
+    asked, applied = record.requested, record.applied
+    changed: dict[str, Any] = {
+        name: getattr(asked, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in owned
+    }
+    keys = {key for key in {*asked.unified, *applied.unified} if str(Field(UNIFIED, key)) in owned}
+    if keys:
+        kept = {key: value for key, value in applied.unified.items() if key not in keys}
+        kept.update((key, value) for key, value in asked.unified.items() if key in keys)
+        changed["unified"] = kept
+    return replace(applied, **changed)
 
 
 class _Changed(Mapping[str, str]):

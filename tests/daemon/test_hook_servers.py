@@ -193,3 +193,35 @@ def test_what_a_server_sets_in_a_pods_cgroup_is_its_own_business(
         daemon.start()
         compared()
     assert weight.read_text() == "77\n"
+
+
+def test_a_server_that_divides_a_quota_divides_it_once(daemons: Daemons, servers: Servers) -> None:
+    daemon = daemons.start()
+    server = servers.start(quota_divisor=1.2)
+    server.register(daemon.hook_folder, "koordlet.json", "PreCreateContainer", "PreUpdateContainerResources")
+    use(daemon, "koordlet.json")
+    with CriClient(daemon.socket) as client:
+        made = pod(client).run()
+        request = made.create_request
+        request.config.linux.resources.cpu_quota = 200_000
+        made.container = client.runtime.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
+        for memory_bytes in (1 << 28, 1 << 29):
+            made.update(memory_bytes)
+            assert quota_of(client, made.container) == 166_667
+    daemon.restart()
+    use(daemon, "koordlet.json")
+    with CriClient(daemon.socket) as client:
+        made.update(1 << 30, client)
+        assert quota_of(client, made.container) == 166_667
+        resize = api_pb2.UpdateContainerResourcesRequest(container_id=made.container)
+        resize.linux.cpu_quota = 100_000
+        client.runtime.UpdateContainerResources(resize, timeout=CALL_TIMEOUT_S)
+        made.update(1 << 28, client)
+        assert quota_of(client, made.container) == 83_334
+    shown = [each.container.container_resources for each in server.asked()]
+    assert [each.cpu_quota for each in shown] == [200_000] * 4 + [100_000] * 2
+
+
+def quota_of(client: CriClient, container: str) -> int:
+    request = api_pb2.ContainerStatusRequest(container_id=container)
+    return client.runtime.ContainerStatus(request, timeout=CALL_TIMEOUT_S).status.resources.linux.cpu_quota

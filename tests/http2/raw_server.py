@@ -103,7 +103,7 @@ class RawServer:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None
         self._server.close()
         for _ in range(5):

@@ -184,7 +184,9 @@ def _changed_entries(shown: Mapping[str, str], answered: Mapping[str, str]) -> d
 
 def _changed_env(shown: Mapping[str, str], answered: Mapping[str, str], *, is_complete: bool) -> TextEntries:
     """Return what becomes of the variables that the server could see; an empty answer leaves them alone."""
-    changed: dict[str, Any] = dict(_changed_entries(shown, answered))
+    entries = _changed_entries(shown, answered)
+    # The order of a map on the wire is another one in each answer, and that of variables counts.
+    changed: dict[str, Any] = {name: entries[name] for name in sorted(entries)}
     if answered and is_complete:
         changed.update((name, CLEAR) for name in shown if name not in answered)
     return changed

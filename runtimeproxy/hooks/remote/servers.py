@@ -16,6 +16,8 @@ from runtimeproxy.hooks.remote.registration import Registration
 
 logger = logging.getLogger(__name__)
 
+MAX_SERVERS: Final = 64
+"""Hook servers in use; a node has one or two."""
 FIRST_READ_S: Final = 10.0
 """How long policies wait for the folder's first reading: a file system that hangs must not keep them off."""
 
@@ -47,7 +49,7 @@ class _Used(NamedTuple):
 
 
 def make_server(registration: Registration) -> Server:
-    """Makes a hook server; loads gRPC, so not in the event loop's thread."""
+    """Makes a hook server; loads protobuf's messages, so not in the event loop's thread."""
     from runtimeproxy.hooks.remote.server_policy import HookServer
 
     return HookServer(registration)
@@ -81,6 +83,7 @@ class HookServers:
         self._on_change = on_change
         self._make = make
         self._used: dict[str, _Used] = {}
+        self._unused: list[str] = []
         self._directory = RegistrationDirectory(folder, default_timeout_s, executor, self._use)
         self.policies: tuple[LoadedPolicy, ...] = ()
 
@@ -93,6 +96,8 @@ class HookServers:
             f"{name} {used.server.trouble}" for name, used in self._used.items() if used.server.trouble
         ]
         count = f"{len(self._used)} hook server{'s' if len(self._used) > 1 else ''}"
+        if self._unused:
+            troubles.append(f"{len(self._unused)} more are registered and not used")
         return f"{count} ({'; '.join(troubles)})" if troubles else count
 
     def configure(self, default_timeout_s: float) -> None:
@@ -118,6 +123,7 @@ class HookServers:
 
     async def _use(self, registrations: tuple[Registration, ...]) -> None:
         old = self._used
+        registrations = self._bounded(registrations)
         kept = {each.name: old[each.name] for each in registrations if _is_for(old.get(each.name), each)}
         new = [each for each in registrations if each.name not in kept]
         made = await asyncio.get_running_loop().run_in_executor(self._executor, self._made, new)
@@ -131,6 +137,21 @@ class HookServers:
                 logger.info("hook server %s is no longer used", name, extra={"server": name})
             if name not in kept:
                 used.server.close()
+
+    def _bounded(self, registrations: tuple[Registration, ...]) -> tuple[Registration, ...]:
+        """The first ones, by file name; the others are reported."""
+        more = [each.name for each in registrations[MAX_SERVERS:]]
+        if more and more != self._unused:
+            logger.warning(
+                "hook server registrations: %d of %d are not used, from %s on: at most %d servers can be",
+                len(more),
+                len(registrations),
+                more[0],
+                MAX_SERVERS,
+                extra={"unused": len(more), "first": more[0]},
+            )
+        self._unused = more
+        return registrations[:MAX_SERVERS]
 
     def _made(self, registrations: Iterable[Registration]) -> dict[str, _Used]:
         """In the executor's thread: makes servers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeAlias
@@ -35,6 +36,8 @@ class Behaviour:
     overlay: Mapping[str, Any] = field(default_factory=dict)
     """For every pod."""
     overlay_key: str = OVERLAY
+    quota_divisor: float = 1.0
+    """By which a CPU quota above 0 is divided, as CPU normalization does."""
 
     def to_json(self) -> str:
         """The behaviour as a text."""
@@ -53,7 +56,18 @@ def overlay_of(request: Request, behaviour: Behaviour) -> Mapping[str, Any]:
         annotations = request.annotations
     else:
         annotations = request.pod_annotations
-    return {**behaviour.overlay, **json.loads(annotations.get(behaviour.overlay_key, "{}"))}
+    return {
+        **_divided(request, behaviour.quota_divisor),
+        **behaviour.overlay,
+        **json.loads(annotations.get(behaviour.overlay_key, "{}")),
+    }
+
+
+def _divided(request: Request, divisor: float) -> Mapping[str, int]:
+    if isinstance(request, api_pb2.PodSandboxHookRequest):
+        return {}
+    quota_us = request.container_resources.cpu_quota
+    return {"cpu_quota": math.ceil(quota_us / divisor)} if quota_us > 0 and divisor != 1.0 else {}
 
 
 def echo(request: Request) -> Response:

@@ -323,3 +323,14 @@ def test_what_kernels_take_otherwise_is_put_so(overlay: dict[str, Any], expected
     found = usable(Hook.PRE_CREATE_CONTAINER, change, ContainerView())
     assert {field.key: value for field, value in found.fields.items()} == expected
     assert found.left_out == ()
+
+
+def test_variables_of_one_answer_are_added_in_the_order_of_their_names() -> None:
+    names = [f"GPU_{number}" for number in range(50)]
+    for order in (names, names[::-1], names[25:] + names[:25]):
+        answer = ContainerResourceHookResponse()
+        for name in order:
+            answer.container_envs[name] = "0"
+        change = container_change(ContainerResourceHookRequest(), answer, AUTO)
+        assert isinstance(change, ContainerChange)
+        assert list(change.env) == sorted(names)

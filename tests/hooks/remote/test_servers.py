@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,10 +13,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from runtimeproxy.hooks import Hook
+from runtimeproxy.hooks.call import Order
+from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
+from runtimeproxy.hooks.remote.breaker import FAILURES_TO_OPEN
 from runtimeproxy.hooks.remote.registration import Registration
-from runtimeproxy.hooks.remote.servers import HookServers
+from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.hooks.workers import Workers
 from tests.hooks.remote.registration_files import content, write
 from tests.lab.deadline import wait_until
 
@@ -171,3 +178,40 @@ async def test_the_summary(site: Site) -> None:
     assert site.servers.summary == "2 hook servers"
     site.made[1].trouble = "not asked since noon: no such file"
     assert site.servers.summary == "2 hook servers (b.json not asked since noon: no such file)"
+
+
+async def test_of_many_registrations_a_bounded_number_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(MAX_SERVERS + 3):
+        write(tmp_path / f"{number:03}.json", f"/run/{number}.sock")
+    site = Site(tmp_path)
+    await site.servers.read()
+    assert [policy.origin for policy in site.servers.policies] == [
+        f"/run/{n}.sock" for n in range(MAX_SERVERS)
+    ]
+    assert f"3 of {MAX_SERVERS + 3} are not used" in caplog.text
+    assert "3 more are registered and not used" in site.servers.summary
+    await site.stop()
+
+
+async def test_many_dead_servers_cost_a_call_no_thread_and_no_time(tmp_path: Path) -> None:
+    executor = ThreadPoolExecutor(1)
+    for number in range(MAX_SERVERS):
+        write(tmp_path / f"{number:03}.json", str(tmp_path / f"{number}.sock"))
+    servers = HookServers(tmp_path, 2.0, executor, lambda: None)
+    following = asyncio.get_running_loop().create_task(servers.run())
+    await servers.read()
+    workers = Workers(1)
+    chain = Chain(servers.policies, workers)
+    threads = threading.active_count()
+    for _ in range(FAILURES_TO_OPEN + 1):
+        # Less than a dead server's timeout for all of them.
+        decision = await chain.decide(Order(Hook.PRE_CREATE_CONTAINER, ContainerView(), 2.0))
+        assert decision.change is None
+        assert not any("spent" in entry.reason for entry in decision.audit)
+    assert not any(policy.concern.matches(PodView()) for policy in servers.policies)
+    assert (workers.threads, threading.active_count()) == (0, threads)
+    following.cancel()
+    await asyncio.wait([following])
+    executor.shutdown()
