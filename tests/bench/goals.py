@@ -63,6 +63,7 @@ GOALS = (
     _held(names.HELD_UPDATE),
     _held(names.HELD_CREATE),
     _most(names.CHANGED, "added mean us", 500, " us"),
+    _most(names.HOOKED, "over no server, x raw", 1.3, "x a raw call"),
     Goal(names.BUSY, "p99 us", 3000, " us over direct", _added_p99),
     _most(names.START, "first answer s", 0.4, " s"),
     _most(names.START, "records s", 1.5, " s"),
