@@ -230,6 +230,12 @@ class Call:
 
     # --- legs ---------------------------------------------------------------------------------------------
 
+    def postpone(self, paused_s: float) -> None:
+        """Nothing could run for so long, which is nobody's fault."""
+        self._deadline_s += paused_s
+        if self._leg is not None:
+            self._leg.postpone(paused_s)
+
     def look(self, now_s: float) -> float | None:
         """The time of something may be up; find out of what."""
         leg = self._leg

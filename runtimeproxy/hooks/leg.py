@@ -137,6 +137,12 @@ class Leg:
             self.given_up = True
             return True
 
+    def postpone(self, paused_s: float) -> None:
+        """In the loop's thread: all times end so much later."""
+        with self._lock:
+            self._until_s += paused_s
+            self._started_s += paused_s
+
     def wait_s(self, now_s: float) -> float:
         """Return how long to wait until looking again; 0 if the leg is overdue (and then it is given up)."""
         with self._lock:

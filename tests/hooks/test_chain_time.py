@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections import Counter
 from functools import partial
 
@@ -214,3 +215,18 @@ async def test_many_calls_with_policies_that_hang_raise_and_are_cancelled_all_en
     await until(lambda: not chain.hung and pool.hung == 0 and chain.watch.watched == 0)
     assert pool.threads <= pool.size
     pool.close()
+
+
+async def test_no_policy_is_late_for_the_time_in_which_the_loop_did_not_run(
+    workers: Workers, hanging: Hanging
+) -> None:
+    """As it does not while the process is stopped; see also `test_watch`."""
+    chain = Chain([scripted("slow", hanging, timeout_s=2.0)], workers)
+    deciding = asyncio.ensure_future(decide(chain, budget_s=2.0))
+    await until(lambda: hanging.entered.acquire(blocking=False))
+    # Longer than the policy's timeout and the chain's budget; nothing is computed meanwhile.
+    threading.Event().wait(3.0)
+    # The watch looks first, and then the policy comes back.
+    asyncio.get_running_loop().call_later(0.3, hanging.released.set)
+    assert shares_of(await deciding) == 999
+    assert chain.stats.outcomes["slow", OutcomeKind.TIMED_OUT] == 0

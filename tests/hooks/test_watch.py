@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -16,7 +20,11 @@ class Watched:
     def __init__(self, *waits_s: float | None) -> None:
         self.waits_s = list(waits_s)
         self.looks_s: list[float] = []
+        self.paused_s: list[float] = []
         self.over = asyncio.Event()
+
+    def postpone(self, paused_s: float) -> None:
+        self.paused_s.append(paused_s)
 
     def look(self, now_s: float) -> float | None:
         self.looks_s.append(now_s)
@@ -66,3 +74,46 @@ async def test_a_call_that_raises_leaves_the_others_watched(caplog: pytest.LogCa
     async with asyncio.timeout(30):
         await call.over.wait()
     assert "cannot be concluded" in caplog.text
+
+
+PAUSED = """
+import asyncio, time
+from runtimeproxy.hooks.watch import Watch
+from tests.hooks.test_watch import Watched
+
+async def main():
+    watch, call = Watch(), Watched(None)
+    watch.add(call, time.monotonic(), 0.05)
+    print("armed", flush=True)
+    await call.over.wait()
+    print(sum(call.paused_s), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_pause_of_the_process_is_given_back() -> None:
+    with subprocess.Popen((sys.executable, "-c", PAUSED), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "armed\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        stopped_s = time.monotonic()
+        # For so long that it counts, by the clock and not by what else this machine does.
+        while time.monotonic() < stopped_s + 0.5:
+            os.sched_yield()
+        process.send_signal(signal.SIGCONT)
+        assert float(process.stdout.readline()) >= 0.4
+
+
+async def test_what_the_process_itself_computes_is_no_pause() -> None:
+    watch, call = Watch(), Watched(None)
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    watch.add(call, began_s, 0.001)
+    while time.process_time() < began_cpu_s + 0.5:
+        pass
+    async with asyncio.timeout(30):
+        await call.over.wait()
+    # On a machine with other work the process waited for a CPU meanwhile: at most that is given back.
+    others_s = time.monotonic() - began_s - (time.process_time() - began_cpu_s)
+    assert sum(call.paused_s) <= others_s + 0.01
