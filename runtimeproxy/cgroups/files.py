@@ -39,9 +39,9 @@ def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Itera
     held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in path:
-            inner = os.open(part, _FOLDER_FLAGS, dir_fd=held)
-            os.close(held)
-            held = inner
+            outer, held = held, os.open(part, _FOLDER_FLAGS, dir_fd=held)
+            # Held no more, whatever becomes of it: its number may be another thread's next moment.
+            os.close(outer)
         descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
     finally:
         os.close(held)

@@ -82,7 +82,7 @@ def sessions(plan: Plan) -> Report:
                     print(f"  the daemon ended before session {attack.done}: {node.deaths[-1]}", flush=True)
                 elif plan.sessions > PORTION:
                     print(f"  {attack.done:,} sessions, {attack.done / took_s:,.0f}/s", flush=True)
-        excesses = node.excesses()
+        excesses = [*node.excesses(), *node.chatter(took_s)]
         lines = len(node.proxy.log)
         notes = [
             ", ".join(f"{count:,} {kind}" for kind, count in sorted(attack.kinds.items())),
@@ -101,7 +101,7 @@ def runtimes(plan: Plan) -> Report:
             took_s = attack.run(count, lambda: not node.proxy.alive())
             node.revive()
         path.symlink_to(node.runtime.socket_path)
-        excesses = [*_served_again(node), *node.excesses()]
+        excesses = [*_served_again(node), *node.excesses(), *node.chatter(took_s)]
         notes = [f"{server.connections:,} connections to the runtime, {server.answers:,} answers"]
         return _report(plan, "sessions", attack.done, took_s, node, witness.seen, excesses, notes)
 
@@ -123,7 +123,7 @@ def hook_servers(plan: Plan) -> Report:
     count = max(plan.sessions // 40, 1)
     with Node(plan.variant) as node:
         path = node.folder / "hook.sock"
-        with HostileServer(path, plan.seed, right=0.7) as server:
+        with HostileServer(path, plan.seed, right=0.8) as server:
             node.register(path)
             began_s = time.monotonic()
             with ExitStack() as stack:
@@ -138,7 +138,7 @@ def hook_servers(plan: Plan) -> Report:
                     )
                 node.revive()
             took_s = time.monotonic() - began_s
-        excesses = node.excesses()
+        excesses = [*node.excesses(), *node.chatter(took_s)]
         notes = [f"{server.connections:,} connections", *(str(each.seen) for each in witnesses[1:])]
         for each in witnesses[1:]:
             excesses += [f"beside it: {failed}" for failed in (each.seen.failed if each.seen else ())]

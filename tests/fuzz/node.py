@@ -27,7 +27,11 @@ MORE_BYTES: Final = 160 << 20
 """Resident memory beside that at the start: the budget of calls under way, and what malloc keeps."""
 LATE_S: Final = 30.0
 """How long the daemon may take to close what was left to it."""
-TRACE_LINES: Final = 60
+LINES: Final = 200
+"""Of the log in a minute, and as many at the start: causes are many, each is logged once in an interval."""
+TRACE_LINES: Final = 200
+"""Of the log, when the daemon has ended: the stacks of all threads are among them."""
+AUDIT: Final = '"runtimeproxy.audit"'
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Node:
             "KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(cgroups),
             "TMPDIR": str(self.folder / "tmp"),
             "PYTHONFAULTHANDLER": "1",
+            # By default one process may have 64, which a daemon that is behind would take for too many.
+            "KOORD_RUNTIMEPROXY_PROXY_MAX_CONNECTIONS_PER_PROCESS": "512",
             "GRPC_VERBOSITY": "ERROR",
             **variant.environment,
         }
@@ -120,6 +126,12 @@ class Node:
         self.deaths.append(f"exit code {self.proxy.wait()}\n{last}")
         self.start()
         return True
+
+    def chatter(self, took_s: float) -> list[str]:
+        """Whether its log has grown with what others send; the audit's lines are about calls that count."""
+        lines = sum(AUDIT not in line for line in self.proxy.log)
+        most = LINES + LINES * took_s / 60
+        return [f"{lines:,} log lines in {took_s:.0f} s"] if lines > most else []
 
     def excesses(self) -> list[str]:
         """What the daemon has not given back, once it had time to; empty if all is well."""
