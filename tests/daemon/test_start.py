@@ -1,5 +1,6 @@
 """Start: serves at once, takes its socket from nobody, says what is wrong."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -12,6 +13,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2.frames import EMPTY_SETTINGS
 from runtimeproxy.testing import FakeRuntime
+from tests.conformance.http2_client import Http2Client
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, release, shares_of
 from tests.daemon.site import IMPORT_FIFO, site_folder
@@ -325,3 +327,25 @@ def test_without_a_temporary_directory_the_runtime_answers_health(daemons: Daemo
     assert "health and reflection are left to the runtime" in "\n".join(daemon.log)
     with CriClient(daemon.socket) as client:
         client.wait_until_serving(30)
+
+
+FEW_FILES = """\
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_with_few_file_descriptors_each_client_that_is_taken_is_served(daemons: Daemons) -> None:
+    """Each needs two: a client that is taken without one for its upstream would wait for nothing."""
+    daemon = daemons.prepare(wrapper=(sys.executable, "-c", FEW_FILES))
+    daemon.start()
+    served = 0
+    with contextlib.ExitStack() as stack, contextlib.suppress(ConnectionError):
+        for _ in range(64):
+            client = stack.enter_context(Http2Client(daemon.socket))
+            assert client.call("/runtime.v1.RuntimeService/Version").trailers["grpc-status"] == "0"
+            served += 1
+    # It has about 30 open itself, and keeps four for its work.
+    assert 12 <= served < 32
+    assert any("file descriptors that are left" in each["message"] for each in daemon.log_records)

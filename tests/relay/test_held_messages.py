@@ -36,7 +36,8 @@ def test_the_headers_pass_at_once_and_unchanged() -> None:
 def test_the_handler_is_told_path_deadline_and_encoding() -> None:
     play = opened()
     play.client(play.call(3, HELD, timeout="2500m"))
-    assert play.interceptor.calls[0].head == CallHead(HELD, 2.5, "identity")
+    expected = CallHead(HELD, 2.5, "identity", connection=play.core.state)
+    assert play.interceptor.calls[0].head == expected
 
 
 def test_data_is_not_forwarded_and_its_connection_credit_goes_back_at_once() -> None:
