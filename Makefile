@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 SESSIONS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test wheel lint format bench restarts e2e e2e-node tools proto lock clean
+.PHONY: help run test wheel lint format bench readability restarts fuzz e2e e2e-node tools proto lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -60,6 +60,9 @@ e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, 
 
 bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this proxy
 	$(BIN)/python -m tests.bench
+
+readability: $(INSTALLED)  ## how much code a reader has to hold in the head
+	$(BIN)/python -m tests.readability
 
 restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtime 20 times, under load; 5 minutes
 	$(BIN)/python -m tests.restarts

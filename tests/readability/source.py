@@ -1,0 +1,106 @@
+"""Figures of the source: lines of code, lengths of functions and files, importers of modules."""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = "runtimeproxy"
+_IMPORTERS: Final = ("runtimeproxy", "policies")
+_NO_CODE: Final = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def figures(root: Path) -> dict[str, float]:
+    """The figures of a checkout, by name."""
+    modules = {_module_name(path, root): path for path in _files(root, _IMPORTERS)}
+    trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
+    own = [name for name in modules if name.split(".")[0] == PACKAGE]
+    importers = _importers(trees)
+    real = [name for name in own if modules[name].name != "__init__.py"]
+    lonely = [name for name in real if len(importers[name]) <= 1]
+    lengths = sorted(_length(each) for name in own for each in _functions(trees[name]))
+    sizes = sorted(len(modules[name].read_text().splitlines()) for name in real)
+    return {
+        "modules": len(real),
+        "% of modules with at most one importer": 100 * len(lonely) / len(real),
+        "lines of code": sum(code_lines(modules[name].read_text()) for name in own),
+        "functions": len(lengths),
+        "function length, median": statistics.median(lengths),
+        "function length, p90": statistics.quantiles(lengths, n=10)[-1],
+        "file length, median": statistics.median(sizes),
+        "file length, p90": statistics.quantiles(sizes, n=10)[-1],
+    }
+
+
+def code_lines(text: str) -> int:
+    """Lines that are neither blank, nor comment, nor docstring."""
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in _NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        for each in _docstrings(node):
+            lines.difference_update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return len(lines)
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.stmt]:
+    """String statements: docstrings, and those behind constants and fields."""
+    for statement in getattr(node, "body", ()) if isinstance(node, _Documented) else ():
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield statement
+
+
+def _functions(tree: ast.Module) -> Iterator[_Function]:
+    for node in ast.walk(tree):
+        if isinstance(node, _Function):
+            yield node
+
+
+def _length(function: _Function) -> int:
+    """Its lines from `def` to the end, the docstring left out."""
+    total = (function.end_lineno or function.lineno) - function.lineno + 1
+    return total - sum((each.end_lineno or each.lineno) - each.lineno + 1 for each in _docstrings(function))
+
+
+def _importers(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    importers: dict[str, set[str]] = defaultdict(set)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            for imported in _imported(node, trees):
+                if imported != name:
+                    importers[imported].add(name)
+    return importers
+
+
+def _imported(node: ast.AST, trees: dict[str, ast.Module]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield inner if inner in trees else node.module
+
+
+def _files(root: Path, packages: tuple[str, ...]) -> Iterator[Path]:
+    for package in packages:
+        yield from sorted((root / package).rglob("*.py"))
+
+
+def _module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
