@@ -45,9 +45,7 @@ ANSWERS = {
     "raises": {"raise": "secret text"},
     "negative shares": {"resources": {"cpu_shares": -5}},
     "shares of another type": {"resources": {"cpu_shares": "many"}},
-    "shares over the kernel's": {"resources": {"cpu_shares": 10**9}},
     "bad cpuset": {"resources": {"cpuset_cpus": "0-x"}},
-    "quota below the kernel's": {"resources": {"cpu_quota_us": 1}},
     "environment of another type": {"env": {"A": 1}},
 }
 ANNOTATIONS = {
@@ -71,6 +69,25 @@ def test_bad_answer_of_a_policy_is_ignored(
 
     assert answer_of(call).message == CREATED
     assert runtime.recorded.wait("CreateContainer")[0].raw == request
+
+
+@pytest.mark.parametrize(
+    ("field", "answered", "sent"),
+    [("cpu_shares", 10**9, 262_144), ("cpu_quota_us", 1, 1_000)],
+    ids=["shares over the kernel's", "quota below the kernel's"],
+)
+def test_value_outside_the_kernels_range_is_clamped(
+    runtime: FakeRuntime, through: BytesClient, desk: PolicyDesk, field: str, answered: int, sent: int
+) -> None:
+    runtime.on("CreateContainer", response=CREATED)
+    call = through.start(CREATE, asking_create(desk.annotations).SerializeToString())
+    desk.question().answer(resources={field: answered})
+
+    assert answer_of(call).message == CREATED
+    raw = runtime.recorded.wait("CreateContainer")[0].raw
+    resources = api_pb2.CreateContainerRequest.FromString(raw).config.linux.resources
+    names = {"cpu_shares": resources.cpu_shares, "cpu_quota_us": resources.cpu_quota}
+    assert names[field] == sent
 
 
 @pytest.mark.parametrize("text", ANNOTATIONS.values(), ids=ANNOTATIONS.keys())
