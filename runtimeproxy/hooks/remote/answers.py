@@ -132,7 +132,8 @@ def _resource_evidence(
 
 
 def _entry_evidence(shown: Mapping[str, str], answered: Mapping[str, str]) -> Iterator[bool]:
-    return (key in answered for key in shown)
+    if shown:
+        yield all(key in answered for key in shown)
 
 
 def _parent_evidence(shown: str, answered: str) -> Iterator[bool]:
@@ -179,7 +180,8 @@ def _resource_change(
 
 def _changed_entries(shown: Mapping[str, str], answered: Mapping[str, str]) -> dict[str, str]:
     """Nothing is ever taken away: that cannot be said in the protocol."""
-    return {key: value for key, value in answered.items() if shown.get(key) != value}
+    # For messages' maps it is the quickest way.
+    return {key: answered[key] for key in answered if shown.get(key) != answered[key]}
 
 
 def _changed_env(shown: Mapping[str, str], answered: Mapping[str, str], *, is_complete: bool) -> TextEntries:
