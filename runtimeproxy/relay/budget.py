@@ -20,6 +20,10 @@ UNRESERVED_BYTES: Final = 16 * 1024 * 1024
 """Of one connection, that are held without a reservation: small messages, and the beginnings of those that
 wait. The held calls of 500 pods that start at once have less."""
 
+WAITING_BYTES: Final = 1024 * 1024
+"""Of one connection, of messages that wait for memory: above it the client is not read. A runtime that gives
+large windows lets whole messages come that no memory is reserved for; usually it is 64 KiB of each."""
+
 
 class MemoryBudget:
     """Grants reservations of memory, first come, first served.
@@ -152,21 +156,31 @@ class ConnectionMemory:
     Attributes:
         used_bytes: how much is granted to it.
         unreserved_bytes: how much it holds without a reservation.
+        waiting_bytes: how much of that belongs to messages that wait for theirs.
         waiting: reservations of messages that wait, in the order of their arrival.
     """
 
-    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting")
+    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting", "waiting_bytes")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.used_bytes = 0
         self.unreserved_bytes = 0
+        self.waiting_bytes = 0
         self.waiting: OrderedDict[Reservation, int] = OrderedDict()
 
     @property
     def head(self) -> Reservation:
         """The reservation that has waited longest; there has to be one."""
         return next(iter(self.waiting))
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether the client is not to be read: too much waits, and none of its messages needs its bytes."""
+        if self.waiting_bytes <= WAITING_BYTES:
+            return False
+        granted = self.budget._granted  # noqa: SLF001  # the three classes are one mechanism
+        return not any(each.memory is self and each.on_late is not None for each in granted)
 
     @property
     def is_full(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError
-from runtimeproxy.relay.budget import Reservation
+from runtimeproxy.relay.budget import WAITING_BYTES, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ class MessageIntake:
         "_state",
         "_stream_id",
         "_unreserved_bytes",
+        "_waiting_bytes",
     )
 
     def __init__(
@@ -75,6 +76,7 @@ class MessageIntake:
         self._held_bytes = 0
         self._extra_bytes = 0
         self._unreserved_bytes = 0
+        self._waiting_bytes = 0
 
     # --- bytes -------------------------------------------------------------------------------------------
 
@@ -105,6 +107,8 @@ class MessageIntake:
             self._grant(flow_bytes - len(content))
         elif self._reserve(is_last):
             self._go_on()
+        else:
+            self._charge()
         return None
 
     def _add(self, content: bytes) -> None:
@@ -225,10 +229,18 @@ class MessageIntake:
             unreserved_bytes = max(0, unreserved_bytes - self._reservation.granted_bytes)
         else:
             unreserved_bytes += self._extra_bytes
+        memory = self._memory
         grows = unreserved_bytes > self._unreserved_bytes
-        self._memory.unreserved_bytes += unreserved_bytes - self._unreserved_bytes
+        memory.unreserved_bytes += unreserved_bytes - self._unreserved_bytes
         self._unreserved_bytes = unreserved_bytes
-        return grows and self._memory.is_full
+        waiting_bytes = unreserved_bytes if self._reservation is not None else 0
+        if waiting_bytes != self._waiting_bytes:
+            was_bytes = memory.waiting_bytes
+            memory.waiting_bytes += waiting_bytes - self._waiting_bytes
+            self._waiting_bytes = waiting_bytes
+            if max(was_bytes, memory.waiting_bytes) > WAITING_BYTES:
+                self._state.wake()
+        return grows and memory.is_full
 
     def release(self) -> None:
         """The budget is free for other messages."""

@@ -147,6 +147,10 @@ class Relaying:
             self._loop.call_soon(self._guarded, core.turn)
         if core.is_early_full:
             self._client.pause(Pause.EARLY_FULL)
+        if state.memory.must_pause:
+            self._client.pause(Pause.MEMORY_FULL)
+        else:
+            self._client.resume(Pause.MEMORY_FULL)
         if core.is_client_behind:
             self._catch_up(self._client, self.from_client)
         if core.is_runtime_behind and self._runtime is not None:

@@ -25,6 +25,8 @@ class Pause(Flag):
     """What is read from it cannot be written to the other side."""
     EARLY_FULL = auto()
     """Enough waits for the upstream."""
+    MEMORY_FULL = auto()
+    """Enough of it waits for memory that others have."""
     BEHIND = auto()
     """What was read is not taken yet."""
 

@@ -197,6 +197,30 @@ def test_a_whole_message_that_waits_for_memory_is_decided_on_when_there_is_some(
     assert budget.used_bytes == 0
 
 
+def test_a_client_whose_messages_come_without_memory_is_not_read() -> None:
+    budget = MemoryBudget(100_000)
+    other = opened_with(budget)
+    other.hold(3)
+    other.client(data(3, message(bytes(90_000))[:10]))
+    play = opened_with(budget, {INITIAL_WINDOW: 1 << 24})
+    call = play.hold(3)
+    memory = play.core.state.memory
+    whole = message(bytes(2_000_000))
+    pieces = [Frame(0, 0, 3, whole[at : at + 16_000]) for at in range(0, len(whole), 16_000)]
+    play.client(*pieces[:60])
+    assert not memory.must_pause
+    wakes = play.wakes
+    play.client(*pieces[60:80])
+    assert memory.must_pause
+    assert play.wakes > wakes
+    wakes = play.wakes
+    other.client(reset(3))
+    assert not memory.must_pause
+    assert play.wakes > wakes
+    play.client(*pieces[80:], data(3, end=True))
+    assert call.events == [("message", whole)]
+
+
 def test_a_call_over_the_bound_is_refused_when_its_prefix_is_read() -> None:
     play = opened(max_message_bytes=1000)
     call = play.hold(3)
