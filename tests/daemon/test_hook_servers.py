@@ -225,3 +225,16 @@ def test_a_server_that_divides_a_quota_divides_it_once(daemons: Daemons, servers
 def quota_of(client: CriClient, container: str) -> int:
     request = api_pb2.ContainerStatusRequest(container_id=container)
     return client.runtime.ContainerStatus(request, timeout=CALL_TIMEOUT_S).status.resources.linux.cpu_quota
+
+
+@pytest.mark.parametrize("failure_policy", ["Fail", "Ignore"])
+def test_a_pod_without_a_cgroup_parent_starts_though_values_cannot_be_placed(
+    daemon: ProxyProcess, client: CriClient, servers: Servers, failure_policy: str
+) -> None:
+    server = servers.start(overlay={"cpu_shares": 100})
+    server.register(daemon.hook_folder, "koordlet.json", "PreRunPodSandbox", failure_policy=failure_policy)
+    use(daemon, "koordlet.json")
+    made = pod(client)
+    made.config.linux.cgroup_parent = ""
+    assert made.run().id
+    assert wait_until(lambda: audit(daemon, "left-out") or audit(daemon, "changed"), "the report")
