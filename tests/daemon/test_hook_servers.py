@@ -106,18 +106,23 @@ def test_post_hooks_run_once_per_success(
     assert [asked.count(hook) for hook in ("PostStopContainerHook", "PostStopPodSandboxHook")] == [1, 1]
 
 
-def test_an_update_is_shown_with_all_that_is_in_force(
+def test_an_update_is_shown_with_what_the_kubelet_asked_for(
     daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, servers: Servers
 ) -> None:
+    """Also in the fields that the server owns: else it would apply its formula to its own result."""
     server = servers.start(overlay={"cpu_shares": 96})
     server.register(daemon.hook_folder, "all.json", "PreCreateContainer", "PreUpdateContainerResources")
     use(daemon, "all.json")
     made = pod(client).run().create().start()
+    (created,) = runtime.recorded.of("CreateContainer")
+    assert created.message.config.linux.resources.cpu_shares == 96
     made.update(1 << 26)
+    (asked,) = server.asked("PreCreateContainerHook")
     (shown,) = server.asked("PreUpdateContainerResourcesHook")
     assert shown.container.container_meta.id == made.container
     resources = shown.container.container_resources
-    assert resources.cpu_shares == 96
+    assert resources.cpu_shares == asked.container.container_resources.cpu_shares != 96
+    assert resources.memory_limit_in_bytes == 1 << 26
     assert shown.container.pod_cgroup_parent == made.config.linux.cgroup_parent
 
 

@@ -125,7 +125,7 @@ def test_the_main_process_moves(manager: Manager, daemons: Daemons) -> None:
 def test_a_successor_that_fails_tells_nothing(manager: Manager, daemons: Daemons) -> None:
     daemon = started(manager, daemons.prepare())
     with Family(daemon) as family:
-        (daemon.folder / "config.toml").write_text("[policies.batch-resource.options]\nnonsense = 1\n")
+        (daemon.folder / "config.toml").write_text("[proxy]\nnonsense = 1\n")
         assert "exit code 2" in family.refused()
         assert manager.unheard == []
         assert manager.main_pid == daemon.pid
