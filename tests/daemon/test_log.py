@@ -20,6 +20,8 @@ from tests.lab.proxy_process import ProxyProcess
 SECRET = "c0rrect-h0rse-battery"  # noqa: S105
 BROKEN = {"node.koordinator.sh/extended-resource-spec": f'{{"broken": "{SECRET}-annotation"'}
 
+RECOVERED = "records recovered"
+
 WITH_STANDARD_ERROR = """
 import os, sys
 os.dup2(int(sys.argv[1]), 2)
@@ -136,6 +138,7 @@ def test_requests_that_do_not_parse_are_one_line(daemon: ProxyProcess, path: str
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
 def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess, number: signal.Signals) -> None:
+    wait_until_idle(daemon)
     daemon.signal(number)
     assert daemon.wait() == -number
     assert_stacks("\n".join(line for line in daemon.log if not line.startswith("{")))
@@ -144,7 +147,8 @@ def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess, number: 
 def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemons) -> None:
     ours, journal = socket.socketpair()
     with ours, journal, ThreadPoolExecutor(1) as reader, ours.makefile(errors="replace") as text:
-        reading = reader.submit(text.readlines)
+        lines: list[str] = []
+        reading = reader.submit(lambda: lines.extend(iter(text.readline, "")))
         status = os.fstat(journal.fileno())
         try:
             daemon = daemons.prepare(
@@ -156,14 +160,20 @@ def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemon
             with Family(daemon) as family:
                 successor = family.upgrade()
                 assert daemon.wait() == 0
+                wait_until(lambda: sum(RECOVERED in line for line in lines) == 2, "the successor's records")
                 family.signal(signal.SIGABRT)
                 family.wait_until_ended(successor)
         finally:
             journal.shutdown(socket.SHUT_WR)
-        lines = reading.result()
+        reading.result()
     crash = [line for line in lines if not line.startswith("<6>{")]
     assert len(crash) < len(lines)
     assert_stacks("".join(crash))
+
+
+def wait_until_idle(daemon: ProxyProcess) -> None:
+    """The stack of a thread that runs cannot be read: it changes meanwhile."""
+    wait_until(lambda: any(RECOVERED in line for line in daemon.log), "the records")
 
 
 def assert_stacks(crash: str) -> None:
