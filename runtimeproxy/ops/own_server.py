@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 PREFIX: Final = "koord-runtime-proxy-"
 """Begins the names of the directories; the kernel drops the lock in each with its process."""
 
+RESERVED_DESCRIPTORS: Final = 8
+"""File descriptors that gRPC's core opens when it begins to serve (seen with grpcio 1.85: 7). When it finds
+none, it ends the process: "Eventfd wakeup fd is not supported"."""
+
 _UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
 _LOCK: Final = "lock"
 
 
 class OwnServer:
     """Serves on a socket in a directory that only this user can enter.
+
+    From the beginning it holds the file descriptors that it needs, so that no number of clients takes them.
 
     Args:
         parent: where the directory is made; None for the system's temporary directory. What instances left
@@ -44,6 +50,9 @@ class OwnServer:
         self._directory, self._lock_fd = _make_directory(parent)
         self.socket_path = str(self._directory / "own.sock")
         self._starting: asyncio.Task[grpc.aio.Server] | None = None
+        self._reserved = [
+            os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(RESERVED_DESCRIPTORS)
+        ]
 
     async def start(
         self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
@@ -60,6 +69,7 @@ class OwnServer:
         loop = get_running_loop()
         await loop.run_in_executor(executor, _load)
         # grpcio takes a cancelled start badly, so `stop` waits for its end.
+        self._give_back_descriptors()
         self._starting = loop.create_task(_serve(self.socket_path, probe, stopping))
         await shield(self._starting)
 
@@ -69,10 +79,15 @@ class OwnServer:
             server = await self._starting
             await server.stop(None)
             self._starting = None
+        self._give_back_descriptors()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def _give_back_descriptors(self) -> None:
+        while self._reserved:
+            os.close(self._reserved.pop())
 
 
 def _make_directory(parent: Path) -> tuple[Path, int]:
