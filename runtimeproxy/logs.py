@@ -36,7 +36,7 @@ TRACEBACK_LIMIT: Final = 16_384
 """Longest traceback, in characters."""
 FAILURE_INTERVAL_S: Final = 60.0
 FAILURE_CAUSES: Final = 1_000
-"""Of one `FailureLog`: some hundred KiB at most."""
+"""Of one `FailureLog`: some hundred KiB, and some MiB if all texts are as long as they may be."""
 
 Format = Literal["auto", "text", "json"]
 
@@ -140,7 +140,7 @@ class LogHandler(logging.Handler):
         self._clock = clock
         self._close_timeout_s = close_timeout_s
         self._queue: SimpleQueue[str | threading.Event | None] = SimpleQueue()
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()
         self._overflowed = 0
         self._failed = 0
         self._reported = 0
@@ -262,7 +262,8 @@ class FailureLog:
         self._clock = clock
         self._output = output or logger
         self._limit = limit
-        self._lock = threading.Lock()
+        # The garbage collector may log within any statement, in the thread that has the lock.
+        self._lock = threading.RLock()
         self._causes: OrderedDict[Hashable, _Cause] = OrderedDict()
         _FAILURE_LOGS.add(self)
 
@@ -284,13 +285,16 @@ class FailureLog:
 
         Args:
             source: what failed, such as a policy's name.
-            cause: the same for failures that need no second line; of one source.
-            text: what happened; holds nothing secret.
+            cause: the same for failures that need no second line; of one source. Long ones are cut.
+            text: what happened; holds nothing secret. It is cut when long.
             level: of the line.
             error: whose traceback belongs to the line.
             fields: of the line.
         """
         now_s = self._clock()
+        text = _cut(text)
+        if isinstance(cause, str):
+            cause = _cut(cause)
         with self._lock:
             known = self._causes.get((source, cause))
             if known is not None and now_s < known.until_s:
@@ -308,7 +312,8 @@ class FailureLog:
         """Logs what was suppressed of causes that did not come again since their interval ended."""
         now_s = self._clock()
         with self._lock:
-            over = [each for each in self._causes.values() if each.suppressed and now_s >= each.until_s]
+            causes = tuple(self._causes.values())
+            over = [each for each in causes if each.suppressed and now_s >= each.until_s]
             due = [(each.level, each.source, each.text, each.suppressed) for each in over]
             for each in over:
                 each.suppressed = 0

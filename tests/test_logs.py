@@ -455,6 +455,31 @@ def test_causes_are_bounded_and_the_oldest_go_first(caplog: pytest.LogCaptureFix
     assert len(failures) == 2
 
 
+def test_of_a_long_failure_only_its_beginning_is_kept() -> None:
+    failures = FailureLog(60, Clock())
+    for end in "ab":
+        failures.report("hook server", "x" * 100_000 + end, "y" * 1_000_000)
+    assert len(failures) == 1
+    (cause,) = failures._causes
+    assert len(repr(cause)) + len(failures._causes[cause].text) < 3 * logs.TEXT_LIMIT
+
+
+def test_a_failure_may_be_reported_in_the_middle_of_another_one() -> None:
+    """The collector runs within any statement, and what it finalizes may log."""
+    failures = FailureLog(60, Clock())
+
+    class Collected:
+        def __hash__(self) -> int:
+            if not len(failures):
+                failures.report("task", "never awaited", "a task was destroyed")
+            return 1
+
+    reporting = threading.Thread(target=failures.report, args=("other", Collected(), "text"), daemon=True)
+    reporting.start()
+    reporting.join(30)
+    assert len(failures) == 2
+
+
 def test_a_failure_has_its_level_fields_and_traceback(caplog: pytest.LogCaptureFixture) -> None:
     output = logging.getLogger("runtimeproxy.elsewhere")
     error = ValueError("why")

@@ -16,9 +16,9 @@ CONNECTION_BYTES: Final = 32 * 1024 * 1024
 SMALL_BYTES: Final = 64 * 1024 + 5
 """A message of 64 KiB with its gRPC prefix: it needs no reservation, so it never waits for others."""
 
-UNRESERVED_BYTES: Final = 16 * 1024 * 1024
+UNRESERVED_BYTES: Final = 32 * 1024 * 1024
 """Of one connection, that are held without a reservation: small messages, and the beginnings of those that
-wait. The held calls of 500 pods that start at once have less."""
+wait. A client that sends many messages sends them in turn, frame by frame: 500 of 64 KiB fit."""
 
 WAITING_BYTES: Final = 1024 * 1024
 """Of one connection, of messages that wait for memory: above it the client is not read. A runtime that gives
@@ -129,8 +129,10 @@ class MemoryBudget:
             else:
                 is_full = True
                 break
-        holding = next((each for each in self._growing if each.granted_bytes), None)
-        if holding is not None and self._overdraft is None:
+        may_exceed = (
+            each for each in self._growing if each.granted_bytes and self._overdraft in (None, each)
+        )
+        if (holding := next(may_exceed, None)) is not None:
             # Calls that hold memory and wait for more could wait for each other: one at a time need not.
             self._overdraft = holding
             return holding
@@ -157,16 +159,18 @@ class ConnectionMemory:
         used_bytes: how much is granted to it.
         unreserved_bytes: how much it holds without a reservation.
         waiting_bytes: how much of that belongs to messages that wait for theirs.
+        whole_bytes: how much of that belongs to small messages that have come as a whole.
         waiting: reservations of messages that wait, in the order of their arrival.
     """
 
-    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting", "waiting_bytes")
+    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting", "waiting_bytes", "whole_bytes")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.used_bytes = 0
         self.unreserved_bytes = 0
         self.waiting_bytes = 0
+        self.whole_bytes = 0
         self.waiting: OrderedDict[Reservation, int] = OrderedDict()
 
     @property
@@ -174,9 +178,23 @@ class ConnectionMemory:
         """The reservation that has waited longest; there has to be one."""
         return next(iter(self.waiting))
 
+    def charge(self, unreserved_bytes: int, waiting_bytes: int, whole_bytes: int) -> bool:
+        """Adds to what is held; returns whether the client may have to pause or may be read again."""
+        is_much = self._is_much
+        self.unreserved_bytes += unreserved_bytes
+        self.waiting_bytes += waiting_bytes
+        self.whole_bytes += whole_bytes
+        return is_much or self._is_much
+
+    @property
+    def _is_much(self) -> bool:
+        return self.waiting_bytes > WAITING_BYTES or self.unreserved_bytes > self.budget.unreserved_bytes
+
     @property
     def must_pause(self) -> bool:
-        """Whether the client is not to be read: too much waits, and none of its messages needs its bytes."""
+        """Whether the client is not to be read: too much is held, and room comes without its bytes."""
+        if self.whole_bytes and self.unreserved_bytes > self.budget.unreserved_bytes:
+            return True
         if self.waiting_bytes <= WAITING_BYTES:
             return False
         granted = self.budget._granted  # noqa: SLF001  # the three classes are one mechanism
@@ -184,8 +202,8 @@ class ConnectionMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds more without a reservation than it may."""
-        return self.unreserved_bytes > self.budget.unreserved_bytes
+        """Whether it holds more of messages that are not whole, or that wait, than it may."""
+        return self.unreserved_bytes - self.whole_bytes > self.budget.unreserved_bytes
 
 
 class Reservation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError
-from runtimeproxy.relay.budget import WAITING_BYTES, Reservation
+from runtimeproxy.relay.budget import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ class MessageIntake:
         "_stream_id",
         "_unreserved_bytes",
         "_waiting_bytes",
+        "_whole_bytes",
     )
 
     def __init__(
@@ -77,6 +78,7 @@ class MessageIntake:
         self._extra_bytes = 0
         self._unreserved_bytes = 0
         self._waiting_bytes = 0
+        self._whole_bytes = 0
 
     # --- bytes -------------------------------------------------------------------------------------------
 
@@ -223,24 +225,30 @@ class MessageIntake:
         self._reservation.ask(total_bytes, granted, is_whole=True)
 
     def _charge(self) -> bool:
-        """Charges the connection for what is held and not granted; returns whether it holds too much."""
+        """Charges the connection for what is held and not granted; returns whether the call is to be refused.
+
+        A small message that is whole is not: rather its client is not read until there is room.
+        """
         unreserved_bytes = self._held_bytes
         if self._reservation is not None:
             unreserved_bytes = max(0, unreserved_bytes - self._reservation.granted_bytes)
         else:
             unreserved_bytes += self._extra_bytes
-        memory = self._memory
+        is_whole = not self._is_receiving and unreserved_bytes <= self._small_bytes
         grows = unreserved_bytes > self._unreserved_bytes
-        memory.unreserved_bytes += unreserved_bytes - self._unreserved_bytes
-        self._unreserved_bytes = unreserved_bytes
         waiting_bytes = unreserved_bytes if self._reservation is not None else 0
-        if waiting_bytes != self._waiting_bytes:
-            was_bytes = memory.waiting_bytes
-            memory.waiting_bytes += waiting_bytes - self._waiting_bytes
-            self._waiting_bytes = waiting_bytes
-            if max(was_bytes, memory.waiting_bytes) > WAITING_BYTES:
-                self._state.wake()
-        return grows and memory.is_full
+        whole_bytes = unreserved_bytes if is_whole and self._reservation is None else 0
+        is_much = self._memory.charge(
+            unreserved_bytes - self._unreserved_bytes,
+            waiting_bytes - self._waiting_bytes,
+            whole_bytes - self._whole_bytes,
+        )
+        self._unreserved_bytes = unreserved_bytes
+        self._waiting_bytes = waiting_bytes
+        self._whole_bytes = whole_bytes
+        if is_much:
+            self._state.wake()
+        return grows and not is_whole and self._memory.is_full
 
     def release(self) -> None:
         """The budget is free for other messages."""

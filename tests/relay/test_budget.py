@@ -172,6 +172,16 @@ def test_calls_that_hold_memory_and_wait_for_more_do_not_wait_for_each_other() -
     assert not shares.budget.has_waiting
 
 
+def test_what_has_grown_over_the_limit_may_grow_again_for_others_wait_for_it() -> None:
+    shares = Shares(100)
+    first, second = shares.ask(50), shares.ask(50)
+    for each, size in ((first, 80), (second, 70), (first, 90)):
+        shares.grow(each, size)
+    assert shares.granted == [50, 50, 80, 90]
+    first.release()
+    assert shares.granted == [50, 50, 80, 90, 70]
+
+
 def test_a_message_that_holds_nothing_grows_within_the_limits_only() -> None:
     shares = Shares(100, connection_limit=50)
     small = [Reservation(shares.first) for _ in range(60)]

@@ -155,13 +155,13 @@ def test_small_messages_need_no_reservation_and_are_not_refused_for_those_of_oth
     assert budget.used_bytes == 100_005
 
 
-def test_the_queue_of_one_connection_is_bounded() -> None:
+def test_messages_that_never_end_are_bounded() -> None:
     budget = MemoryBudget(unreserved_bytes=100_000)
     play, other = opened_with(budget), opened_with(budget)
     for stream_id in range(3, 31, 2):
-        play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
+        play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000))[:-1]))
     refused = [frame for frame in play.client_got() if frame.type_ == HEADERS]
-    assert len(refused) == 14 - 100_000 // 16_005
+    assert len(refused) == 14 - 100_000 // 16_004
     fields = [play.read_refusal(frame) for frame in refused]
     assert {each["grpc-status"] for each in fields} == {"8"}
     assert {each["grpc-message"] for each in fields} == {
@@ -170,13 +170,46 @@ def test_the_queue_of_one_connection_is_bounded() -> None:
     other.hold(3)
     other.client(data(3, message(bytes(16_000)), end=True))
     assert other.interceptor.calls[-1].names == ["message"]
-    # What is refused or cancelled takes no room.
-    for call in play.interceptor.calls[:3]:
+    # What is cancelled takes no room, and what is whole is never refused.
+    play.client(reset(3))
+    play.client(play.call(31, HELD), data(31, message(bytes(16_000))[:-1]))
+    play.client(play.call(33, HELD), data(33, message(bytes(16_000)), end=True))
+    assert [call.names for call in play.interceptor.calls[-2:]] == [[], ["message"]]
+
+
+def test_a_client_whose_small_messages_are_many_is_not_read_until_some_have_left() -> None:
+    play = opened_with(MemoryBudget(unreserved_bytes=100_000))
+    memory, pauses = play.core.state.memory, []
+    for stream_id in range(3, 31, 2):
+        play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
+        pauses.append(memory.must_pause)
+    assert pauses == [False] * 6 + [True] * 8
+    assert [call.names for call in play.interceptor.calls] == [["message"]] * 14
+    wakes, pauses = play.wakes, []
+    for call in play.interceptor.calls[:9]:
         call.reply.refuse(9, "no")
-    for stream_id in (33, 35, 37):
-        play.hold(stream_id)
-        play.client(data(stream_id, message(bytes(16_000)), end=True))
-        assert play.interceptor.calls[-1].names == ["message"]
+        pauses.append(memory.must_pause)
+    assert pauses == [True] * 7 + [False] * 2
+    assert play.wakes >= wakes + 8
+
+
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_small_messages_of_500_calls_at_once_are_not_refused(is_in_turn: bool) -> None:
+    """A kubelet's, after a node was drained; clients in Go send one frame of each in turn."""
+    play = opened_with(MemoryBudget())
+    streams, size = range(3, 1003, 2), 16_384
+    play.client(*(play.call(stream_id, HELD) for stream_id in streams))
+    whole = message(bytes(4 * size - 5))
+    pieces = [
+        (at, data(stream_id, whole[at : at + size], end=at == 3 * size))
+        for stream_id in streams
+        for at in range(0, 4 * size, size)
+    ]
+    if is_in_turn:
+        pieces.sort(key=lambda piece: piece[0])
+    for _, piece in pieces:
+        play.client(piece)
+    assert [call.names for call in play.interceptor.calls] == [["message"]] * 500
 
 
 def test_a_whole_message_that_waits_for_memory_is_decided_on_when_there_is_some() -> None:

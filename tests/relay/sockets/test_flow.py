@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.relay.playbook import HELD, forward_as_it_came
+from tests.relay.playbook import HELD, ScriptedCall, forward_as_it_came
 from tests.relay.sockets.stage import Peer, Stage, until
 from tests.relay.wire import (
     CANCEL,
@@ -200,6 +200,28 @@ async def test_own_data_waits_for_a_runtime_that_does_not_read(stage: Stage) -> 
     while not (frame := await runtime.next_of(DATA)).ends_stream:
         received += len(frame.payload)
     assert received + len(frame.payload) == 12 * MEBIBYTE
+
+
+async def test_a_client_with_many_small_messages_waits_until_there_is_memory(stage: Stage) -> None:
+    client, _ = await stage.pair()
+    stage.budget.unreserved_bytes = MEBIBYTE
+    to_client, _ = transports(stage)
+    calls = 200
+    decided: list[ScriptedCall] = []
+    for stream_id in range(3, 2 * calls + 3, 2):
+        client.send(client.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
+    await until(lambda: not to_client.is_reading())
+    assert len(stage.held) < calls
+
+    def whole() -> list[ScriptedCall]:
+        return [call for call in stage.held if call.names == ["message"]]
+
+    while len(decided) < calls:
+        await until(lambda: len(whole()) > len(decided))
+        for call in whole()[len(decided) :]:
+            call.reply.refuse(9, "not on this node")
+            decided.append(call)
+    assert to_client.is_reading()
 
 
 async def test_calls_of_many_clients_do_not_mix(stage: Stage) -> None:
