@@ -96,7 +96,7 @@ def _check_config(arguments: argparse.Namespace) -> int:
 
     reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
-    findings = check_on_node(reading, load_policies(reading.settings), path)
+    findings = check_on_node(reading, load_policies(reading.settings))
     for warning in findings.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if findings.problems:
@@ -177,7 +177,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 
     proxy = settings.proxy
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
-        print(f"{PROGRAM}: warning: {each.advice(proxy.runtime_endpoint)}", file=sys.stderr)
+        print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
     lines = restore(settings, dry_run=arguments.dry_run)
     print("\n".join(table(lines)) if lines else "nothing to restore")
     return EXIT_OK if is_complete(lines) else EXIT_FAILED
@@ -223,7 +223,7 @@ COMMANDS: Final = (
         arguments={
             "state": {
                 "choices": ("on", "off"),
-                "help": "a restart or an upgrade of the instance forgets it",
+                "help": "an upgrade keeps it, a restart does not",
             }
         },
     ),

@@ -229,7 +229,7 @@ class Daemon:
         if found and is_served(address):
             return  # another instance has been started meanwhile
         for each in found:
-            advice = each.advice(self._settings.proxy.runtime_endpoint)
+            advice = each.advice(self._settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
 
@@ -272,7 +272,8 @@ class Daemon:
                 settings, waiting = reloaded(self._settings, read)
                 await self._use(settings)
             except RuntimeProxyError as error:
-                logger.error("configuration not changed: %s", error)  # noqa: TRY400  # the message says it all
+                reason = "; ".join(str(error).splitlines())
+                logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
             else:
                 if waiting:
                     logger.warning("counts after a restart only: %s", ", ".join(waiting))

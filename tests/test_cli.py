@@ -113,8 +113,9 @@ def test_settings_of_a_policy_that_is_not_there(tmp_path: Path) -> None:
     path = configured(tmp_path, "[policies.batch-resorce]\nmode = 'dry-run'")
     done = run("check-config", "--config", path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"koord-runtime-proxy: configuration error: {path}: policies: ")
-    assert "batch-resorce" in done.stderr
+    place = f"koord-runtime-proxy: configuration error: {path}: policies.batch-resorce: "
+    assert done.stderr.startswith(place)
+    assert "did you mean batch-resource?" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -156,7 +157,8 @@ def test_list_policies_shows_what_cannot_be_loaded(tmp_path: Path) -> None:
         assert lines[row + 1] == reason
     checked = run("check-config", "--config", path, "--policies-dir", str(folder))
     assert checked.returncode == 2
-    assert "ZeroDivisionError" in checked.stderr
+    assert f"  policies: {folder}/bad.py:2: ZeroDivisionError" in checked.stderr
+    assert f"  {path}: policies.cpusett: settings: no policy named" in checked.stderr
     assert "did you mean cpuset?" in checked.stderr
 
 
@@ -344,6 +346,26 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is right\n")
     mode = f"{servers} has mode 0777: whoever may write to it decides on pods of this node"
     assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
+
+
+def test_a_folder_that_is_named_and_not_there(tmp_path: Path) -> None:
+    hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serves'\npolicies_dir = '{tmp_path}/policy.d'\n"
+    path = configured(tmp_path, hooks)
+    done = run("check-config", "--config", path)
+    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is right\n")
+    assert [line.removeprefix("koord-runtime-proxy: warning: ") for line in done.stderr.splitlines()] == [
+        f"{path}: hooks.server_config_dir: {tmp_path}/serves is not there: no hook server comes from it",
+        f"{path}: hooks.policies_dir: {tmp_path}/policy.d is not there: no policy comes from it",
+    ]
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[policies.cpuset]\npriority = 200\n[policies.gpu-env]\ntimeout_s = 0\n")
+    done = run("check-config", "--config", path)
+    assert done.stderr.splitlines()[1:] == [
+        f"  {path}: policies.cpuset.priority: must be in 0 to 99",
+        f"  {path}: policies.gpu-env.timeout_s: must be more than 0 and at most 600",
+    ]
 
 
 def test_a_state_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
     ]
     settings, problems = checked(_settings(layers))
     errors += (_origin(layers, key).error(key, reason) for key, reason in problems)
+    if problems:
+        # Checks that follow do not name the same values again.
+        gone = [key for key, _ in problems]
+        right = [dataclasses.replace(layer, table=without(layer.table, gone)) for layer in layers]
+        settings, _ = checked(_settings(right))
     return Reading(settings, tuple(errors), lambda key, reason: _origin(layers, key).error(key, reason))
 
 

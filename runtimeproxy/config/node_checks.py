@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.config.settings import HooksSettings
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     from runtimeproxy.config.loading import Reading
-    from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.hooks.loading import LoadProblem, LoadResult
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -35,20 +36,26 @@ class Findings:
     warnings: list[ConfigError] = field(default_factory=list)
 
 
-def check_on_node(reading: Reading, policies: LoadResult, path: str) -> Findings:
+def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
     """Returns all that is wrong, beginning with what the reading has found.
 
     Args:
         reading: the settings, and what is wrong with them.
         policies: those that could be loaded with these settings, and problems of the others.
-        path: the configuration file's, the source of what is wrong with policies.
     """
     findings = Findings(list(reading.errors))
-    findings.problems += (ConfigError(path, "policies", str(each)) for each in policies.problems)
+    findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
     _check_registrations(reading, findings)
     findings.warnings += _late(reading, policies)
     return findings
+
+
+def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
+    """Names the source of the policy's settings, if it has any; the text names its file or module."""
+    if problem.name in reading.settings.policies:
+        return reading.error(("policies", problem.name), str(problem))
+    return ConfigError("policies", "", str(problem))
 
 
 def _check_folders(reading: Reading, findings: Findings) -> None:
@@ -64,6 +71,12 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
         reason = f"{settings.cgroups.root} is no folder: no cgroup value can be written"
         findings.warnings.append(reading.error(("cgroups", "root"), reason))
+    defaults = HooksSettings()
+    for name, what in (("server_config_dir", "no hook server"), ("policies_dir", "no policy")):
+        named = getattr(settings.hooks, name)
+        if named not in ("", getattr(defaults, name)) and not os.path.lexists(named):
+            reason = f"{named} is not there: {what} comes from it"
+            findings.warnings.append(reading.error(("hooks", name), reason))
     for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
         if reason := _others_write(folder):
             findings.warnings.append(reading.error(key, reason))

@@ -140,7 +140,7 @@ class Successor:
         if self._errors_fd < 0:
             return ""
         text = os.pread(self._errors_fd, ERRORS_LIMIT_BYTES, 0).decode("utf-8", "replace")
-        return "; ".join(filter(None, map(str.strip, text.splitlines())))
+        return "; ".join(filter(None, map(str.strip, text.splitlines()))).replace(":; ", ": ")
 
     async def _end_reason(self) -> str:
         run = asyncio.get_running_loop().run_in_executor

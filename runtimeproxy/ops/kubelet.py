@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.config.endpoints import is_same_socket, parse_endpoint
+from runtimeproxy.config.settings import ProxySettings
 
 FILES: Final = (
     "var/lib/kubelet/config.yaml",
@@ -59,9 +60,12 @@ class KubeletSetting(NamedTuple):
     name: str
     value: str
 
-    def advice(self, runtime_endpoint: str) -> str:
+    def advice(self, proxy: ProxySettings) -> str:
         """What is the matter, and what to set instead."""
-        instead = f"{self.name}{'=' if self.name.startswith('-') else ': '}unix://{runtime_endpoint}"
+        endpoint = proxy.runtime_endpoint
+        if "image" in self.name:
+            endpoint = proxy.image_endpoint or endpoint
+        instead = f"{self.name}{'=' if self.name.startswith('-') else ': '}unix://{endpoint}"
         return (
             f"{self.place}: {self.name} is {self.value}, the proxy's socket: without the proxy the kubelet "
             f"has no runtime; set {instead} and restart the kubelet"

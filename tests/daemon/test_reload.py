@@ -78,6 +78,7 @@ def test_a_policy_changes_its_mode(daemon: ProxyProcess, client: CriClient) -> N
             '[policies.batch-resource]\nmode = "dry"\n', "policies.batch-resource.mode", "", id="value"
         ),
         pytest.param("[hooks]\nbudget = 1\n", "hooks.budget", "", id="key"),
+        pytest.param("[hook]\na = 1\n[proxi]\n", "hook: unknown key", "proxi: unknown key", id="two keys"),
         pytest.param("[hooks", "", "is no TOML", id="no TOML"),
         pytest.param(
             '[hooks]\non_load_error = "stop"\n[policies.nobody]\nmode = "dry-run"\n',
@@ -92,6 +93,7 @@ def test_a_bad_configuration_changes_nothing(
 ) -> None:
     reload(daemon, config)
     (message,) = messages(daemon, "configuration not changed: ")
+    assert "\n" not in message
     assert key in message
     assert reason in message
     if "policy" not in reason:

@@ -100,6 +100,7 @@ def test_the_command_prints_what_the_successor_says(family: Family) -> None:
     )
     assert done.returncode == 1
     assert "proxy.nonsense: unknown key" in done.stderr
+    assert "configuration errors: /" in done.stderr
     assert "log.level: must be 'debug'" in done.stderr
     assert f"process {family.daemon.pid} serves" in done.stderr
     is_as_before(family)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.config import ProxySettings
 from runtimeproxy.ops.kubelet import is_enabled_unit, kubelet_settings
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = f"unix://{SOCKET}"
 KEY = "containerRuntimeEndpoint"
+IMAGES = "imageServiceEndpoint"
 FLAG = "--container-runtime-endpoint"
 
 
@@ -33,7 +35,7 @@ def process(root: Path, pid: int, *command: str, name: str = "kubelet") -> None:
         ("var/lib/kubelet/config.yaml", f"{KEY}: unix:///{SOCKET}\n", KEY),
         ("var/lib/kubelet/config.yaml", f'{{\n  "kind": "x",\n  "{KEY}": "{OURS}"\n}}\n', KEY),
         ("var/lib/kubelet/instance-config.yaml", f"{KEY}: {OURS}\n", KEY),
-        ("var/lib/kubelet/config.yaml", f"imageServiceEndpoint: {OURS}\n", "imageServiceEndpoint"),
+        ("var/lib/kubelet/config.yaml", f"{IMAGES}: {OURS}\n", IMAGES),
         ("var/lib/kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="-v=2 {FLAG}={OURS} --x"\n', FLAG),
         ("etc/default/kubelet", f"KUBELET_EXTRA_ARGS={FLAG} {OURS}\n", FLAG),
         (
@@ -83,16 +85,21 @@ def test_processes_and_the_files_that_they_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "instead"),
+    ("name", "text", "images", "instead"),
     [
-        ("config.yaml", f"{KEY}: {OURS}\n", f"set {KEY}: unix:///run/crio/crio.sock and"),
-        ("kubeadm-flags.env", f"A={FLAG}={OURS}\n", f"set {FLAG}=unix:///run/crio/crio.sock and"),
+        ("config.yaml", f"{KEY}: {OURS}\n", "", f"set {KEY}: unix:///run/crio/crio.sock and"),
+        ("config.yaml", f"{KEY}: {OURS}\n", "/images.sock", f"set {KEY}: unix:///run/crio/crio.sock and"),
+        ("config.yaml", f"{IMAGES}: {OURS}\n", "", f"set {IMAGES}: unix:///run/crio/crio.sock and"),
+        ("config.yaml", f"{IMAGES}: {OURS}\n", "/images.sock", f"set {IMAGES}: unix:///images.sock and"),
+        ("kubeadm-flags.env", f"A={FLAG}={OURS}\n", "", f"set {FLAG}=unix:///run/crio/crio.sock and"),
     ],
 )
-def test_the_advice_says_what_to_set_instead(tmp_path: Path, name: str, text: str, instead: str) -> None:
+def test_the_advice_says_what_to_set_instead(
+    tmp_path: Path, name: str, text: str, images: str, instead: str
+) -> None:
     written(tmp_path, f"var/lib/kubelet/{name}", text)
     (setting,) = kubelet_settings(SOCKET, tmp_path)
-    advice = setting.advice("/run/crio/crio.sock")
+    advice = setting.advice(ProxySettings(runtime_endpoint="/run/crio/crio.sock", image_endpoint=images))
     assert advice.startswith(f"/var/lib/kubelet/{name}: ")
     assert instead in advice
 
