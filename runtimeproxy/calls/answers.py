@@ -66,7 +66,17 @@ def write_answer(
 def write_values(
     writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
 ) -> Mapping[str, Written]:
-    """Writes values to one cgroup; returns what became of them. `once`: those not to be written again."""
+    """Writes values to one cgroup, unless its place is not known (empty); returns what became of them.
+
+    Args:
+        writer: Writes them.
+        cgroup: The cgroup.
+        values: By parameter.
+        once: Those not to be written again.
+    """
+    if not cgroup:
+        why = "the cgroup is not known"
+        return {name: Written(new=str(value), skipped=why) for name, value in values.items()}
     return {result.name: _written(result) for result in writer.write(cgroup, values, once)}
 
 

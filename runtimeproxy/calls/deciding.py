@@ -199,11 +199,19 @@ class Deciding:
     async def _ask(self, chain: Chain, question: Question) -> Decision | None:
         if not self._desk.concerns(chain, question):
             return None
-        elsewhere = self._operation.elsewhere
-        view = question.view() if elsewhere is None else await elsewhere(question.view)
-        decision = await chain.decide(self._order(question, view))
+        decision = await chain.decide(self._order(question, await self._view(question)))
         self._note(question, decision)
         return decision
+
+    async def _view(self, question: Question) -> View:
+        elsewhere = self._operation.elsewhere
+        if elsewhere is None:
+            return question.view()
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                return await elsewhere(question.view)
+        except TimeoutError:
+            raise NoDecisionError("the request could not be made ready for policies in time") from None
 
     def _order(self, question: Question, view: View) -> Order:
         finish = partial(self._carry_out, question) if self._operation.asks_once else _put_off

@@ -319,10 +319,12 @@ class HeldCall:
 
     def _refuse(self, code: StatusCode, text: str) -> None:
         """Ends the call; NotFound would tell the kubelet that there is nothing to stop or remove."""
-        self._operation = None
+        operation, self._operation = self._operation, None
         code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
         self._desk.counts["refused"] += 1
         self._reply.refuse(code, MESSAGE_PREFIX + text[:REFUSAL_CHARS])
+        if operation is not None:
+            renew_resized(self._desk, self._method, operation)
 
     def _report(self, error: Exception) -> None:
         """One line per cause; the text of an unforeseen error may hold parts of the request."""

@@ -62,6 +62,7 @@ class DueWrites(NamedTuple):
     """Cgroup values of a container that now has its cgroup."""
 
     cgroup: str
+    """Empty if its place is not known."""
     values: Mapping[str, int | str]
     container: ContainerRecord
     pod: PodRecord | None

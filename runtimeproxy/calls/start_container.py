@@ -46,10 +46,10 @@ class StartContainer(ContainerCall):
     def due_writes(self) -> DueWrites | None:
         """What policies wanted at the creation and before the start."""
         record = self.record
-        cgroup = "" if record is None or not self._due else self.cgroup(record)
-        if record is None or not cgroup:
+        if record is None or not self._due:
             return None
-        return DueWrites(cgroup, self._due, record, self.pod, {**record.owners, **self.pending_owners})
+        owners = {**record.owners, **self.pending_owners}
+        return DueWrites(self.cgroup(record), self._due, record, self.pod, owners)
 
     @property
     def disturbed_cgroup(self) -> str:

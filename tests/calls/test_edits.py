@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edits import edit_container as edit_container_sent
 from runtimeproxy.calls.edits import edit_container_update, edit_pod, edit_update
+from runtimeproxy.calls.views import sketched_pod
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,
@@ -18,7 +19,9 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
+from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import read_resources
+from runtimeproxy.testing.builders import pod_sandbox_config
 
 UNKNOWN = b"\xfa\xff\x07\x05extra"
 """A field with the number 16383 that no schema has."""
@@ -192,3 +195,12 @@ def test_an_update_that_wants_what_is_in_force_changes_nothing() -> None:
     request = api_pb2.UpdateContainerResourcesRequest(container_id="c")
     assert not edit_update(request.linux, ResourceChange(cpu_shares=2), Resources(cpu_shares=2))
     assert not request.HasField("linux")
+
+
+def test_the_annotations_of_most_pods_are_read_without_a_detour() -> None:
+    """For the others, whose annotations a policy has changed, it takes a twentieth of a held call's time."""
+    config = pod_sandbox_config(annotations={"a": "1", "b": "2"})
+    plain = sketched_pod(config, PodRecord(id="p"))
+    assert type(plain.annotations) is type(config.annotations)
+    changed = sketched_pod(config, PodRecord(id="p", annotation_changes={"a": None, "c": "3"}))
+    assert dict(changed.annotations) == {"b": "2", "c": "3"}

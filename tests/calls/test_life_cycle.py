@@ -98,6 +98,22 @@ async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundin
     assert all(entry.reason == error for entry in late if error)
 
 
+async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surroundings) -> None:
+    """The pod has no cgroup parent: what is called pending must have an end."""
+    await desk.load(policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1})))
+    pod = pod_sandbox_config()
+    pod.linux.cgroup_parent = ""
+    await desk.run_pod(pod, POD_ID)
+    await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
+    await done(desk, "StartContainer")
+    assert not desk.writer.written
+    assert [(entry.kind, entry.new) for entry in desk.audit] == [
+        (AuditKind.PENDING, "1"),
+        (AuditKind.LEFT_OUT, "1"),
+    ]
+    assert desk.audit[-1].reason == "the cgroup is not known"
+
+
 async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Surroundings) -> None:
     await desk.load(policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1})))
     await with_settled_container(desk)

@@ -224,6 +224,22 @@ async def test_free_memory_is_given_back_after_long_requests() -> None:
             await given_back.wait()
 
 
+async def test_a_call_is_not_held_longer_by_others_of_its_connection() -> None:
+    """Between reading it and showing it to policies, others may have their turns."""
+    desk = Surroundings(CallSettings(budget_s=0.2))
+    work = desk.interceptor._desk.long_work
+    let_go = threading.Event()
+    await desk.load(policy(pre_run_pod_sandbox=PodChange(annotations={"added": "yes"})))
+    call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
+    other = asyncio.ensure_future(work.run(None, lambda check: waited(let_go)))
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+    assert desk.interceptor.counts["undecided"] == 1
+    let_go.set()
+    await other
+    await desk.close()
+
+
 async def test_a_record_that_takes_too_long_is_left_out() -> None:
     """What policies decided counts; the records are compared with the runtime once it has answered."""
     desk = Surroundings(CallSettings(budget_s=0.2))

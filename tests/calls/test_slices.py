@@ -8,7 +8,8 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import PodChange
+from runtimeproxy.errors import RefusalError
+from runtimeproxy.hooks import PodChange, PodView
 from runtimeproxy.interception import Outcome
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
@@ -91,6 +92,22 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
     call.handler.cancelled()
     await desk.idle()
     let_go.set()
+    assert desk.writer.renewed == [KUBELET]
+
+
+async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surroundings) -> None:
+    def refuse(_: PodView) -> None:
+        raise RefusalError("no")
+
+    await desk.load(policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=refuse))
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = KUBELET
+    await desk.run_pod(config, POD_ID)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    call = desk.call("UpdatePodSandboxResources", request)
+    await call.reply.done()
+    assert call.reply.refused
+    await desk.idle()
     assert desk.writer.renewed == [KUBELET]
 
 
