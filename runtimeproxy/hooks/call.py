@@ -206,7 +206,7 @@ class Call:
         if self.is_over:
             return
         look = partial(evaluate, policies[0], self._subject, progress, self._chain.rule, answer)
-        if is_long:
+        if is_long or not self._chain.node.is_fresh:
             lost = Outcome(policies[0], OutcomeKind.SKIPPED, _NO_WORKER, _NO_WORKER)
             then = partial(self._evaluated, policies, begun_s)
             self._elsewhere(look, then, failed(self._subject, progress, lost))

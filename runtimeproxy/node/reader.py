@@ -33,8 +33,12 @@ _USUAL: Final = frozenset({"cpu", "cpuset", "memory"})
 class Node(Protocol):
     """Whoever knows a node."""
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether `facts` needs no file just now."""
+
     def facts(self) -> NodeFacts:
-        """What is known now; may read files, so never called in the event loop's thread."""
+        """What is known now; in the event loop's thread only while `is_fresh`."""
 
 
 class FixedNode:
@@ -42,6 +46,11 @@ class FixedNode:
 
     def __init__(self, facts: NodeFacts = ANY_NODE) -> None:
         self._facts = facts
+
+    @property
+    def is_fresh(self) -> bool:
+        """Always: nothing is read."""
+        return True
 
     def facts(self) -> NodeFacts:
         """What it was made with."""
@@ -68,6 +77,11 @@ class NodeReader:
         self._clock = clock
         # Replaced as one, so that threads need no lock: at worst two of them read the same files.
         self._known: tuple[float, NodeFacts] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the files were read within the last second."""
+        return self._known is not None and self._clock() - self._known[0] < REFRESH_S
 
     def facts(self) -> NodeFacts:
         """What is known now, read again at most once a second."""

@@ -66,6 +66,14 @@ def test_cpus_that_are_switched_off_and_on_are_noticed(node: FakeNode) -> None:
     assert node.reader.facts().cpus_problem("1,4") == ""
 
 
+@pytest.mark.parametrize(("now_s", "is_fresh"), [(REFRESH_S / 2, True), (REFRESH_S, False)])
+def test_what_was_read_is_fresh_for_a_while(node: FakeNode, now_s: float, is_fresh: bool) -> None:
+    assert node.reader.is_fresh is False
+    node.reader.facts()
+    node.now_s = now_s
+    assert node.reader.is_fresh == is_fresh
+
+
 def test_version_1(node: FakeNode) -> None:
     node.add_cgroup(1)
     facts = node.reader.facts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from runtimeproxy.hooks.remote.registration import HOOK_NAMES
 from runtimeproxy.hooks.remote.server_policy import ENOUGH_S, HookServer
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
+from runtimeproxy.node import ANY_NODE, NodeFacts
 from tests.hooks.asking import until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing
@@ -97,6 +99,30 @@ async def test_a_refusal_keeps_code_and_text(strict: HookServer, serving: HookSe
         StatusCode.RESOURCE_EXHAUSTED,
         "hook server err: no CPU left",
     )
+
+
+class WatchedNode:
+    """A node whose facts are old: it notes which thread reads them."""
+
+    is_fresh = False
+
+    def __init__(self) -> None:
+        self.readers: set[threading.Thread] = set()
+
+    def facts(self) -> NodeFacts:
+        self.readers.add(threading.current_thread())
+        return ANY_NODE
+
+
+async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
+    ignored: HookServer, serving: HookServing, workers: Workers
+) -> None:
+    node = WatchedNode()
+    chain = Chain([ignored.loaded()], workers, node=node)
+    decision = await chain.decide(Order(PRE, with_overlay('{"cpu_shares": 100}'), PATIENT_S))
+    assert decision.change == ContainerChange(resources=ResourceChange(cpu_shares=100))
+    assert node.readers
+    assert threading.current_thread() not in node.readers
 
 
 async def test_what_has_happened_is_not_refused(strict: HookServer, serving: HookServing) -> None:
