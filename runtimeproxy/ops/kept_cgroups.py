@@ -116,11 +116,11 @@ class KeptCgroups:
             with self._lock:
                 before = self._kept.get(path)
                 if before is None or (outdated_s is not None and before.since_s <= outdated_s):
-                    values = record.values
+                    taken = _Kept(record.values, now_s)
                 else:
-                    values = _joined(record.values, before.values)
-                self._kept[path] = _Kept(values, now_s)
-            if values != record.values:
+                    taken = _Kept(_joined(record.values, before.values), now_s, before.settling)
+                self._kept[path] = taken
+            if taken.values != record.values:
                 self._tell([path])
 
     def write(self, cgroup: str, values: Values, once: Collection[str] = ()) -> tuple[WriteResult, ...]:

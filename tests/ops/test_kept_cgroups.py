@@ -340,6 +340,18 @@ def test_it_survives_the_start_of_its_own_sandbox(kept: KeptCgroups, files: Cgro
     assert weight(files, SLICE_PATH) == UNTOUCHED
 
 
+def test_it_survives_that_also_when_a_checkpoint_is_taken_meanwhile(
+    kept: KeptCgroups, files: CgroupFiles
+) -> None:
+    """That of the process whose calls were still under way."""
+    files.make(SLICE_PATH)
+    kept.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
+    kept.take([CgroupRecord(SLICE_PATH, {"cpu.shares": KeptValue(256, 2597)})])
+    reset(files, SLICE_PATH)
+    kept.renew(SLICE)
+    assert weight(files, SLICE_PATH) == "20"
+
+
 def test_who_wrote_last_decides_whether_a_value_stays(kept: KeptCgroups, files: CgroupFiles) -> None:
     kept.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
     kept.write(ONE, {"cpu.shares": 1024})
