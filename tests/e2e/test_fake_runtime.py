@@ -15,19 +15,34 @@ from tests.testing.raw_calls import bytes_call
 
 pytestmark = pytest.mark.containerd
 
-PATHS = [
-    f"/runtime.v1alpha2.{service.name}/{method.name}"
+MISSING = "missing"
+
+
+def request(name: str) -> bytes:
+    """A request about nothing that there is: an empty id or image may stand for any."""
+    made = getattr(api_pb2, name)()
+    for field in made.DESCRIPTOR.fields:
+        if field.type == field.TYPE_STRING and not field.is_repeated:
+            setattr(made, field.name, MISSING)
+    if isinstance(made, api_pb2.RemoveImageRequest):
+        made.image.image = MISSING
+    encoded: bytes = made.SerializeToString()
+    return encoded
+
+
+REQUESTS = {
+    f"/runtime.v1alpha2.{service.name}/{method.name}": request(method.input_type.name)
     for service in api_pb2.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-]
+}
 
 
 def unimplemented(target: str) -> dict[str, str | None]:
     """The methods that a runtime does not have, with what it says."""
     found: dict[str, str | None] = {}
     with grpc.insecure_channel(target, options=(("grpc.default_authority", "localhost"),)) as channel:
-        for path in PATHS:
-            call = bytes_call(channel, path, "unary_stream")(b"", timeout=30)
+        for path, message in REQUESTS.items():
+            call = bytes_call(channel, path, "unary_stream")(message, timeout=30)
             with contextlib.suppress(grpc.RpcError):
                 list(call)
             if call.code() is grpc.StatusCode.UNIMPLEMENTED:
