@@ -21,7 +21,6 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import read_resources
-from runtimeproxy.testing.builders import pod_sandbox_config
 
 UNKNOWN = b"\xfa\xff\x07\x05extra"
 """A field with the number 16383 that no schema has."""
@@ -199,7 +198,7 @@ def test_an_update_that_wants_what_is_in_force_changes_nothing() -> None:
 
 def test_the_annotations_of_most_pods_are_read_without_a_detour() -> None:
     """For the others, whose annotations a policy has changed, it takes a twentieth of a held call's time."""
-    config = pod_sandbox_config(annotations={"a": "1", "b": "2"})
+    config = api_pb2.PodSandboxConfig(annotations={"a": "1", "b": "2"})
     plain = sketched_pod(config, PodRecord(id="p"))
     assert type(plain.annotations) is type(config.annotations)
     changed = sketched_pod(config, PodRecord(id="p", annotation_changes={"a": None, "c": "3"}))
