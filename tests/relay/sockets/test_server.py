@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.interception import Outcome
 from runtimeproxy.relay.server import LATE_S
 from tests.relay.playbook import HELD
@@ -21,6 +22,7 @@ from tests.relay.wire import (
     HEADERS,
     LAST_ID,
     PING,
+    SETTINGS_ACK,
     Frame,
     credit,
     data,
@@ -28,6 +30,7 @@ from tests.relay.wire import (
     message,
     ping,
     ping_ack,
+    settings,
     wire,
 )
 
@@ -283,3 +286,29 @@ async def test_connections_without_http2_end_too(stage: Stage, first: bytes) -> 
         await (await stage.runtime.peer()).reader.readexactly(len(first))
     await soon(stage.server.drain(10))
     await client.ended()
+
+
+@pytest.mark.parametrize(
+    ("first", "last_words"),
+    [(b"", []), (b"PRI", []), (PREFACE + wire(settings(), SETTINGS_ACK), [goaway(0)])],
+    ids=["silent", "beginning", "without calls"],
+)
+async def test_a_client_that_never_calls_is_let_go(
+    tmp_path: Path, first: bytes, last_words: list[Frame]
+) -> None:
+    async with Stage(tmp_path, first_call_s=0.05) as stage:
+        client = await stage.client()
+        client.send(first)
+        assert [frame for frame in await client.rest() if frame.type_ == GOAWAY][-1:] == last_words
+        await until(lambda: stage.server.connection_count == 0)
+        assert stage.runtime.accepted == 0
+
+
+async def test_a_client_that_has_called_may_be_silent_for_as_long_as_it_likes(stage: Stage) -> None:
+    await stage.client()
+    await until(lambda: stage.server.connection_count == 1)
+    (silent,) = stage.server._connections
+    await stage.pair()
+    (calling,) = stage.server._connections.keys() - {silent}
+    assert silent._timer is not None
+    assert calling._timer is None
