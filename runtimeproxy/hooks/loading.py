@@ -14,6 +14,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -229,7 +230,7 @@ class PolicyLoader:
 
         origin = f"{reference}: cannot be imported"
         policy = self._attempts.run(reference, reference, work, timeout_s, origin)
-        self._code.note(reference, entry_point.dist.name if entry_point.dist is not None else "")
+        self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
         return [policy]
 
     def _in_files(self, sources: Sources) -> Iterable[FilePolicies]:
@@ -328,15 +329,21 @@ def _owners(place: Path) -> set[str]:
     from importlib.metadata import distributions
 
     init = f"{place.name}/__init__.py"
-    return {
-        f"{each.name} {each.version}"
-        for each in distributions()
-        if each.name != OWN_DISTRIBUTION
-        and any(
-            str(file) == init and Path(str(each.locate_file(file))).parent == place
-            for file in each.files or ()
-        )
-    }
+    owners = set()
+    for each in distributions():
+        name = _name_of(each)
+        with suppress(Exception):  # files of any distribution, however broken
+            files = [each.locate_file(file) for file in each.files or () if str(file) == init]
+            if name != OWN_DISTRIBUTION and any(Path(str(file)).parent == place for file in files):
+                owners.add(f"{name} {each.version}")
+    return owners
+
+
+def _name_of(distribution: Distribution) -> str:
+    """The distribution's name; empty if it cannot be read."""
+    with suppress(Exception):  # files of any distribution, however broken
+        return distribution.name or ""
+    return ""
 
 
 def _entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
@@ -360,8 +367,9 @@ def _readable_entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
         try:
             found += distribution.entry_points.select(group=ENTRY_POINT_GROUP)
         except Exception as error:  # noqa: BLE001 - files of any distribution, however broken
+            whose = f"the distribution {name}" if (name := _name_of(distribution)) else "a distribution"
             place = distribution.locate_file("")
-            text = f"entry points of a distribution in {place}: cannot be read: {described(error)}"
+            text = f"entry points of {whose} in {place}: cannot be read: {described(error)}"
             problems.append(LoadProblem("entry points", text))
     return found
 

@@ -401,7 +401,18 @@ def test_entry_points_that_cannot_be_read_are_a_problem_of_their_own(
     result = loaded(PolicyLoader())
     assert names(result) == BUILT_IN | {"policed"}
     (problem,) = result.problems
-    assert f"entry points of a distribution in {tmp_path}: cannot be read: UnicodeDecodeError" in problem.text
+    text = f"entry points of the distribution broken in {tmp_path}: cannot be read: UnicodeDecodeError"
+    assert text in problem.text
+
+
+def test_a_distribution_whose_name_cannot_be_read_has_policies_all_the_same(
+    distribution: Installed, tmp_path: Path
+) -> None:
+    distribution.module.write_text(THIRD_PARTY)
+    (about,) = tmp_path.glob("**/*.dist-info/METADATA")
+    about.write_bytes(about.read_bytes() + b"Summary: \xff\n")
+    result = loaded(PolicyLoader())
+    assert (names(result), result.problems) == (BUILT_IN | {"policed"}, ())
 
 
 UPGRADED = """
@@ -459,6 +470,9 @@ def test_another_package_in_the_place_of_the_built_in_policies_is_named(
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: firewall\nVersion: 2.5\n")
         (info / "RECORD").write_text("policies/__init__.py,,\n")
+    unreadable = tmp_path / "unreadable-1.0.dist-info"
+    unreadable.mkdir()
+    (unreadable / "METADATA").write_bytes(b"Name: \xff\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", SHOW],
