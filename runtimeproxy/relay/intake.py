@@ -217,6 +217,7 @@ class MessageIntake:
                 on_granted()
                 return
             self._reservation = Reservation(self._memory)
+            self._charge()
 
         def granted() -> None:
             self._charge()

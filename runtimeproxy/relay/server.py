@@ -115,7 +115,6 @@ class RelayServer:
         if self._loop.time() - self._tidied_s >= LATE_S:
             self._tidied_s = self._loop.time()
             self._options.relay.budget.expire()
-            self._failures.flush()
         presence = self._options.default_upstream.presence
         return presence.is_in_doubt and not await presence.answers()
 

@@ -99,6 +99,21 @@ def test_more_waits_for_others() -> None:
     assert (third.names, budget.used_bytes) == ([], 110 * KIBIBYTE + PREFIX)
 
 
+def test_a_client_is_read_while_all_wait_for_a_message_that_is_coming() -> None:
+    play = opened_with(MemoryBudget(100_000, unreserved_bytes=10_000))
+    play.hold(3)
+    whole = message(bytes(90_000))
+    play.client(data(3, whole[:10]))
+    call = decided(play, 5, 15_000)
+
+    def is_paused() -> bool:
+        return play.core.state.memory.must_pause
+
+    assert is_paused()
+    call.reply.reserve(80_000, Grants()("more"))
+    assert not is_paused()
+
+
 def test_a_reservation_that_is_replaced_while_it_waits_is_not_granted() -> None:
     budget, granted = MemoryBudget(200 * KIBIBYTE), Grants()
     first = decided(opened_with(budget), 3, 150 * KIBIBYTE)
