@@ -145,7 +145,7 @@ def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[
     priority = policy.priority if chosen.priority is None else chosen.priority
     mode = chosen.mode.value if chosen.enabled else "disabled"
     hooks = ", ".join(overridden_hooks(policy))
-    summary = (policy.__doc__ or "").strip().split("\n")[0]
+    summary = str(policy.__doc__ or "").strip().split("\n")[0]
     origin = f"from {origin_of(policy)}"
     return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary, origin
 

@@ -73,9 +73,10 @@ class RefusalError(RuntimeProxyError):
 
 
 def described(error: BaseException) -> str:
-    """Return type and text of an error of a third party's code as one line."""
+    """Return type and text of an error of a third party's code as one line, which is valid UTF-8."""
     try:
         text = " ".join(str(error).split())[:MAX_ERROR_LENGTH]
+        text = text.encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001 - an exception's own __str__ is a third party's code too
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

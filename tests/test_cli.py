@@ -162,6 +162,22 @@ def test_list_policies_shows_what_cannot_be_loaded(tmp_path: Path) -> None:
     assert "did you mean cpuset?" in checked.stderr
 
 
+def test_list_policies_shows_whatever_texts_a_policy_has(tmp_path: Path) -> None:
+    folder = tmp_path / "policies.d"
+    folder.mkdir(mode=0o755)
+    odd = (
+        "from runtimeproxy.hooks import Policy\nclass Odd(Policy):\n    __doc__ = 5\n    name = 'odd'\n"
+        "    def post_start_container(self, view): ...\n"
+    )
+    for name, text in {"odd.py": odd, "raises.py": "raise ValueError('a\\udcffb')\n"}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+    done = run("list-policies", "--policies-dir", str(folder), PYTHONIOENCODING="utf-8:strict")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"    from {folder}/odd.py:Odd" in done.stdout.splitlines()
+    assert rf"    {folder}/raises.py:1: ValueError: a\udcffb" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
