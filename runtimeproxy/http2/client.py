@@ -65,6 +65,8 @@ _MAX_WRITE_BYTES: Final = 64 * 1024
 _CLOSE_S: Final = 1.0
 _FRAMES_A_TURN: Final = 1000
 """Frames of one connection that are read before other work of the loop has its turn."""
+_BLOCK_BYTES_A_FRAME: Final = 32
+"""So many bytes of a header block count as a frame: to read their fields takes as long."""
 
 _OPENING: Final = b"".join(
     (
@@ -397,6 +399,9 @@ class UnaryClient:
             self._unreachable(connection, error)
 
     def _unreachable(self, connection: _Connection, error: OSError) -> None:
+        if self._connection is not connection:
+            # Given up before it was there: what waits now waits for another one.
+            return
         self.retire(connection)
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
@@ -439,6 +444,7 @@ class _Connection(asyncio.Protocol):
         self._uncredited_bytes = 0
         self._block_of: tuple[int, int] | None = None
         self._fragments: list[bytes] = []
+        self._block_bytes = 0
         self._takers: dict[int, Callable[[int, int, bytes], None]] = {
             frames.DATA: self._take_data,
             frames.HEADERS: self._take_headers,
@@ -594,10 +600,12 @@ class _Connection(asyncio.Protocol):
                     return
                 if stop > end:
                     break
-                if count == _FRAMES_A_TURN:
+                if count >= _FRAMES_A_TURN:
                     self._yield(data[position:])
                     return
                 count, position = count + 1, stop
+                if kind == frames.HEADERS or kind == frames.CONTINUATION:
+                    count += size_bytes // _BLOCK_BYTES_A_FRAME
                 self._take(kind, flags, stream_id & frames.STREAM_ID_MASK, data[start:stop])
         except PeerError as error:
             self._give_up(error)
@@ -667,13 +675,15 @@ class _Connection(asyncio.Protocol):
             self._take_block(flags, stream_id, fragment)
         else:
             self._block_of, self._fragments = (stream_id, flags), [fragment]
+            self._block_bytes = len(fragment)
 
     def _take_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block_of is None:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of no header block")
         self._fragments.append(payload)
         # Empty frames count, too.
-        if sum(map(len, self._fragments)) + HEADER_BYTES * len(self._fragments) > MAX_BLOCK_BYTES:
+        self._block_bytes += HEADER_BYTES + len(payload)
+        if self._block_bytes > MAX_BLOCK_BYTES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & END_HEADERS:
             (_, first_flags), block = self._block_of, b"".join(self._fragments)
@@ -788,8 +798,9 @@ class _Connection(asyncio.Protocol):
         error = _unreachable("the server shuts down")
         self.retire()
         for call in [call for call in self._calls.values() if call.stream_id > last_id]:
-            del self._calls[call.stream_id]
-            self._client.again(call, error)
+            # The end of one may have cancelled another.
+            if self._calls.pop(call.stream_id, None) is not None:
+                self._client.again(call, error)
         self._left()
 
     def _take_window_update(self, _: int, stream_id: int, payload: bytes) -> None:

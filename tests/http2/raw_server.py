@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -90,35 +92,44 @@ Script: TypeAlias = Callable[[Peer], Awaitable[None]]
 
 
 class RawServer:
-    """Serves each connection by the next script; the last one serves all that follow."""
+    """Serves each connection by the next script; the last one serves all that follow.
+
+    It accepts by itself: asyncio's own server leaves a socket open that it has accepted in the very turn in
+    which it is closed.
+    """
 
     def __init__(self, path: Path, *scripts: Script) -> None:
         self.path = path
         self._scripts = list(scripts)
         self.peers: list[Peer] = []
-        self._server: asyncio.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._served: list[tuple[socket.socket, asyncio.Task[None]]] = []
 
     async def __aenter__(self) -> RawServer:
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        self._listener.setblocking(False)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for _ in range(5):
-            # Clients that it has accepted are served in the next turns.
-            await asyncio.sleep(0)
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         for peer in self.peers:
             peer.abort()
-        for task in self._tasks:
+        for _, task in self._served:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in self._served), return_exceptions=True)
+        for accepted, _ in self._served:
+            accepted.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.append(task)
+    def _accept(self) -> None:
+        with suppress(BlockingIOError):
+            accepted, _ = self._listener.accept()
+            self._served.append((accepted, asyncio.ensure_future(self._serve(accepted))))
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=accepted)
         peer = Peer(reader, writer)
         self.peers.append(peer)
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
@@ -129,3 +140,5 @@ class RawServer:
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()

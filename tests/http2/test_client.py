@@ -221,6 +221,45 @@ async def test_a_call_that_no_connection_takes_is_repeated_once(client: UnaryCli
         assert len(server.peers) == 2
 
 
+async def test_the_end_of_a_call_may_cancel_another_that_ends_with_it(
+    client: UnaryClient, folder: Path
+) -> None:
+    async def leaving(peer: Peer) -> None:
+        for _ in range(2):
+            await peer.request()
+        peer.send(frames.goaway(0, 0))
+        await peer.frame()
+
+    ended: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
+    others: list[UnaryCall] = []
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+
+    def cancel_the_other(outcome: bytes | CallError) -> None:
+        others[0].cancel()
+        ended.set_result(outcome)
+
+    async with RawServer(folder / "s.sock", leaving) as server:
+        client.call(ECHO, b"", LONG_S, cancel_the_other)
+        call, came = begin(client)
+        others.append(call)
+        async with asyncio.timeout(LONG_S):
+            assert error_of(await ended).text == "the server shuts down"
+        assert not came.done()
+        assert len(server.peers) == 2
+        assert problems == []
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_fails_no_call(folder: Path) -> None:
+    client = UnaryClient(str(folder / "s.sock"))
+    client.close()
+    async with RawServer(folder / "other.sock", serve):
+        nowhere, _ = begin(client)
+        nowhere.cancel()
+        (folder / "s.sock").symlink_to(folder / "other.sock")
+        assert await call(client, b"a") == b"a"
+
+
 async def test_a_refused_stream_is_repeated_once(client: UnaryClient, folder: Path) -> None:
     async def refusing(peer: Peer) -> None:
         stream_id, _ = await peer.request()
@@ -524,6 +563,37 @@ async def test_many_tiny_frames_leave_others_their_turn(client: UnaryClient, fol
         assert len(turns) >= 20_000 // module._FRAMES_A_TURN // 2
 
 
+async def test_header_blocks_of_many_fields_leave_others_their_turn(
+    client: UnaryClient, folder: Path
+) -> None:
+    turns: list[int] = []
+    count, fields = 100, b"\x84" * 16_000  # :path /
+
+    async def full(peer: Peer) -> None:
+        stream_id, _ = await peer.request()
+        peer.send(frame(frames.HEADERS, 4, stream_id, fields) * count)
+        await peer.until_frame(frames.RST_STREAM)
+        peer.send(frames.ping(bytes(8)))
+        await peer.until_frame(frames.PING)
+        read.set()
+        await peer.frame()
+
+    read = asyncio.Event()
+    async with RawServer(folder / "s.sock", full):
+        loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            turns.append(1)
+            if not read.is_set():
+                loop.call_soon(turn)
+
+        loop.call_soon(turn)
+        assert isinstance(await call(client), UnusableError)
+        async with asyncio.timeout(LONG_S):
+            await read.wait()
+        assert len(turns) >= count * len(fields) // module._BLOCK_BYTES_A_FRAME // module._FRAMES_A_TURN // 2
+
+
 PAYLOADS = (b"\x88", b"\x88\x0f\x10\x10application/grpc", b"\0\0\0\0\1x", bytes(4), bytes(8), b"\0\4\0\0\0\1")
 garbage = st.binary(max_size=40)
 any_frame = st.builds(
@@ -538,9 +608,6 @@ any_frame = st.builds(
 )
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # a late client of the raw server
 @settings(max_examples=100, deadline=None)
 @given(chunks=st.lists(st.lists(any_frame | garbage, max_size=6), max_size=5), ends=st.booleans())
 def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
