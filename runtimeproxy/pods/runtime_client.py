@@ -182,10 +182,12 @@ class GrpcRuntimeClient:
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
         """The bytes of the answer, or None for NOT_FOUND; learns which of the services the runtime has."""
         answer, code, text = await self._attempt(self._service, method, request, timeout_s)
-        if code == StatusCode.UNIMPLEMENTED and self._service == SERVICES[0]:
-            answer, code, text = await self._attempt(SERVICES[1], method, request, timeout_s)
-            if code != StatusCode.UNIMPLEMENTED:
-                self._service = SERVICES[1]
+        if code == StatusCode.UNIMPLEMENTED:
+            # A runtime may come back as another version, so neither service is settled for good.
+            other = SERVICES[1] if self._service == SERVICES[0] else SERVICES[0]
+            answer, code, text = await self._attempt(other, method, request, timeout_s)
+            if code in (StatusCode.OK, StatusCode.NOT_FOUND):
+                self._service = other
         if code in (StatusCode.OK, StatusCode.NOT_FOUND):
             return answer
         raise RuntimeUnavailableError(f"{method}: {text}")

@@ -12,7 +12,12 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2 import frames
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.runtime import RuntimeUnavailableError
-from runtimeproxy.pods.runtime_client import PARSE_ON_LOOP_BYTES, ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.runtime_client import (
+    PARSE_ON_LOOP_BYTES,
+    SERVICES,
+    ClientSettings,
+    GrpcRuntimeClient,
+)
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.http2.raw_server import Peer, RawServer
@@ -106,6 +111,30 @@ async def test_an_old_runtime_is_asked_with_the_old_service(
     await client.pod(pod_id)
     paths = [call.path.split("/")[1] for call in fake_runtime.recorded]
     assert paths == ["runtime.v1.RuntimeService", *["runtime.v1alpha2.RuntimeService"] * 2]
+
+
+async def test_a_runtime_that_comes_back_as_another_version_is_asked_with_its_service(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    pod_id, _ = one_of_each(fake_runtime)
+    for _ in range(2):
+        fake_runtime.on("ListPodSandbox", error=CallError("UNIMPLEMENTED"), times=1)
+        assert list(await client.list_pods()) == [pod_id]
+    paths = [call.path.split("/")[1] for call in fake_runtime.recorded]
+    assert paths == [SERVICES[0], SERVICES[1], SERVICES[1], SERVICES[0]]
+
+
+async def test_a_runtime_that_goes_away_while_it_is_asked_keeps_its_service(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    pod_id, _ = one_of_each(fake_runtime)
+    fake_runtime.on("ListPodSandbox", error=CallError("UNAVAILABLE"), times=1)
+    fake_runtime.on("ListPodSandbox", error=CallError("UNIMPLEMENTED"), times=1)
+    with pytest.raises(RuntimeUnavailableError):
+        await client.list_pods()
+    assert list(await client.list_pods()) == [pod_id]
+    paths = [call.path.split("/")[1] for call in fake_runtime.recorded]
+    assert paths == [SERVICES[0], SERVICES[1], SERVICES[0]]
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "UNKNOWN", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"])
