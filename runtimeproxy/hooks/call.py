@@ -176,11 +176,12 @@ class Call:
         if self._is_short and _is_small(view):
             self._put(policies, progress, make())
         else:
-            self._elsewhere(make, partial(self._put, policies, progress), RuntimeProxyError(_NO_WORKER))
+            self._elsewhere(make, partial(self._put, policies, progress), RuntimeProxyError)
 
     def _put(
         self, policies: Sequence[LoadedPolicy], progress: Progress, question: RemoteQuestion | Exception
     ) -> None:
+        self._asking = None
         if self.is_over:
             return
         now_s = time.monotonic()
@@ -207,24 +208,37 @@ class Call:
             return
         look = partial(evaluate, policies[0], self._subject, progress, self._chain.rule, answer)
         if is_long or not self._chain.node.is_fresh:
-            lost = Outcome(policies[0], OutcomeKind.SKIPPED, _NO_WORKER, _NO_WORKER)
             then = partial(self._evaluated, policies, begun_s)
-            self._elsewhere(look, then, failed(self._subject, progress, lost))
+            self._elsewhere(look, then, partial(self._unread, policies[0], progress))
         else:
             self._evaluated(policies, begun_s, look())
 
     def _evaluated(
         self, policies: Sequence[LoadedPolicy], begun_s: float, result: tuple[Progress, Outcome]
     ) -> None:
+        self._asking = None
         if self.is_over:
             return
         progress, outcome = result
         self._chain.count(self._subject, outcome, time.monotonic() - begun_s)
         self._go_on(policies[1:], progress)
 
-    def _elsewhere(self, work: Callable[[], Any], then: Callable[[Any], None], lost: object) -> None:
-        """Have a worker thread do what takes long; `then` gets the result, or `lost` if no thread is left."""
+    def _unread(self, policy: LoadedPolicy, progress: Progress, reason: str) -> tuple[Progress, Outcome]:
+        return failed(self._subject, progress, Outcome(policy, OutcomeKind.SKIPPED, reason, reason))
+
+    def _elsewhere(
+        self, work: Callable[[], Any], then: Callable[[Any], None], lost: Callable[[str], object]
+    ) -> None:
+        """Have a worker thread do what takes long.
+
+        Args:
+            work: what to do.
+            then: gets the result.
+            lost: makes another result, from the reason why there is none in time.
+        """
         errand = _Errand(work, then, lost)
+        self._asking = errand
+        errand.limit(self._deadline_s - time.monotonic())
         if not self._chain.workers.submit(errand):
             errand.dropped()
 
@@ -352,24 +366,49 @@ class Call:
 
 
 class _Errand:
-    """Some work for a worker thread; a `workers.Task`."""
+    """Some work for a worker thread, with a result at most once; a `workers.Task`, and an `Asking`."""
 
-    def __init__(self, work: Callable[[], Any], then: Callable[[Any], None], lost: object) -> None:
+    def __init__(
+        self, work: Callable[[], Any], then: Callable[[Any], None], lost: Callable[[str], object]
+    ) -> None:
         self._work = work
-        self._then = then
-        self._result = lost
+        self._then: Callable[[Any], None] | None = then
+        self._lost = lost
+        self._result: object = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def limit(self, left_s: float) -> None:
+        """In the loop's thread: the work is not waited for any longer; a thread at it goes on."""
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._end_without, _NO_TIME)
 
     def run(self) -> None:
         """In a worker thread."""
-        self._result = self._work()
+        if self._then is not None:
+            self._result = self._work()
 
     def done(self) -> None:
         """In the loop's thread: there is a result."""
-        self._then(self._result)
+        self._end(self._result)
 
     def dropped(self) -> None:
         """In the loop's thread: no thread will do it."""
-        self._then(self._result)
+        self._end_without(_NO_WORKER)
+
+    def cancel(self) -> None:
+        """In the loop's thread: the result no longer counts."""
+        self._then = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_without(self, reason: str) -> None:
+        if self._then is not None:
+            self._end(self._lost(reason))
+
+    def _end(self, result: object) -> None:
+        then = self._then
+        self.cancel()
+        if then is not None:
+            then(result)
 
 
 def _is_small(view: View) -> bool:
@@ -377,7 +416,7 @@ def _is_small(view: View) -> bool:
     pod = view.pod if isinstance(view, ContainerView) else view
     size = 0
     for entries in (pod.labels, pod.annotations, view.annotations):
-        size += sum(map(len, entries.values())) + _ENTRY_BYTES * len(entries)
+        size += sum(map(len, entries)) + sum(map(len, entries.values())) + _ENTRY_BYTES * len(entries)
     return size <= SMALL_BYTES
 
 

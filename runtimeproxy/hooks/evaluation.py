@@ -69,10 +69,10 @@ def evaluate(
         subject: whose call it is.
         progress: as of before its turn.
         rule: whose value counts when two policies set one field.
-        remote: gives the answer if another process has been asked.
+        remote: gives the answer if another process has been asked, which then counts.
     """
     seen = progress.real if policy.enforces or progress.shadow is None else progress.shadow
-    if not policy.concern.matches(seen.pod):
+    if remote is None and not policy.concern.matches(seen.pod):
         return progress, Outcome(policy, OutcomeKind.UNCHANGED)
     if not policy.enforces and answers_nothing(subject.hook):
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")

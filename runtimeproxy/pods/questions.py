@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods.parsing import parse
+from runtimeproxy.parsing import parse
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.sightings import listed_container, listed_pod, seen_container, seen_pod

@@ -31,8 +31,9 @@ SHARES = ContainerChange(annotations={"added": "yes"})
 def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that copied many entries in the loop's thread."""
     found: list[str] = []
+    from runtimeproxy import parsing
     from runtimeproxy.calls import run_pod_sandbox, update_container, views
-    from runtimeproxy.pods import parsing, records, resources
+    from runtimeproxy.pods import records, resources
 
     def watch(module: object, name: str) -> None:
         original = getattr(module, name)

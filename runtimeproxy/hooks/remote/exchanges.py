@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE, api_pb2
@@ -11,6 +12,7 @@ from runtimeproxy.hooks.changes import CgroupChange
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote import answers, wire
 from runtimeproxy.hooks.remote.registration import Answers
+from runtimeproxy.parsing import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,26 @@ class Exchange:
     """Reads the answer to a request; None: it has no effect."""
 
 
+MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer's annotations, variables and the like: as much as of a call, all of which it may repeat."""
+
+_POD_RESPONSE: Final = partial(parse, api_pb2.PodSandboxHookResponse, max_parts_bytes=MAX_PARTS_BYTES)
+_CONTAINER_RESPONSE: Final = partial(
+    parse, api_pb2.ContainerResourceHookResponse, max_parts_bytes=MAX_PARTS_BYTES
+)
+
 NO_SUCH_METHOD: Final = f"/{HOOK_SERVICE}/Probe"
 """The path of an RPC that no server has: whoever answers it lives."""
 
 
 def _pod(method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None) -> Exchange:
-    parse = api_pb2.PodSandboxHookResponse.FromString
-    return Exchange(f"/{HOOK_SERVICE}/{method}", wire.pod_request, parse, change)
+    return Exchange(f"/{HOOK_SERVICE}/{method}", wire.pod_request, _POD_RESPONSE, change)
 
 
 def _container(
     method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None
 ) -> Exchange:
-    parse = api_pb2.ContainerResourceHookResponse.FromString
-    return Exchange(f"/{HOOK_SERVICE}/{method}", wire.container_request, parse, change)
+    return Exchange(f"/{HOOK_SERVICE}/{method}", wire.container_request, _CONTAINER_RESPONSE, change)
 
 
 EXCHANGES: Final[Mapping[Hook, Exchange]] = {

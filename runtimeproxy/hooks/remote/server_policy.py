@@ -31,6 +31,7 @@ from runtimeproxy.http2.client import (
     UnusableError,
     request_block,
 )
+from runtimeproxy.parsing import TooManyPartsError
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.changes import CgroupChange
@@ -44,13 +45,15 @@ PRIORITY: Final = MAX_PRIORITY + 1
 """After all policies of this process."""
 ENOUGH_S: Final = 0.5
 """A server that has not answered in this time has failed, even if its own timeout is longer."""
+MAX_ENTRIES: Final = 1_000
+"""Of maps that one answer may change: each is merged and audited. Koordlet's hooks change about ten."""
 SHORT_PROBE_S: Final = 2.0
 """Deadline of probes: with the interval between them, a server is back in use within 3 s."""
 
 _MAX_TEXT_LENGTH: Final = 1_024
 """How much of a server's error text goes on: a status message has to fit into one header block."""
 _ON_LOOP_BYTES: Final = 64 * 1024
-"""Longer answers are read in a worker thread."""
+"""Longer answers, and those to longer questions, are read in a worker thread."""
 _MIN_SECRET_LENGTH: Final = 8
 """Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
 
@@ -172,8 +175,10 @@ class HookServer:
     def _done(
         self, question: _Question, timeout_s: float, answered: Answered, outcome: bytes | CallError
     ) -> None:
-        is_long = len(outcome if isinstance(outcome, bytes) else question.data) > _ON_LOOP_BYTES
-        note: _Note = asyncio.get_running_loop().call_soon_threadsafe if is_long else _call
+        # A short answer is compared with all that was shown.
+        answer_bytes = len(outcome) if isinstance(outcome, bytes) else 0
+        is_long = max(len(question.data), answer_bytes) > _ON_LOOP_BYTES
+        note = partial(_in_loop, asyncio.get_running_loop())
         answered(partial(self._read, question, timeout_s, outcome, note), is_long)
 
     def _read(
@@ -194,7 +199,12 @@ class HookServer:
         note(self._note_answer)
         if exchange.change is None:
             return None
-        return exchange.change(question.message, answer, self.registration.answers)
+        change = exchange.change(question.message, answer, self.registration.answers)
+        count = 0 if change is None else _entry_count(change)
+        if count > MAX_ENTRIES:
+            text = f"the answer changes {count} entries, at most {MAX_ENTRIES} are taken"
+            raise self._raised(question.hook, UnusableError(StatusCode.RESOURCE_EXHAUSTED, text))
+        return change
 
     def _skipped(self, hook: Hook) -> Exception:
         trouble = self.trouble or "not asked just now"
@@ -216,7 +226,8 @@ class HookServer:
             )
 
     def _note_failure(self, question: _Question, error: CallError) -> None:
-        if _is_refusable(question.hook):
+        # A long one is not kept, for it would be sent twice a second.
+        if _is_refusable(question.hook) and len(question.data) <= _ON_LOOP_BYTES:
             self._failed = question
         if self._breaker.failed(str(error)):
             self._prober.start()
@@ -256,8 +267,14 @@ class HookServer:
         return RefusalError(f"{REFUSAL_PREFIX}{error.text}", code)
 
 
-def _call(function: Callable[..., object], *arguments: object) -> None:
-    function(*arguments)
+def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in the loop's thread: at once, if this is that."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop.call_soon_threadsafe(function, *arguments)
+    else:
+        function(*arguments)
 
 
 def _raise(error: Exception, _: object) -> None:
@@ -285,10 +302,20 @@ def _parsed(exchange: Exchange | None, outcome: bytes | CallError, timeout_s: fl
         return None
     try:
         answer: object = exchange.response(outcome)
+    except TooManyPartsError:
+        text = f"the answer to {exchange.method} has too many annotations, variables and the like"
+        raise UnusableError(StatusCode.RESOURCE_EXHAUSTED, text) from None
     except DecodeError:
         text = f"the answer to {exchange.method} cannot be decoded"
         raise UnusableError(StatusCode.INTERNAL, text) from None
     return answer
+
+
+def _entry_count(change: CgroupChange) -> int:
+    """Return how many entries of maps a change sets."""
+    resources = getattr(change, "resources", None)
+    count = len(resources.unified) if resources is not None else 0
+    return count + sum(len(getattr(change, name, ())) for name in ("labels", "annotations", "env"))
 
 
 def _is_refusable(hook: Hook) -> bool:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from cri_api.koordinator.v1alpha1 import api_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from google.protobuf.message import Message
+
     from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+
+_PIECE: Final = 1_000
+"""Entries of a map that are copied at a time, which takes about a millisecond."""
 
 
 def pod_request(pod: PodView) -> api_pb2.PodSandboxHookRequest:
     """Return what a hook of the pod is sent; resources that say nothing are absent."""
-    return api_pb2.PodSandboxHookRequest(
+    maps = {"labels": pod.labels, "annotations": pod.annotations}
+    long = _long(maps)
+    request = api_pb2.PodSandboxHookRequest(
         pod_meta=_pod_metadata(pod),
         runtime_handler=pod.runtime_handler,
-        labels=pod.labels,
-        annotations=pod.annotations,
         cgroup_parent=pod.cgroup_parent,
         overhead=_present(pod.overhead),
         resources=_present(pod.resources),
+        **maps,
     )
+    _fill(request, long)
+    return request
 
 
 def container_request(container: ContainerView) -> api_pb2.ContainerResourceHookRequest:
@@ -32,19 +41,25 @@ def container_request(container: ContainerView) -> api_pb2.ContainerResourceHook
     koordlet writes into the message that it was sent.
     """
     pod = container.pod
-    return api_pb2.ContainerResourceHookRequest(
+    maps = {
+        "container_annotations": container.annotations,
+        "pod_annotations": pod.annotations,
+        "pod_labels": pod.labels,
+        "container_envs": shown_env(container.env),
+    }
+    long = _long(maps)
+    request = api_pb2.ContainerResourceHookRequest(
         pod_meta=_pod_metadata(pod),
         container_meta=api_pb2.ContainerMetadata(
             name=container.name, attempt=container.attempt, id=container.id
         ),
-        container_annotations=container.annotations,
         container_resources=resources_message(container.current),
         pod_resources=_present(pod.resources),
-        pod_annotations=pod.annotations,
-        pod_labels=pod.labels,
         pod_cgroup_parent=pod.cgroup_parent,
-        container_envs=shown_env(container.env),
+        **maps,
     )
+    _fill(request, long)
+    return request
 
 
 def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
@@ -75,6 +90,20 @@ def shown_env(env: Mapping[str, bytes]) -> dict[str, str]:
         except UnicodeDecodeError:
             continue
     return shown
+
+
+def _long(maps: dict[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Take the long ones out of some maps, and return them."""
+    return {name: maps.pop(name) for name in tuple(maps) if len(maps[name]) > _PIECE}
+
+
+def _fill(request: Message, maps: Mapping[str, Mapping[str, str]]) -> None:
+    """Copy long maps into a message in pieces, between which other threads have their turn."""
+    for name, values in maps.items():
+        entries = getattr(request, name)
+        items = iter(values.items())
+        while piece := dict(islice(items, _PIECE)):
+            entries.update(piece)
 
 
 def _present(resources: Resources) -> api_pb2.LinuxContainerResources | None:

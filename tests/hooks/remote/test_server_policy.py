@@ -11,13 +11,15 @@ import pytest
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import ContainerView, Hook
-from runtimeproxy.hooks.call import Order
+from runtimeproxy.hooks.call import SMALL_BYTES, Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.changes import CLEAR, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.loaded import MAX_PRIORITY
+from runtimeproxy.hooks.remote import server_policy
 from runtimeproxy.hooks.remote.breaker import FAILURES_TO_OPEN
+from runtimeproxy.hooks.remote.exchanges import EXCHANGES
 from runtimeproxy.hooks.remote.registration import HOOK_NAMES
-from runtimeproxy.hooks.remote.server_policy import ENOUGH_S, HookServer
+from runtimeproxy.hooks.remote.server_policy import ENOUGH_S, MAX_ENTRIES, HookServer
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
 from runtimeproxy.node import ANY_NODE, NodeFacts
@@ -221,6 +223,130 @@ async def test_closing_waits_for_calls(folder: Path, made: list[HookServer], ser
     serving.behave(Behaviour())
     assert await answer is None
     assert await ask(server) is None, "a call that began with the old policies may still come"
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of each question that is made and each answer that is read, the thread."""
+    seen: list[str] = []
+    exchange = EXCHANGES[PRE]
+
+    def request(view: ContainerView) -> object:
+        seen.append(threading.current_thread().name)
+        return exchange.request(view)
+
+    def response(data: bytes) -> object:
+        seen.append(threading.current_thread().name)
+        return exchange.response(data)
+
+    watched = replace(exchange, request=request, response=response)
+    monkeypatch.setattr(server_policy, "EXCHANGES", {**EXCHANGES, PRE: watched})
+    return seen
+
+
+LONG = {f"annotation-{number}": "" for number in range(4_000)}
+"""Short texts, but many."""
+
+
+@pytest.mark.parametrize("place", ["pod's annotations", "pod's labels", "annotations", "message"])
+async def test_long_questions_are_made_and_their_answers_read_in_a_worker_thread(
+    ignored: HookServer, serving: HookServing, workers: Workers, threads: list[str], place: str
+) -> None:
+    overlay = {OVERLAY: '{"cpu_shares": 100}'}
+    view = replace(VIEW, pod=replace(POD, annotations=overlay))
+    if place == "pod's annotations":
+        view = replace(view, pod=replace(POD, annotations={**LONG, **overlay}))
+    elif place == "pod's labels":
+        view = replace(view, pod=replace(POD, annotations=overlay, labels=LONG))
+    elif place == "annotations":
+        view = replace(view, annotations=LONG)
+    else:
+        view = replace(view, env={**VIEW.env, "LONG": bytes(SMALL_BYTES).replace(b"\0", b"x")})
+    chain = Chain([ignored.loaded()], workers)
+    decision = await chain.decide(Order(PRE, view, PATIENT_S, is_short=place != "message"))
+    assert decision.container_change == ContainerChange(resources=ResourceChange(cpu_shares=100))
+    assert [each.startswith("policies-") for each in threads] == [True, True]
+    threads.clear()
+    await chain.decide(Order(PRE, VIEW, PATIENT_S))
+    assert threads == [threading.current_thread().name] * 2
+
+
+async def test_a_short_answer_to_a_long_question_is_compared_in_a_worker_thread(
+    ignored: HookServer, serving: HookServing, workers: Workers, threads: list[str]
+) -> None:
+    serving.behave(Behaviour(kind="partial"))
+    view = replace(VIEW, env={"LONG": b"x" * SMALL_BYTES})
+    await Chain([ignored.loaded()], workers).decide(Order(PRE, view, PATIENT_S, is_short=False))
+    assert [each.startswith("policies-") for each in threads] == [True, True]
+
+
+class Busy:
+    """Keeps a worker thread."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def run(self) -> None:
+        self.released.wait()
+
+    def done(self) -> None:
+        pass
+
+    def dropped(self) -> None:
+        pass
+
+
+async def test_a_long_question_that_no_thread_makes_in_time_holds_the_call_no_longer_than_the_budget(
+    ignored: HookServer, serving: HookServing, threads: list[str]
+) -> None:
+    workers, busy = Workers(1, spares=0), Busy()
+    workers.submit(busy)
+    chain = Chain([ignored.loaded()], workers)
+    async with asyncio.timeout(PATIENT_S):
+        decision = await chain.decide(Order(PRE, replace(VIEW, annotations=LONG), 0.1))
+    (entry,) = decision.audit
+    assert "the time for this call's policies is spent" in entry.reason
+    busy.released.set()
+    # The thread finds that nobody wants the question any more.
+    await chain.decide(Order(PRE, VIEW, PATIENT_S))
+    workers.close()
+    assert len(threads) == 2
+
+
+async def test_an_answer_with_too_many_entries_is_a_failure_of_the_call_alone(
+    ignored: HookServer, serving: HookServing
+) -> None:
+    serving.behave(Behaviour(overlay={"env": dict.fromkeys(map(str, range(MAX_ENTRIES)), "")}))
+    assert isinstance(await ask(ignored), ContainerChange)
+    serving.behave(Behaviour(overlay={"env": dict.fromkeys(map(str, range(MAX_ENTRIES + 1)), "")}))
+    for _ in range(2 * FAILURES_TO_OPEN):
+        with pytest.raises(UnusableError, match="changes 1001 entries, at most 1000 are taken"):
+            await ask(ignored)
+    assert concerns(ignored)
+
+
+async def test_a_long_answer_of_tiny_parts_is_not_read(ignored: HookServer, serving: HookServing) -> None:
+    serving.behave(Behaviour(overlay={"env": dict.fromkeys(map(str, range(450_000)), "")}))
+    with pytest.raises(UnusableError, match="too many annotations, variables and the like"):
+        await ask(ignored)
+    serving.behave(Behaviour(overlay={"env": {"LONG": "x" * 8_000_000}}))
+    assert isinstance(await ask(ignored), ContainerChange)
+
+
+async def test_an_answer_counts_though_the_breaker_has_opened_meanwhile(
+    ignored: HookServer, serving: HookServing, workers: Workers
+) -> None:
+    serving.behave(Behaviour(kind="hang"))
+    chain = Chain([ignored.loaded()], workers)
+    view = with_overlay('{"cpu_shares": 100}')
+    asked = asyncio.ensure_future(chain.decide(Order(PRE, view, PATIENT_S)))
+    await until(lambda: bool(serving.asked))
+    for _ in range(FAILURES_TO_OPEN):
+        ignored._breaker.failed("others")
+    assert not concerns(ignored)
+    serving.behave(Behaviour())
+    assert (await asked).container_change == ContainerChange(resources=ResourceChange(cpu_shares=100))
+    assert concerns(ignored)
 
 
 async def test_many_calls_at_once(ignored: HookServer, serving: HookServing) -> None:

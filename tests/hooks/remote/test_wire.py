@@ -98,3 +98,15 @@ def test_what_says_nothing() -> None:
     assert not container.HasField("pod_resources")
     assert container.HasField("container_resources")
     assert container.container_resources == LinuxContainerResources()
+
+
+def test_long_maps_are_whole() -> None:
+    entries = {f"key-{number}": str(number) for number in range(2_500)}
+    env = {name: value.encode() for name, value in entries.items()}
+    pod = PodView(labels=entries, annotations=entries)
+    assert pod_request(pod) == PodSandboxHookRequest(
+        pod_meta=PodSandboxMetadata(), labels=entries, annotations=entries
+    )
+    request = container_request(ContainerView(pod=pod, annotations=entries, env=env))
+    for name in ("container_annotations", "pod_annotations", "pod_labels", "container_envs"):
+        assert dict(getattr(request, name)) == entries

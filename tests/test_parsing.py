@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods import parsing
-from runtimeproxy.pods.parsing import PIECE_BYTES, SHORT_BYTES, TooManyPartsError, parse
+from runtimeproxy import parsing
+from runtimeproxy.parsing import PIECE_BYTES, SHORT_BYTES, TooManyPartsError, parse
 
 MANY = {f"key-{number}": "v" * (number % 50) for number in range(20_000)}
 
