@@ -40,8 +40,9 @@ Finish = Callable[[Decision], Mapping[str, Written] | None]
 Of a short call whose decision holds nothing beyond the message, it may run in the loop's thread. May return
 what became of the cgroup values, by parameter."""
 
-WRITE_GRACE_S: Final = 0.25
-"""How long the writes may take when the chain's budget is spent: what was decided in time still counts."""
+GRACE_S: Final = 0.25
+"""How long writes, or reading an answer, may take when the chain's budget is spent: what came in time still
+counts."""
 
 SMALL_BYTES: Final = 64 * 1024
 """What the loop's thread may work with; more goes to a worker thread."""
@@ -139,7 +140,7 @@ class Call:
         """Have a worker thread run the policies before the first one in another process, or the writes."""
         hook = self._subject.hook
         count = next((i for i, each in enumerate(policies) if hook in each.remote_hooks), len(policies))
-        until_s = self._deadline_s if policies else max(self._deadline_s, now_s + WRITE_GRACE_S)
+        until_s = self._deadline_s if policies else max(self._deadline_s, now_s + GRACE_S)
         # Only the leg knows its call by it, so that none of them has to be found by a collector.
         work = Work(
             self._subject, self._chain.rule, self._chain.hung, self._finish, self._ended, self._dropped
@@ -238,7 +239,7 @@ class Call:
         """
         errand = _Errand(work, then, lost)
         self._asking = errand
-        errand.limit(self._deadline_s - time.monotonic())
+        errand.limit(max(self._deadline_s - time.monotonic(), GRACE_S))
         if not self._chain.workers.submit(errand):
             errand.dropped()
 
@@ -387,8 +388,11 @@ class _Errand:
             self._result = self._work()
 
     def done(self) -> None:
-        """In the loop's thread: there is a result."""
-        self._end(self._result)
+        """In the loop's thread: there is a result, unless the work raised."""
+        if self._result is None:
+            self._end_without("internal error")
+        else:
+            self._end(self._result)
 
     def dropped(self) -> None:
         """In the loop's thread: no thread will do it."""

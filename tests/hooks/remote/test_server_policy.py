@@ -127,6 +127,18 @@ async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
     assert threading.current_thread() not in node.readers
 
 
+async def test_a_server_whose_answers_are_read_elsewhere_is_skipped_and_comes_back(
+    ignored: HookServer, serving: HookServing, workers: Workers
+) -> None:
+    chain = Chain([ignored.loaded()], workers, node=WatchedNode())
+    serving.behave(Behaviour(kind="undecodable"))
+    for _ in range(FAILURES_TO_OPEN):
+        await chain.decide(Order(PRE, VIEW, PATIENT_S))
+    await until(lambda: not concerns(ignored))
+    serving.behave(Behaviour())
+    await until(lambda: concerns(ignored))
+
+
 async def test_what_has_happened_is_not_refused(strict: HookServer, serving: HookServing) -> None:
     serving.behave(Behaviour(kind="error"))
     with pytest.raises(AnsweredError):
