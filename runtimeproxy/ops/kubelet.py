@@ -45,6 +45,8 @@ _FLAG: Final = re.compile(
     r"""--?(?P<name>container-runtime-endpoint|image-service-endpoint)[=\s\0]["']?(?P<value>[^\s"'\0\\]+)"""
 )
 _CONFIG_FLAG: Final = re.compile(r"--?config[=\0]([^\0]+)")
+_CONFIG_DIR_FLAG: Final = re.compile(r"--?config-dir[=\0]([^\0]+)")
+"""Its `*.conf` are laid over the configuration file. Source: Kubernetes, "Kubelet configuration drop-ins"."""
 
 
 class KubeletSetting(NamedTuple):
@@ -86,6 +88,9 @@ def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSe
         command = _text(process / "cmdline")
         texts.append((f"the running kubelet (process {process.name})", command))
         texts += ((path, _text(root / path.lstrip("/"))) for path in _CONFIG_FLAG.findall(command))
+        for folder in _CONFIG_DIR_FLAG.findall(command):
+            paths = _entries(root / folder.lstrip("/"), ".conf")
+            texts += ((str(Path(folder, path.name)), _text(path)) for path in paths)
     found = (
         KubeletSetting(place, match["name"] if pattern is _KEY else f"--{match['name']}", match["value"])
         for place, text in texts

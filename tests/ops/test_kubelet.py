@@ -72,15 +72,18 @@ def test_files_that_do_not(tmp_path: Path, text: str) -> None:
 def test_processes_and_the_files_that_they_name(tmp_path: Path) -> None:
     process(tmp_path, 11, "/usr/bin/kubelet", f"{FLAG}={OURS}", "--v=2")
     process(tmp_path, 12, "/usr/bin/kubelet", FLAG, OURS, "--kubeconfig=/etc/kubeconfig")
-    process(tmp_path, 13, "/usr/bin/kubelet", "--config", "/etc/kubelet.yaml")
+    process(tmp_path, 13, "/usr/bin/kubelet", "--config", "/etc/kubelet.yaml", "--config-dir=/etc/kubelet.d/")
     process(tmp_path, 14, "/usr/bin/kubelet", f"{FLAG}=unix:///run/containerd/containerd.sock")
     process(tmp_path, 15, "/usr/bin/other", f"{FLAG}={OURS}", name="other")
     written(tmp_path, "etc/kubelet.yaml", f"{KEY}: {OURS}\n")
+    written(tmp_path, "etc/kubelet.d/90-runtime.conf", f"{KEY}: {OURS}\n")
+    written(tmp_path, "etc/kubelet.d/90-runtime.conf.old", f"{KEY}: {OURS}\n")
     written(tmp_path, "etc/kubeconfig", f"{KEY}: {OURS}\n")
     assert [(each.place, each.name) for each in kubelet_settings(SOCKET, tmp_path)] == [
         ("the running kubelet (process 11)", FLAG),
         ("the running kubelet (process 12)", FLAG),
         ("/etc/kubelet.yaml", KEY),
+        ("/etc/kubelet.d/90-runtime.conf", KEY),
     ]
 
 
