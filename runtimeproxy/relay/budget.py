@@ -163,7 +163,15 @@ class ConnectionMemory:
         waiting: reservations of messages that wait, in the order of their arrival.
     """
 
-    __slots__ = ("budget", "unreserved_bytes", "used_bytes", "waiting", "waiting_bytes", "whole_bytes")
+    __slots__ = (
+        "_is_much",
+        "budget",
+        "unreserved_bytes",
+        "used_bytes",
+        "waiting",
+        "waiting_bytes",
+        "whole_bytes",
+    )
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -171,6 +179,7 @@ class ConnectionMemory:
         self.unreserved_bytes = 0
         self.waiting_bytes = 0
         self.whole_bytes = 0
+        self._is_much = False
         self.waiting: OrderedDict[Reservation, int] = OrderedDict()
 
     @property
@@ -180,15 +189,14 @@ class ConnectionMemory:
 
     def charge(self, unreserved_bytes: int, waiting_bytes: int, whole_bytes: int) -> bool:
         """Adds to what is held; returns whether the client may have to pause or may be read again."""
-        is_much = self._is_much
         self.unreserved_bytes += unreserved_bytes
         self.waiting_bytes += waiting_bytes
         self.whole_bytes += whole_bytes
-        return is_much or self._is_much
-
-    @property
-    def _is_much(self) -> bool:
-        return self.waiting_bytes > WAITING_BYTES or self.unreserved_bytes > self.budget.unreserved_bytes
+        was_much = self._is_much
+        self._is_much = (
+            self.waiting_bytes > WAITING_BYTES or self.unreserved_bytes > self.budget.unreserved_bytes
+        )
+        return was_much or self._is_much
 
     @property
     def must_pause(self) -> bool:

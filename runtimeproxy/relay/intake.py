@@ -230,26 +230,26 @@ class MessageIntake:
 
         A small message that is whole is not: rather its client is not read until there is room.
         """
-        unreserved_bytes = self._held_bytes
+        waiting_bytes = whole_bytes = 0
         if self._reservation is not None:
-            unreserved_bytes = max(0, unreserved_bytes - self._reservation.granted_bytes)
+            waiting_bytes = unreserved_bytes = max(0, self._held_bytes - self._reservation.granted_bytes)
         else:
-            unreserved_bytes += self._extra_bytes
-        is_whole = not self._is_receiving and unreserved_bytes <= self._small_bytes
-        grows = unreserved_bytes > self._unreserved_bytes
-        waiting_bytes = unreserved_bytes if self._reservation is not None else 0
-        whole_bytes = unreserved_bytes if is_whole and self._reservation is None else 0
-        is_much = self._memory.charge(
-            unreserved_bytes - self._unreserved_bytes,
-            waiting_bytes - self._waiting_bytes,
-            whole_bytes - self._whole_bytes,
+            unreserved_bytes = self._held_bytes + self._extra_bytes
+            if not self._is_receiving and unreserved_bytes <= self._small_bytes:
+                whole_bytes = unreserved_bytes
+        more_bytes = unreserved_bytes - self._unreserved_bytes
+        if not more_bytes and (waiting_bytes, whole_bytes) == (self._waiting_bytes, self._whole_bytes):
+            return False
+        memory = self._memory
+        is_much = memory.charge(
+            more_bytes, waiting_bytes - self._waiting_bytes, whole_bytes - self._whole_bytes
         )
         self._unreserved_bytes = unreserved_bytes
         self._waiting_bytes = waiting_bytes
         self._whole_bytes = whole_bytes
         if is_much:
             self._state.wake()
-        return grows and not is_whole and self._memory.is_full
+        return more_bytes > 0 and not whole_bytes and memory.is_full
 
     def release(self) -> None:
         """The budget is free for other messages."""
