@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,8 +97,14 @@ def batch_pod(client: CriClient, name: str = "batch") -> Pod:
 def flowing_events(client: CriClient) -> _CallIterator[api_pb2.ContainerEventResponse]:
     """An event stream on which the first event has come; it ends when nobody holds it any more."""
     events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
-    pod(client).run()
-    next(events)
+    with ThreadPoolExecutor(1) as reader:
+        first = reader.submit(next, events)
+        for name in itertools.chain(["web"], map("web-{}".format, itertools.count())):
+            # The runtime may listen for a stream only after the first pods, which it does not tell then.
+            pod(client, name).run()
+            with contextlib.suppress(TimeoutError):
+                first.result(1.0)
+                break
     return events
 
 
