@@ -41,18 +41,22 @@ class OwnServer:
         socket_path: where the relay reaches the server; the file is there once `start` has returned.
 
     Raises:
-        OSError: the directory cannot be made.
+        OSError: the directory cannot be made, or there are no file descriptors.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
         _remove_stale(parent)
-        self._directory, self._lock_fd = _make_directory(parent)
-        self.socket_path = str(self._directory / "own.sock")
         self._starting: asyncio.Task[grpc.aio.Server] | None = None
-        self._reserved = [
-            os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(RESERVED_DESCRIPTORS)
-        ]
+        self._reserved: list[int] = []
+        try:
+            for _ in range(RESERVED_DESCRIPTORS):
+                self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self._directory, self._lock_fd = _make_directory(parent)
+        except OSError:
+            self._give_back_descriptors()
+            raise
+        self.socket_path = str(self._directory / "own.sock")
 
     async def start(
         self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
@@ -69,8 +73,7 @@ class OwnServer:
         loop = get_running_loop()
         await loop.run_in_executor(executor, _load)
         # grpcio takes a cancelled start badly, so `stop` waits for its end.
-        self._give_back_descriptors()
-        self._starting = loop.create_task(_serve(self.socket_path, probe, stopping))
+        self._starting = loop.create_task(self._serve(probe, stopping))
         await shield(self._starting)
 
     async def stop(self) -> None:
@@ -84,6 +87,22 @@ class OwnServer:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    async def _serve(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> grpc.aio.Server:
+        import grpc.aio
+        from grpc_health.v1 import health_pb2_grpc
+
+        from runtimeproxy.ops import reflection
+        from runtimeproxy.ops.health import RuntimeHealth
+
+        # No client is accepted between this and the server's own use of them.
+        self._give_back_descriptors()
+        server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
+        reflection.add_to(server)
+        server.add_insecure_port(f"unix:{self.socket_path}")
+        await server.start()
+        return server
 
     def _give_back_descriptors(self) -> None:
         while self._reserved:
@@ -121,20 +140,3 @@ def _is_locked(path: Path) -> bool:
 
 def _load() -> None:
     from runtimeproxy.ops import health, reflection  # noqa: F401  # the import is the purpose
-
-
-async def _serve(
-    socket_path: str, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
-) -> grpc.aio.Server:
-    import grpc.aio
-    from grpc_health.v1 import health_pb2_grpc
-
-    from runtimeproxy.ops import reflection
-    from runtimeproxy.ops.health import RuntimeHealth
-
-    server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-    reflection.add_to(server)
-    server.add_insecure_port(f"unix:{socket_path}")
-    await server.start()
-    return server

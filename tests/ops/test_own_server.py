@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,46 @@ async def test_the_lock_is_held_while_it_lives(socket_folder: Path) -> None:
 def test_a_folder_that_cannot_be_used_is_an_os_error(socket_folder: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         OwnServer(socket_folder / "missing")
+
+
+def test_a_folder_that_cannot_be_used_keeps_no_file_descriptors(socket_folder: Path) -> None:
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - their names are numbers
+    with pytest.raises(OSError, match="No such file"):
+        OwnServer(socket_folder / "missing")
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+WITHOUT_DESCRIPTORS = """
+import asyncio, os, resource, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from runtimeproxy.ops import own_server
+
+async def probe():
+    return True
+
+async def main():
+    own = own_server.OwnServer(Path(sys.argv[1]))
+    own_server._load()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    with ThreadPoolExecutor(1) as executor:
+        await own.start(executor, probe, asyncio.Event())
+        for each in taken:
+            os.close(each)
+        await own.stop()
+    print("served")
+
+asyncio.run(main())
+"""
+
+
+def test_others_that_take_all_file_descriptors_do_not_end_the_process(socket_folder: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(socket_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
