@@ -2,7 +2,7 @@
 
 import sys
 
-from runtimeproxy import signals
+from runtimeproxy.service import signals
 
 signals.block()
 

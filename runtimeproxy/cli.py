@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
-from runtimeproxy import __version__, signals
+from runtimeproxy import __version__
 from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, read_settings, serve
 from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
+from runtimeproxy.service import signals
 
 _OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
 
@@ -255,7 +256,7 @@ def _complain(message: str) -> None:
 
 def _fail(message: str) -> None:
     """Complains, also to the process that has started this one as its successor."""
-    from runtimeproxy.handover.inheritance import tell_predecessor
+    from runtimeproxy.service.handover.inherited_fds import tell_predecessor
 
     _complain(message)
     tell_predecessor(message)

@@ -82,7 +82,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Serves until a signal ends it: what the program does without a command."""
     settings = load_settings(arguments)
     from runtimeproxy import logs
-    from runtimeproxy.running import run
+    from runtimeproxy.service.running import run
 
     handler = logs.configure(settings.log.level, settings.log.format)
     try:
@@ -152,7 +152,7 @@ def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[
 
 def _bypass(arguments: argparse.Namespace) -> int:
     endpoint = load_settings(arguments).proxy.endpoint
-    from runtimeproxy.ops.switch import set_bypass
+    from runtimeproxy.service.control_signals import set_bypass
 
     is_on = arguments.state == "on"
     pid = set_bypass(endpoint, is_on=is_on)
@@ -162,7 +162,7 @@ def _bypass(arguments: argparse.Namespace) -> int:
 
 def _upgrade(arguments: argparse.Namespace) -> int:
     proxy = load_settings(arguments).proxy
-    from runtimeproxy.handover.command import upgrade
+    from runtimeproxy.service.handover.command import upgrade
 
     old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
     print(f"process {new} serves; process {old} ends when its calls have")
@@ -171,9 +171,9 @@ def _upgrade(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    from runtimeproxy.ops.kubelet import kubelet_settings
-    from runtimeproxy.ops.switch import is_served
     from runtimeproxy.restore.command import is_complete, restore, table
+    from runtimeproxy.service.control_signals import is_served
+    from runtimeproxy.service.kubelet import kubelet_settings
 
     proxy = settings.proxy
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):

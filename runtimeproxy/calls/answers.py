@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.calls.message import frame_message
+from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.cgroups import Outcome
 from runtimeproxy.hooks import PodChange
 from runtimeproxy.hooks.fields import CGROUP, Field
@@ -13,8 +13,8 @@ from runtimeproxy.hooks.merge import Step
 from runtimeproxy.hooks.written import Written
 
 if TYPE_CHECKING:
+    from runtimeproxy.calls.cri_call import Operation, Question
     from runtimeproxy.calls.desk import CgroupWriter
-    from runtimeproxy.calls.operation import Operation, Question
     from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.hooks.audit import AuditSink, Subject
     from runtimeproxy.hooks.decision import Decision

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtimeproxy.calls.operation import CallContext, Operation, Question, container_cgroup
-from runtimeproxy.calls.views import recorded_container, recorded_pod, recorded_sketch
+from runtimeproxy.calls.cri_call import CallContext, Operation, Question, container_cgroup
+from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_sketch
 from runtimeproxy.hooks import PodView
 from runtimeproxy.pods.records import Lifecycle
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.edits import edit_cgroup_parent, edit_container
-from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions
+from runtimeproxy.calls.cri_call import CallContext, Operation, Question, Questions
+from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.calls.views import (
+from runtimeproxy.calls.to_views import (
     LastValues,
     PodSketch,
     recorded_container,
@@ -27,8 +27,8 @@ from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, Resources
-    from runtimeproxy.hooks.concern import PodTraits
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.selector import PodTraits
 
 
 class ContainerDraft:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runtimeproxy.calls.answers import audit_late_writes, edited_request, write_answer
-from runtimeproxy.calls.operation import answered
+from runtimeproxy.calls.cri_call import answered
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.call import Order
@@ -20,10 +20,10 @@ from runtimeproxy.hooks.written import Written
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from runtimeproxy.calls.call_order import Turn
+    from runtimeproxy.calls.cri_call import Operation, Question, Questions
     from runtimeproxy.calls.desk import Desk
-    from runtimeproxy.calls.lanes import Turn
     from runtimeproxy.calls.methods import Method
-    from runtimeproxy.calls.operation import Operation, Question, Questions
     from runtimeproxy.hooks.call import Call
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision, Refusal

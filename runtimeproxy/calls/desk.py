@@ -9,18 +9,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from runtimeproxy.calls.lanes import Lanes
+from runtimeproxy.calls.call_order import Lanes
+from runtimeproxy.calls.cri_call import CallContext, Operation, Question
+from runtimeproxy.calls.grpc_framing import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.calls.long_work import LongWork
-from runtimeproxy.calls.message import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.calls.methods import CallKind
-from runtimeproxy.calls.operation import CallContext, Operation, Question
 from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.hooks.concern import PodTraits
+    from runtimeproxy.hooks.selector import PodTraits
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a background task that the caller need not keep alive."""

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.calls.cri_call import CallContext
 from runtimeproxy.calls.desk import CallSettings, CgroupWriter, Desk, Spawn
-from runtimeproxy.calls.held_call import HeldCall
+from runtimeproxy.calls.intercepted_call import HeldCall
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.methods import BY_PATH
-from runtimeproxy.calls.operation import CallContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.calls.operation import DueWrites
+    from runtimeproxy.calls.cri_call import DueWrites
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.interception import CallHandler, CallHead, Reply
 
@@ -93,7 +93,7 @@ class CallInterceptor:
 
     async def write_due(self, due: DueWrites) -> None:
         """Writes and audits cgroup values of a container whose start nobody saw."""
-        from runtimeproxy.calls.aftermath import write_due
+        from runtimeproxy.calls.post_hooks import write_due
 
         await write_due(self._desk, due)
 

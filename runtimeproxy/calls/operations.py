@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.calls.create_container import CreateContainer
+from runtimeproxy.calls.cri_call import Operation
 from runtimeproxy.calls.methods import CallKind
-from runtimeproxy.calls.operation import Operation
 from runtimeproxy.calls.remove import RemoveContainer, RemovePodSandbox
 from runtimeproxy.calls.restore_pod import RestorePod
 from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox

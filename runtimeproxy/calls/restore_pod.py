@@ -9,9 +9,9 @@ from typing import cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.create_container import ContainerDraft
-from runtimeproxy.calls.operation import CallContext, Question, Questions, container_cgroup
+from runtimeproxy.calls.cri_call import CallContext, Question, Questions, container_cgroup
 from runtimeproxy.calls.run_pod_sandbox import NewSandbox
-from runtimeproxy.calls.views import recorded_container, recorded_pod
+from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.hooks import ContainerView, Hook, PodView
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
 

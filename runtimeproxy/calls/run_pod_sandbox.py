@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.edits import edit_pod
-from runtimeproxy.calls.operation import CallContext, Operation, Question, Questions, slice_of
-from runtimeproxy.calls.views import recorded_pod, requested_pod, sketched_pod
+from runtimeproxy.calls.cri_call import CallContext, Operation, Question, Questions, slice_of
+from runtimeproxy.calls.edit_request import edit_pod
+from runtimeproxy.calls.to_views import recorded_pod, requested_pod, sketched_pod
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall
-from runtimeproxy.calls.operation import CallContext, DueWrites, Questions, slice_of
+from runtimeproxy.calls.cri_call import CallContext, DueWrites, Questions, slice_of
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES

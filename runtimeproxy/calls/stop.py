@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall, PodCall
-from runtimeproxy.calls.operation import CallContext, Question, Questions
-from runtimeproxy.calls.views import recorded_pod
+from runtimeproxy.calls.cri_call import CallContext, Question, Questions
+from runtimeproxy.calls.to_views import recorded_pod
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtimeproxy.calls.operation import CallContext, DueWrites, container_cgroup
+from runtimeproxy.calls.cri_call import CallContext, DueWrites, container_cgroup
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import ContainerCall
-from runtimeproxy.calls.edits import edit_container_update
-from runtimeproxy.calls.operation import CallContext, Questions, UpdateUnderWay, merged_owners
+from runtimeproxy.calls.cri_call import CallContext, Questions, UpdateUnderWay, merged_owners
+from runtimeproxy.calls.edit_request import edit_container_update
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.records import compact

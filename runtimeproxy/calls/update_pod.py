@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.container_call import PodCall
-from runtimeproxy.calls.edits import edit_update
-from runtimeproxy.calls.operation import CallContext, Question, Questions, merged_owners
-from runtimeproxy.calls.views import recorded_pod
+from runtimeproxy.calls.cri_call import CallContext, Question, Questions, merged_owners
+from runtimeproxy.calls.edit_request import edit_update
+from runtimeproxy.calls.to_views import recorded_pod
 from runtimeproxy.hooks import Hook, PodChange
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay, read_resources
 

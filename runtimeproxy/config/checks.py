@@ -9,7 +9,7 @@ from typing import Final
 
 from runtimeproxy.config.endpoints import TEMPORARY_SUFFIX_BYTES, is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings, Settings
-from runtimeproxy.hooks.concern import LabelSelector, selector_problems
+from runtimeproxy.hooks.selector import LabelSelector, selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
 
 Problem = tuple[tuple[str, ...], str]

@@ -93,7 +93,7 @@ def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys that may stand in the table at this path; empty when it is none."""
     from dataclasses import fields
 
-    from runtimeproxy.hooks.concern import LabelRequirement, LabelSelector
+    from runtimeproxy.hooks.selector import LabelRequirement, LabelSelector
     from runtimeproxy.hooks.settings import PolicySettings
 
     if path[:1] == ("policies",):

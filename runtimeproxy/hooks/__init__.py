@@ -10,14 +10,14 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
 )
-from runtimeproxy.hooks.concern import (
+from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.selector import (
     EVERY_POD,
     Concern,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
 )
-from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
 __all__ = [

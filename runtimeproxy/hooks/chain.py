@@ -17,7 +17,7 @@ from typing import Final
 
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject
 from runtimeproxy.hooks.call import Call, Order
-from runtimeproxy.hooks.concern import PodTraits
+from runtimeproxy.hooks.deadlines import Watch
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.evaluation import Outcome, OutcomeKind
 from runtimeproxy.hooks.fields import View
@@ -25,9 +25,9 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Fold
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.reports import ChainStats
+from runtimeproxy.hooks.selector import PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.turns import Turns
-from runtimeproxy.hooks.watch import Watch
+from runtimeproxy.hooks.switch_interval import Turns
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node import FixedNode, Node

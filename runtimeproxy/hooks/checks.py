@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.concern import (
+from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
+from runtimeproxy.hooks.policy import Hook, Policy
+from runtimeproxy.hooks.selector import (
     Concern,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
     selector_problems,
 )
-from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
-from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.qos import QoSClass
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

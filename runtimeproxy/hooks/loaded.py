@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.concern import EVERY_POD, Concern
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.selector import EVERY_POD, Concern
 from runtimeproxy.hooks.settings import PolicySettings
 
 HookMethod: TypeAlias = Callable[[Any], object]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, PodChange
-from runtimeproxy.hooks.concern import EVERY_POD, Concern
+from runtimeproxy.hooks.selector import EVERY_POD, Concern
 from runtimeproxy.hooks.views import ContainerView, PodView
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from runtimeproxy.hooks.concern import LabelSelector
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
+from runtimeproxy.hooks.selector import LabelSelector
 
 
 class ConflictRule(StrEnum):

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.parsing import parse
+from runtimeproxy.pods.from_cri import listed_container, listed_pod, seen_container, seen_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import SCALARS
-from runtimeproxy.pods.sightings import listed_container, listed_pod, seen_container, seen_pod
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from runtimeproxy.pods.checkpoint_rows import Kind, Saved
-from runtimeproxy.pods.merge import plan_merge, untouched
+from runtimeproxy.pods.list_merge import plan_merge, untouched
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 

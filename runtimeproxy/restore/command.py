@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.ops.switch import is_served
 from runtimeproxy.pods.checkpoint import CheckpointError, CheckpointFile
 from runtimeproxy.pods.checkpoint_rows import Change, Kind, Saved
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
-from runtimeproxy.restore.node import loosen, observed, restore_cgroups, restore_container
+from runtimeproxy.restore.apply import loosen, observed, restore_cgroups, restore_container
 from runtimeproxy.restore.plan import (
     CgroupPlan,
     ContainerPlan,
@@ -26,6 +25,7 @@ from runtimeproxy.restore.plan import (
     without_owners,
     without_values,
 )
+from runtimeproxy.service.control_signals import is_served
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from runtimeproxy.calls.presence import NEUTRAL
+from runtimeproxy.calls.field_presence import NEUTRAL
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ops.kept_cgroups import as_read
+from runtimeproxy.ledger.managed import as_read
 from runtimeproxy.pods.checkpoint_rows import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
-from runtimeproxy.restore.asked import asked_text
+from runtimeproxy.restore.requested_values import asked_text
 
 Value = int | str
 

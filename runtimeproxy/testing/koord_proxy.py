@@ -22,13 +22,13 @@ from runtimeproxy.config.settings import (
     Settings,
     StateSettings,
 )
-from runtimeproxy.daemon import Daemon
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import LoadResult, PolicyLoader, Sources, checked, load, unknown_names
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.service.daemon import Daemon
 from runtimeproxy.testing.server import FakeRuntime
 
 START_TIMEOUT_S: Final = 60.0

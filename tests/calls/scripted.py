@@ -12,10 +12,10 @@ from typing import Any, ClassVar, TypeAlias
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.cri_call import CallContext
 from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.calls.interceptor import CallInterceptor
-from runtimeproxy.calls.message import frame_message
-from runtimeproxy.calls.operation import CallContext
 from runtimeproxy.cgroups import Outcome as WriteOutcome
 from runtimeproxy.cgroups import WriteResult
 from runtimeproxy.hooks import CgroupChange, Policy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.desk import CallSettings
-from runtimeproxy.calls.message import frame_message
+from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.calls.methods import METHODS, Method
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.hooks import ContainerChange, FailurePolicy

@@ -13,9 +13,9 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.desk import CallSettings
-from runtimeproxy.calls.held_call import MAX_PARTS_BYTES
+from runtimeproxy.calls.grpc_framing import frame_message
+from runtimeproxy.calls.intercepted_call import MAX_PARTS_BYTES
 from runtimeproxy.calls.long_work import Check, LongWork, StoppedError
-from runtimeproxy.calls.message import frame_message
 from runtimeproxy.hooks import CLEAR, ContainerChange, MountSpec, PodChange
 from runtimeproxy.interception import Outcome
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
@@ -32,7 +32,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that copied many entries in the loop's thread."""
     found: list[str] = []
     from runtimeproxy import parsing
-    from runtimeproxy.calls import run_pod_sandbox, update_container, views
+    from runtimeproxy.calls import run_pod_sandbox, to_views, update_container
     from runtimeproxy.pods import records, resources
 
     def watch(module: object, name: str) -> None:
@@ -45,7 +45,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, watched)
 
-    for module in (views, resources):
+    for module in (to_views, resources):
         watch(module, "read_entries")
     from runtimeproxy.calls import create_container
 

@@ -10,7 +10,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.desk import CallSettings
-from runtimeproxy.calls.message import frame_message
+from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.interception import CallHead
 from runtimeproxy.testing.builders import pod_sandbox_config

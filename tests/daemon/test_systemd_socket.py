@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.ops.switch import set_bypass
+from runtimeproxy.service.control_signals import set_bypass
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.config import ProxySettings
-from runtimeproxy.ops.switch import UPGRADE
+from runtimeproxy.service.control_signals import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
 from tests.daemon.load import Load

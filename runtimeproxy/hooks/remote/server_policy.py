@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.concern import Concern, PodTraits
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Answered, Asking, LoadedPolicy
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.breaker import Breaker, Prober
 from runtimeproxy.hooks.remote.exchanges import EXCHANGES, NO_SUCH_METHOD, Exchange
+from runtimeproxy.hooks.selector import Concern, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
     AnsweredError,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.gate import Gate
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
-from runtimeproxy.ops.bypass import Bypass
+from runtimeproxy.service.bypass import Bypass
+from runtimeproxy.service.gate import Gate
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import Stage, until
 from tests.relay.wire import DATA, GOAWAY, HEADERS, INTERNAL_ERROR, data, goaway, message, ping

@@ -1,0 +1,1 @@
+"""Which values this program manages in cgroup files, and giving them back."""

@@ -1,1 +1,0 @@
-"""Health, reflection, audit and status of the daemon."""

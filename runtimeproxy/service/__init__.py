@@ -1,0 +1,1 @@
+"""The daemon: wiring, signals, the watchdog, its own gRPC server, upgrades without a gap."""

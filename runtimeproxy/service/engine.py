@@ -1,0 +1,341 @@
+"""What decides on held calls: records, policies, their threads and the cgroup writer, as one part.
+
+It imports most of the code, so the daemon loads it when it already serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.calls.cri_call import CallContext
+from runtimeproxy.calls.desk import CallSettings, Spawn
+from runtimeproxy.calls.interceptor import CallInterceptor
+from runtimeproxy.calls.long_work import LongWork
+from runtimeproxy.calls.unseen_starts import take_due
+from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
+from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.hooks.remote.servers import HookServers
+from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.ledger.managed import KeptCgroups
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.node import NodeReader
+from runtimeproxy.pods.lookup import Lookups
+from runtimeproxy.pods.records import Lifecycle
+from runtimeproxy.pods.recovery import Recovery, RecoverySettings
+from runtimeproxy.pods.runtime import RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.service import malloc as memory
+from runtimeproxy.service.audit_log import AuditLog
+from runtimeproxy.service.checkpoint_sync import LastingRecords
+from runtimeproxy.service.threads import BackgroundThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+
+logger = logging.getLogger(__name__)
+
+RUNTIME_WATCH_INTERVAL_S: Final = 30.0
+"""Between two Version calls of the daemon's own. Source: the kubelet's own Status interval is 5 s."""
+PROBE_TIMEOUT_S: Final = 1.0
+"""How long the runtime may take to answer a health probe."""
+LONG_REQUEST_THREADS: Final = 2
+"""The interpreter runs one thread at a time; the second is for the connection after a slow one."""
+
+
+class Engine:
+    """Decides on held calls. Used in the event loop's thread.
+
+    Args:
+        settings: what counts for the life of the process; `load_policies` and `configure` take the rest.
+        executor: threads for loading, lists and cgroup files; policies and long requests have their own.
+        spawn: starts background tasks.
+        is_bypassed: whether calls pass unheld just now.
+        loader: finds and makes the policies; None for the usual one.
+        sink: gets the audit entries, beside the log.
+
+    Attributes:
+        interceptor: for the relay.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        executor: Executor,
+        spawn: Spawn,
+        is_bypassed: Callable[[], bool],
+        loader: PolicyLoader | None = None,
+        sink: AuditSink | None = None,
+    ) -> None:
+        self._executor = executor
+        self._spawn = spawn
+        self._is_bypassed = is_bypassed
+        self._workers = Workers(settings.hooks.worker_threads)
+        self._audit = AuditLog()
+        self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
+        self._store = PodStore()
+        self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
+        self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
+        self._cgroups = KeptCgroups(_writer(settings))
+        self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
+        self._recovery = Recovery(
+            self._store,
+            self._client,
+            RecoverySettings(interval_s=settings.state.resync_interval_s),
+            on_compared=self._compared,
+        )
+        self._lasting = LastingRecords(Path(settings.state.dir), self._store, self._cgroups, self._recovery)
+        self._lasting.is_passive = is_bypassed
+        self._chain: Chain | None = None
+        self._settings = settings
+        self._loading = asyncio.Lock()
+        self._loader = loader or PolicyLoader()
+        self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
+        self._policies: tuple[LoadedPolicy, ...] = ()
+        self._problems: tuple[LoadProblem, ...] = ()
+        self._files_thread = BackgroundThreads(1, "hook-servers")
+        self._long_requests = BackgroundThreads(LONG_REQUEST_THREADS, "long-requests")
+        self._servers = HookServers(
+            Path(settings.hooks.server_config_dir),
+            settings.hooks.server_timeout_s,
+            self._files_thread,
+            self._use_servers,
+        )
+        self._following: asyncio.Task[None] | None = None
+        self._context = CallContext(self._store, Lookups(self._store, self._client))
+        self.interceptor = CallInterceptor(
+            self._context,
+            self._cgroups,
+            executor=executor,
+            spawn=spawn,
+            long_work=LongWork(self._long_requests, memory.give_back),
+            settings=call_settings(settings),
+            unsettled=self.compare_soon,
+        )
+
+    @property
+    def internal_errors(self) -> int:
+        """How many errors there have been in the proxy's own code since the start."""
+        return self.interceptor.counts.get("internal_error", 0)
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether the policies are loaded."""
+        return self._chain is not None
+
+    @property
+    def recovered(self) -> asyncio.Event:
+        """Set once the records are those of the runtime."""
+        return self._recovery.recovered
+
+    @property
+    def summary(self) -> str:
+        """One line for people: policies, hook servers and records."""
+        policies = f"{len(self._policies)} policies" if self._chain else "policies are loading"
+        if self._problems:
+            policies += f" ({', '.join(each.name for each in self._problems)}: not loaded, see the log)"
+        servers = f", {self._servers.summary}" if self._servers.summary else ""
+        recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
+        recovered += ", which are not saved" if self._lasting.problem else ""
+        records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
+        return f"{policies}{servers}; {records}{recovered}"
+
+    async def load_policies(self, settings: Settings) -> None:
+        """Loads the policies, in a thread that may hang in what they import, and uses them from now on.
+
+        The first time, hook servers that are registered already are part of it.
+
+        Raises:
+            PolicyLoadError: one cannot be loaded, and the settings say that this is the end; those that were
+                there stay.
+        """
+        async with self._loading:
+            await self._load_policies(settings)
+
+    async def _load_policies(self, settings: Settings) -> None:
+        from runtimeproxy.hooks.chain import Chain
+
+        if self._following is None:
+            self._following = self._spawn(self._servers.run())
+        thread = BackgroundThreads(1, "policy-loading")
+        hooks = settings.hooks
+        sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
+        try:
+            run = asyncio.get_running_loop().run_in_executor
+            result = await run(thread, self._loader.load, sources, settings.policies)
+        finally:
+            thread.shutdown()
+        if result.problems and hooks.on_load_error == "stop":
+            raise PolicyLoadError("; ".join(map(str, result.problems)))
+        for problem in result.problems:
+            logger.error("policy not loaded: %s", problem, extra={"policy": problem.name})
+        for changed in result.changed_code:
+            logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
+        await self._servers.read()
+        self._loader.use(result)
+        self._settings, self._policies, self._problems = settings, result.policies, result.problems
+        self._chain = Chain(
+            (*self._policies, *self._servers.policies),
+            self._workers,
+            sink=self._sink,
+            rule=settings.hooks.conflicts,
+            node=self._node,
+        )
+        self.interceptor.use(self._chain)
+        logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
+
+    def _load_again(self) -> None:
+        """Code that took too long to load has returned."""
+        self._spawn(self._load_late())
+
+    async def _load_late(self) -> None:
+        with suppress(PolicyLoadError):  # with "stop" those in use stay
+            async with self._loading:
+                await self._load_policies(self._settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Takes the settings of held calls; what other policies wrote to cgroups is no longer kept there."""
+        self.interceptor.configure(call_settings(settings))
+        self._cgroups.forget_all()
+        self._servers.configure(settings.hooks.server_timeout_s)
+
+    async def load_state(self) -> None:
+        """Takes the records that the last process has saved; to be awaited before the first held call."""
+        await self._lasting.load()
+
+    async def merge_state(self) -> None:
+        """Takes what another process has saved since, for ids to which nothing has happened in this one."""
+        await self._lasting.merge()
+
+    async def take_back_state(self) -> None:
+        """Takes what a successor has saved that is gone; to be awaited before this process decides again."""
+        await self._lasting.take_back()
+        self.compare_soon()
+
+    async def flush_state(self) -> bool:
+        """Saves all changes of the records; returns whether they are on disk now."""
+        return await self._lasting.flush()
+
+    def start(self) -> None:
+        """Starts what runs in the background."""
+        self._spawn(self._lasting.run())
+        self._spawn(self._lasting.follow())
+        self._spawn(self.interceptor.load())
+        self._spawn(self._recovery.run())
+        self._spawn(self._watch_runtime())
+
+    def compare_soon(self) -> None:
+        """Compares the records with the runtime now, their values too: calls have passed that nobody saw."""
+        self._recovery.confirm(container.id for container in self._store.containers)
+        self._recovery.compare_soon()
+
+    def tidy(self) -> None:
+        """To be called from time to time; cheap."""
+        parents = (pod.cgroup_parent for pod in self._store.pods)
+        self._cgroups.tidy(parents, (container.id for container in self._store.containers))
+
+    async def runtime_answers(self) -> bool:
+        """Whether the runtime answers a probe."""
+        try:
+            await self._client.version(PROBE_TIMEOUT_S)
+        except RuntimeUnavailableError:
+            return False
+        return True
+
+    async def _watch_runtime(self) -> None:
+        """Asks the runtime from time to time: one that hangs is logged although no client tells."""
+        while True:
+            await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
+            with suppress(RuntimeUnavailableError):
+                await self._client.version(self._runtime_call_timeout_s)
+
+    async def close(self) -> None:
+        """Ends the connection to the runtime and the policies' threads."""
+        self._audit.flush()
+        self._workers.close()
+        self._files_thread.shutdown(cancel_futures=True)
+        self._long_requests.shutdown(cancel_futures=True)
+        await self._client.close()
+        await self._lasting.close()
+
+    def _use_servers(self) -> None:
+        """The hook servers have changed: they run after the policies of this process."""
+        if self._chain is not None:
+            self._chain.use((*self._policies, *self._servers.policies))
+
+    async def _compared(self) -> None:
+        """After each comparison of the records: the runtime's name, and the cgroups."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            self.interceptor.runtime_is(await self._client.runtime_name())
+        except RuntimeUnavailableError as error:
+            logger.info("the runtime does not tell its name", extra={"cause": str(error)})
+        if not self._is_bypassed():
+            running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
+            containers = frozenset(container.id for container in self._store.containers)
+            await run(self._executor, self._cgroups.keep, running, containers)
+            for due in take_due(self._context):
+                await self.interceptor.write_due(due)
+        # The runtime's lists are long, and are needed once in minutes.
+        await run(self._executor, memory.give_back)
+
+
+def call_settings(settings: Settings) -> CallSettings:
+    """What the held calls need of the settings."""
+    hooks = settings.hooks
+    key = hooks.skip_label_key
+    return CallSettings(
+        budget_s=hooks.budget_s,
+        on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
+        on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
+        skip_label=(key, hooks.skip_label_value) if key else None,
+        max_message_bytes=settings.proxy.max_message_bytes,
+    )
+
+
+def _client_settings(settings: Settings) -> ClientSettings:
+    timeout_s = settings.proxy.runtime_call_timeout_s
+    target = f"unix:{settings.proxy.runtime_endpoint}"
+    return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
+
+
+def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
+    first(entry)
+    second(entry)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    """Have the loop's thread do something, unless the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work)
+
+
+def _writer(settings: Settings) -> CgroupWriter | NoCgroups:
+    return CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
+
+
+class NoCgroups:
+    """Stands in for the writer where writing cgroup files is switched off."""
+
+    def write(
+        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+    ) -> tuple[WriteResult, ...]:
+        """Writes nothing, and says so."""
+        why = "writing cgroup files is switched off"
+        return tuple(
+            WriteResult(cgroup, name, value, Outcome.MISSING, error=why) for name, value in values.items()
+        )

@@ -1,0 +1,70 @@
+"""The command `upgrade`: tells the instance on a socket to hand over, and says what came of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.relay.listener import lock_path, read_lock
+from runtimeproxy.service.control_signals import UPGRADE, signal_instance
+from runtimeproxy.service.handover.upgrade import SERVING_S, TAKEN_OVER
+
+_PACE_S: Final = 0.05
+_SLACK_S: Final = 10.0
+"""For a start-up or a reload that the instance ends first, and for a node that is busy."""
+
+_UNREADABLE: Final = (0, "")
+
+
+class UpgradeFailedError(RuntimeProxyError):
+    """The instance that served before goes on."""
+
+
+def upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
+    """Has the instance on a socket start its successor; returns the process ids of both.
+
+    Args:
+        endpoint: the path of the socket.
+        start_s: how long the successor may take to come up.
+
+    Raises:
+        NoInstanceError: no instance serves there, or it is another user's.
+        UpgradeFailedError: the successor did not come up, or nobody says so.
+    """
+    path = lock_path(endpoint)
+    before = last = _lines(path)
+    pid = signal_instance(endpoint, UPGRADE)
+    deadline_s = time.monotonic() + start_s + SERVING_S + _SLACK_S
+    while time.monotonic() < deadline_s:
+        now = _lines(path)
+        if now[0] != pid and _text(now) == TAKEN_OVER:
+            return pid, now[0]
+        # Seen twice, for the first look may have met a write that was under way.
+        if now == last and (failure := _failure(pid, before, now)):
+            raise UpgradeFailedError(f"{endpoint}: {failure}")
+        last = now
+        time.sleep(_PACE_S)
+    raise UpgradeFailedError(f"{endpoint}: process {pid} does not say what came of it; see its log")
+
+
+def _failure(pid: int, before: tuple[int, str], now: tuple[int, str]) -> str:
+    """What came of the upgrade, if it failed: a process that is not a successor notes nothing."""
+    if now in (before, _UNREADABLE):
+        return ""
+    if now[0] != pid:
+        return f"process {pid} has ended, and process {now[0]} was started anew"
+    return f"{_text(now)}; process {pid} serves" if now[1] else f"process {pid} was told to end"
+
+
+def _text(lines: tuple[int, str]) -> str:
+    """The note without its time."""
+    return lines[1].partition(" ")[2]
+
+
+def _lines(path: str) -> tuple[int, str]:
+    try:
+        return read_lock(path)
+    except (OSError, ValueError):
+        # Whether there is an instance is not decided here.
+        return _UNREADABLE

@@ -1,0 +1,142 @@
+"""The daemon's own gRPC server behind the relay: health and reflection."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Executor
+
+    import grpc.aio
+
+PREFIX: Final = "koord-runtime-proxy-"
+"""Begins the names of the directories; the kernel drops the lock in each with its process."""
+
+RESERVED_DESCRIPTORS: Final = 8
+"""File descriptors that gRPC's core opens when it begins to serve (seen with grpcio 1.85: 7). When it finds
+none, it ends the process: "Eventfd wakeup fd is not supported"."""
+
+_UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
+_LOCK: Final = "lock"
+
+
+class OwnServer:
+    """Serves on a socket in a directory that only this user can enter.
+
+    From the beginning it holds the file descriptors that it needs, so that no number of clients takes them.
+
+    Args:
+        parent: where the directory is made; None for the system's temporary directory. What instances left
+            there that were killed is removed.
+
+    Attributes:
+        socket_path: where the relay reaches the server; the file is there once `start` has returned.
+
+    Raises:
+        OSError: the directory cannot be made, or there are no file descriptors.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        _remove_stale(parent)
+        self._starting: asyncio.Task[grpc.aio.Server] | None = None
+        self._reserved: list[int] = []
+        try:
+            for _ in range(RESERVED_DESCRIPTORS):
+                self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self._directory, self._lock_fd = _make_directory(parent)
+        except OSError:
+            self._give_back_descriptors()
+            raise
+        self.socket_path = str(self._directory / "own.sock")
+
+    async def start(
+        self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
+    ) -> None:
+        """Loads grpcio in a thread, so that relaying goes on meanwhile, and serves.
+
+        Args:
+            executor: the thread.
+            probe: whether the runtime answers.
+            stopping: set when the daemon drains.
+        """
+        from asyncio import get_running_loop, shield
+
+        loop = get_running_loop()
+        await loop.run_in_executor(executor, _load)
+        # grpcio takes a cancelled start badly, so `stop` waits for its end.
+        self._starting = loop.create_task(self._serve(probe, stopping))
+        await shield(self._starting)
+
+    async def stop(self) -> None:
+        """Ends the server and removes its directory; calls in progress are cut."""
+        if self._starting is not None:
+            server = await self._starting
+            await server.stop(None)
+            self._starting = None
+        self._give_back_descriptors()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    async def _serve(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> grpc.aio.Server:
+        import grpc.aio
+        from grpc_health.v1 import health_pb2_grpc
+
+        from runtimeproxy.service import reflection
+        from runtimeproxy.service.health import RuntimeHealth
+
+        # No client is accepted between this and the server's own use of them.
+        self._give_back_descriptors()
+        server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
+        reflection.add_to(server)
+        server.add_insecure_port(f"unix:{self.socket_path}")
+        await server.start()
+        return server
+
+    def _give_back_descriptors(self) -> None:
+        while self._reserved:
+            os.close(self._reserved.pop())
+
+
+def _make_directory(parent: Path) -> tuple[Path, int]:
+    """Makes a directory that gets its name once its lock is held, so that nobody takes it for a stale one."""
+    fresh = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
+    lock_fd = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    return fresh.rename(parent / (PREFIX + fresh.name.removeprefix(_UNLOCKED_PREFIX))), lock_fd
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes the directories of this user's instances that are gone."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            about = directory.lstat()
+            if about.st_uid == os.geteuid() and directory.is_dir() and not _is_locked(directory / _LOCK):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock; raises OSError if there is none."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _load() -> None:
+    from runtimeproxy.service import health, reflection  # noqa: F401  # the import is the purpose

@@ -1,0 +1,102 @@
+"""The daemon's sockets: the one it listens on, and what all connections share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runtimeproxy.config import is_same_socket, owner_ids, socket_mode_bits
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.relay.budget import MemoryBudget
+from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.relay.state import RelayOptions
+from runtimeproxy.service.local_server import OwnServer
+from runtimeproxy.service.routes import Routes
+from runtimeproxy.service.sdnotify import listen_sockets
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import ProxySettings
+    from runtimeproxy.interception import Interceptor
+
+logger = logging.getLogger(__name__)
+
+
+def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
+    """Takes the socket that systemd passed, or makes one.
+
+    Args:
+        proxy: where the socket shall be; what systemd passed counts more.
+        environ: the service manager's variables.
+
+    Raises:
+        ConfigError: what was passed is no listening Unix socket, or leads back to itself.
+        SocketInUseError: another instance serves there.
+        SocketPathError: the path cannot be used.
+    """
+    passed = listen_sockets(environ)
+    if not passed:
+        uid, gid = owner_ids(proxy)
+        return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
+    for surplus in passed[1:]:
+        # Its clients wait for ever: systemd keeps it open.
+        logger.warning("%s was passed too, and is not served", surplus.socket.getsockname())
+        surplus.socket.close()
+    try:
+        _refuse_circle(proxy, passed[0].socket.getsockname())
+    except ConfigError:
+        passed[0].socket.close()
+        raise
+    return inherited(passed[0].socket)
+
+
+def check_handed_over(listener: Listener, proxy: ProxySettings) -> None:
+    """Refuses a predecessor's socket that is not the one of the settings.
+
+    Raises:
+        ConfigError: the settings name another socket, or the runtime's leads back to it.
+    """
+    if listener.path is not None and not is_same_socket(listener.path, proxy.endpoint):
+        reason = f"{proxy.endpoint} is not {listener.path}: a new socket needs a restart"
+        raise ConfigError("upgrade", "proxy.endpoint", reason)
+    _refuse_circle(proxy, listener.address)
+
+
+def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
+    for key in ("runtime_endpoint", "image_endpoint"):
+        path = getattr(proxy, key)
+        if path and is_same_socket(path, own_path):
+            reason = f"{path} is the socket that was passed: calls would go round in circles"
+            raise ConfigError("environment", f"proxy.{key}", reason)
+
+
+def own_server(proxy: ProxySettings) -> OwnServer | None:
+    """The daemon's own services behind the relay; None leaves them to the runtime."""
+    if not proxy.own_services:
+        return None
+    try:
+        return OwnServer()
+    except OSError as error:
+        logger.error("health and reflection are left to the runtime: %s", error)  # noqa: TRY400
+        return None
+
+
+def connection_options(
+    proxy: ProxySettings, interceptor: Interceptor, own: OwnServer | None
+) -> ConnectionOptions:
+    """What the relay's connections share.
+
+    Args:
+        proxy: sockets and bounds.
+        interceptor: decides which calls are held.
+        own: answers health and reflection; None leaves them to the runtime.
+    """
+    routes = Routes(
+        runtime_socket=proxy.runtime_endpoint,
+        image_socket=proxy.image_endpoint,
+        own_socket=own.socket_path if own is not None else "",
+    )
+    budget = MemoryBudget(proxy.held_budget_bytes)
+    relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes)
+    return ConnectionOptions(relay, routes.runtime, proxy.upstream_wait_s)

@@ -1,0 +1,294 @@
+"""What is on the node, and how it is changed: a fake runtime, and plain files in place of cgroups."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint_rows import Saved
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.restore.apply import exact, loosen, observed, restore_cgroups, restore_container
+from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Outcome, Place, plan
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
+
+POD = "/kubepods/pod1"
+BOX = f"{POD}/box"
+
+
+@pytest.fixture
+async def client(fake_runtime: FakeRuntime) -> AsyncIterator[GrpcRuntimeClient]:
+    with ThreadPoolExecutor(1) as executor:
+        found = GrpcRuntimeClient(ClientSettings(fake_runtime.endpoint, 10, 10), executor)
+        yield found
+        await found.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CgroupFiles:
+    made = CgroupFiles(tmp_path / "cgroup", version=2)
+    made.make(BOX)
+    return made
+
+
+@pytest.fixture
+def writer(files: CgroupFiles) -> CgroupWriter:
+    return CgroupWriter(files.root)
+
+
+def saved_containers(fake_runtime: FakeRuntime, count: int) -> tuple[ContainerRecord, ...]:
+    """The containers of the runtime, whose shares belong to a policy."""
+    preload(fake_runtime.state, 1, count)
+    for kept in fake_runtime.state.containers.values():
+        kept.resources.cpu_shares = 512
+    return tuple(
+        ContainerRecord(
+            id=kept.id,
+            pod_id=kept.sandbox_id,
+            requested=Resources(cpu_shares=2),
+            applied=Resources(cpu_shares=512),
+            owners={"resources.cpu_shares": "policy"},
+        )
+        for kept in fake_runtime.state.containers.values()
+    )
+
+
+def saved_container(fake_runtime: FakeRuntime) -> ContainerRecord:
+    """The one container of the runtime."""
+    (record,) = saved_containers(fake_runtime, 1)
+    return record
+
+
+def planned(record: ContainerRecord) -> ContainerPlan:
+    """What is planned for a container that is as the checkpoint says."""
+    (found,) = plan(Saved((), (record,)), Node({record.id: record}, {})).containers
+    return found
+
+
+async def test_what_is_there(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, files: CgroupFiles, writer: CgroupWriter
+) -> None:
+    record = saved_container(fake_runtime)
+    (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
+    (files.folder(POD) / "cpu.idle").unlink()
+    (files.folder(POD) / "cpu.idle").symlink_to("cpu.weight")
+    values = dict.fromkeys(("cpu.shares", "cpu.bvt_warp_ns", "cpu.idle", "unknown"), KeptValue(1, 2))
+    saved = Saved(
+        (PodRecord(id=record.pod_id, cgroup_parent=POD),),
+        (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": "b"})),
+        (CgroupRecord(POD, values), CgroupRecord("/gone", values), CgroupRecord("/..", values)),
+    )
+    found = await observed(saved, client, writer)
+    assert found.containers.keys() == {record.id}
+    assert found.containers[record.id].applied.cpu_shares == 512
+    assert found.files == {Place(POD, "cpu.shares"): 2597, Place(POD, "cpu.idle"): None}
+    assert found.cpus[record.pod_id] == "2-3"
+    assert found.cpus["gone"]
+    assert found.memory_nodes[record.pod_id]
+
+
+async def test_cpus_of_a_pod_are_those_that_it_gets_back(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, files: CgroupFiles, writer: CgroupWriter
+) -> None:
+    record = saved_container(fake_runtime)
+    (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
+    (files.folder(POD) / "cpuset.mems").write_text("5\n")
+    values = {"cpuset.cpus": KeptValue("2-3", "0-7"), "cpuset.mems": KeptValue("4", "0-7")}
+    pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
+    found = await observed(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
+    assert found.cpus == {record.pod_id: "0-7"}
+    assert found.memory_nodes == {record.pod_id: "5"}
+
+
+async def test_a_container_of_which_the_runtime_says_nothing(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, writer: CgroupWriter
+) -> None:
+    saved = Saved(containers=saved_containers(fake_runtime, 2))
+    fake_runtime.on("ContainerStatus", error=CallError("INTERNAL", "no such thing"), times=1)
+    found = plan(saved, await observed(saved, client, writer))
+    assert [(line.outcome, line.reason) for line in found.lines] == [
+        (Outcome.FAILED, "ContainerStatus: INTERNAL: no such thing"),
+        (Outcome.PLANNED, ""),
+    ]
+    (line,) = await restore_container(client, found.containers[0])
+    assert line.outcome is Outcome.FAILED
+    assert "UpdateContainerResources" not in fake_runtime.recorded.methods
+
+
+async def test_a_container_gets_its_values(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
+    record = saved_container(fake_runtime)
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is Outcome.RESTORED
+    (call,) = (call for call in fake_runtime.recorded if call.method == "UpdateContainerResources")
+    linux = api_pb2.LinuxContainerResources(cpu_shares=2)
+    expected = api_pb2.UpdateContainerResourcesRequest(container_id=record.id, linux=linux)
+    assert api_pb2.UpdateContainerResourcesRequest.FromString(call.raw) == expected
+
+
+async def test_a_value_that_the_runtime_does_not_change(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is Outcome.FAILED
+    assert "does not change it" in line.reason
+
+
+@pytest.mark.parametrize("changes", [True, False], ids=["changed", "not changed"])
+async def test_a_file_that_the_runtime_reports(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, changes: bool
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.state.containers[record.id].resources.unified["memory.high"] = "4096"
+    record = replace(
+        record,
+        applied=Resources(unified={"memory.high": "4096"}),
+        owners={"resources.unified[memory.high]": "policy"},
+    )
+    if not changes:
+        fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is (Outcome.RESTORED if changes else Outcome.FAILED)
+
+
+async def test_a_container_that_goes_meanwhile(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.state.remove_container(record.id)
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is Outcome.LEFT
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refused", "taken"])
+async def test_a_container_that_ends_meanwhile(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, refuses: bool
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.state.stop_container(record.id)
+    if refuses:
+        fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "it does not run"))
+    (line,) = await restore_container(client, planned(record))
+    assert (line.outcome, line.reason) == (Outcome.LEFT, "the container has ended")
+
+
+async def test_a_container_that_may_still_be_there(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    record = saved_container(fake_runtime)
+    fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "not now"))
+    fake_runtime.on("ContainerStatus", error=CallError("UNKNOWN", "not now either"))
+    (line,) = await restore_container(client, planned(record))
+    assert (line.outcome, line.reason) == (Outcome.FAILED, "UpdateContainerResources: UNKNOWN: not now")
+
+
+async def test_without_a_value_to_send_the_runtime_is_not_asked(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient
+) -> None:
+    record = replace(
+        saved_container(fake_runtime),
+        applied=Resources(oom_score_adj=9),
+        owners={"resources.oom_score_adj": "policy"},
+    )
+    (line,) = await restore_container(client, planned(record))
+    assert line.outcome is Outcome.FAILED
+    assert len(fake_runtime.recorded) == 0
+
+
+def cgroup_plans(writer: CgroupWriter, *records: CgroupRecord) -> tuple[CgroupPlan, ...]:
+    """What is planned for cgroups that are as the checkpoint says."""
+    values = {
+        Place(record.id, name): value.wanted for record in records for name, value in record.values.items()
+    }
+    return plan(Saved(cgroups=records), Node({}, values)).cgroups
+
+
+def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> None:
+    records = (
+        CgroupRecord(BOX, {"memory.limit_in_bytes": KeptValue(4096, 8192)}),
+        CgroupRecord(
+            POD, {"memory.limit_in_bytes": KeptValue(4096, 8192), "cpu.shares": KeptValue(512, 2597)}
+        ),
+        CgroupRecord("/gone", {"cpu.shares": KeptValue(512, 2)}),
+        CgroupRecord("/kubepods", {"cpu.shares": KeptValue(512, 1)}),
+    )
+    lines = restore_cgroups(writer, cgroup_plans(writer, *records))
+    assert [(line.target, line.outcome) for line in lines] == [
+        (BOX, Outcome.RESTORED),
+        (POD, Outcome.RESTORED),
+        (POD, Outcome.RESTORED),
+        ("/gone", Outcome.LEFT),
+        ("/kubepods", Outcome.FAILED),
+    ]
+    assert files.read(POD, "memory.max") == files.read(BOX, "memory.max") == "8192"
+    assert files.read(POD, "cpu.weight") == "100"
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        pytest.param(KeptValue(4096, 8192), "8192", id="more"),
+        pytest.param(KeptValue(8192, 4096), "8192", id="less"),
+        pytest.param(KeptValue(8192, -1), "max", id="no-limit"),
+    ],
+)
+def test_pods_are_loosened_before_their_containers_get_more(
+    files: CgroupFiles, writer: CgroupWriter, kept: KeptValue, expected: str
+) -> None:
+    (files.folder(POD) / "memory.max").write_text(f"{kept.wanted}\n")
+    record = CgroupRecord(POD, {"memory.limit_in_bytes": kept, "cpu.shares": KeptValue(512, 2)})
+    loosen(writer, cgroup_plans(writer, record))
+    assert files.read(POD, "memory.max") == expected
+    assert files.read(POD, "cpu.weight") == "100"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "wanted"),
+    [
+        pytest.param("memory.limit_in_bytes", "memory.max", 4096, id="a-number"),
+        pytest.param("cpuset.cpus", "cpuset.cpus", "2-3", id="a-list"),
+    ],
+)
+def test_a_value_that_no_file_ever_held(
+    files: CgroupFiles, writer: CgroupWriter, name: str, file: str, wanted: int | str
+) -> None:
+    (files.folder(POD) / file).write_text(f"{wanted}\n")
+    plans = cgroup_plans(writer, CgroupRecord(POD, {name: KeptValue(wanted, "nonsense")}))
+    loosen(writer, plans)
+    (line,) = restore_cgroups(writer, plans)
+    assert line.outcome is Outcome.FAILED
+    assert files.read(POD, file) == str(wanted)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value", "expected"),
+    [
+        pytest.param(1, "cpu.shares", 1024, 1024, id="shares-of-version-1"),
+        pytest.param(2, "cpu.shares", 2, 2, id="lowest-weight"),
+        pytest.param(2, "cpu.shares", 2597, 2598, id="weight-100"),
+        pytest.param(2, "cpu.cfs_quota_us", 5000, 5000, id="other-values"),
+        pytest.param(2, "cpu.shares", 1, 1, id="no-shares-at-all"),
+    ],
+)
+def test_exact(tmp_path: Path, version: Literal[1, 2], name: str, value: int, expected: int) -> None:
+    made = CgroupFiles(tmp_path, version=version)
+    made.make(POD)
+    assert exact(CgroupWriter(made.root), name, value) == expected
+
+
+def test_every_weight_comes_back(files: CgroupFiles, writer: CgroupWriter) -> None:
+    path = files.folder(POD) / "cpu.weight"
+    for weight in (1, 2, 20, 39, 99, 100, 5000, 9999, 10_000):
+        path.write_text(f"{weight}\n")
+        value = writer.read(POD, "cpu.shares")
+        assert value is not None
+        path.write_text("1\n")
+        writer.write(POD, {"cpu.shares": exact(writer, "cpu.shares", value)})
+        assert path.read_text() == f"{weight}\n"

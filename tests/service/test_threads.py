@@ -1,0 +1,80 @@
+"""Threads of the background: bounded, and nobody waits for one that hangs."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from runtimeproxy.service.threads import BackgroundThreads
+
+WAIT_S = 30.0
+
+HANGS = """\
+import threading
+from runtimeproxy.service.threads import BackgroundThreads
+began = threading.Event()
+threads = BackgroundThreads(1, "hanging")
+threads.submit(lambda: (began.set(), threading.Event().wait()))
+began.wait()
+threads.shutdown()
+"""
+
+
+@pytest.fixture
+def threads() -> Iterator[BackgroundThreads]:
+    made = BackgroundThreads(2, "test")
+    yield made
+    made.shutdown()
+
+
+def test_results_and_errors_reach_who_waits(threads: BackgroundThreads) -> None:
+    assert threads.submit(max, 1, 2).result(WAIT_S) == 2
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result(WAIT_S)
+    assert threads.submit(len, "abc").result(WAIT_S) == 3
+
+
+def test_as_many_run_at_once_as_there_may_be_threads(threads: BackgroundThreads) -> None:
+    together = threading.Barrier(2)
+    running = [threads.submit(together.wait, WAIT_S) for _ in range(2)]
+    assert sorted(each.result(WAIT_S) for each in running) == [0, 1]
+
+
+def test_a_thread_that_hangs_leaves_the_others(threads: BackgroundThreads) -> None:
+    free = threading.Event()
+    hanging = threads.submit(free.wait, WAIT_S)
+    assert [threads.submit(abs, -number).result(WAIT_S) for number in range(20)] == list(range(20))
+    assert not hanging.done()
+    free.set()
+    assert hanging.result(WAIT_S)
+
+
+def test_what_was_not_begun_can_be_cancelled() -> None:
+    threads = BackgroundThreads(1, "test")
+    free = threading.Event()
+    running, waiting = threads.submit(free.wait, WAIT_S), threads.submit(abs, -1)
+    threads.shutdown(cancel_futures=True)
+    free.set()
+    assert running.result(WAIT_S)
+    with pytest.raises(CancelledError):
+        waiting.result(WAIT_S)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.submit(abs, 1)
+
+
+def test_what_waits_is_done_before_the_end() -> None:
+    threads = BackgroundThreads(1, "test")
+    free = threading.Event()
+    threads.submit(free.wait, WAIT_S)
+    waiting = threads.submit(abs, -1)
+    threads.shutdown()
+    free.set()
+    assert waiting.result(WAIT_S) == 1
+
+
+def test_the_process_ends_although_a_thread_hangs() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], check=False, timeout=WAIT_S)
+    assert done.returncode == 0
