@@ -73,7 +73,7 @@ def read_settings(arguments: argparse.Namespace) -> Reading:
     mode = getattr(arguments, "backend_runtime_mode", "Containerd")
     if mode == "Containerd":
         return reading
-    reason = _DOCKER if mode == "Docker" else f"{mode!r} is no mode: only Containerd is"
+    reason = _DOCKER if mode == "Docker" else f"{mode!r} is not a mode: only Containerd is"
     wrong_mode = ConfigError("flag", "--backend-runtime-mode", reason)
     return replace(reading, errors=(wrong_mode, *reading.errors))
 
@@ -102,7 +102,7 @@ def _check_config(arguments: argparse.Namespace) -> int:
     if findings.problems:
         raise CombinedConfigError(findings.problems)
     source = path if is_named or Path(path).exists() else "no file, defaults"
-    print(f"{source}: the configuration is right")
+    print(f"{source}: the configuration is valid")
     return EXIT_OK
 
 

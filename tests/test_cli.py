@@ -45,7 +45,7 @@ def test_a_right_configuration(tmp_path: Path) -> None:
     path = configured(tmp_path, "[log]\nlevel = 'debug'\n[policies.batch-resource]\nmode = 'dry-run'")
     for arguments in (["check-config", "--config", path], ["--config", path, "check-config"]):
         done = run(*arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}: the configuration is right\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}: the configuration is valid\n", "")
 
 
 def test_one_error_is_one_line(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_several_errors_are_one_message(tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     path = str(tmp_path / "absent.toml")
     done = run("--config", path)
-    message = f"koord-runtime-proxy: configuration error: {path}: there is no such file\n"
+    message = f"koord-runtime-proxy: configuration error: {path}: no such file\n"
     assert (done.returncode, done.stderr) == (2, message)
     assert run(KOORD_RUNTIMEPROXY_CONFIG=path).stderr == message
 
@@ -278,7 +278,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
             "log.level: must be",
             "hooks.budget_s: must be",
             "KOORD_RUNTIMEPROXY_PROXY_DRAIN_S: must be",
-            "--state-dir: 'relative' is no absolute path",
+            "--state-dir: 'relative' is not an absolute path",
         ):
             assert text in done.stderr
 
@@ -336,7 +336,7 @@ def test_check_config_looks_at_the_node(tmp_path: Path) -> None:
     late = "is more than hooks.budget_s (5 s), after which the call goes on"
     hint = "no hook is named 'PreRunPodSandbx'; did you mean PreRunPodSandbox?"
     assert warnings == [
-        f"{path}: cgroups.root: {tmp_path}/nowhere is no folder: no cgroup value can be written",
+        f"{path}: cgroups.root: {tmp_path}/nowhere is not a folder: no cgroup value can be written",
         f"{servers}/b.json: runtime-hooks: {hint}",
         *[line for line in warnings if line.startswith(f"{servers}/b.json: 'timout': unknown key")],
         f"{servers}/b.json: timeout-seconds: 7 s {late}",
@@ -348,8 +348,8 @@ def test_check_config_looks_at_the_node(tmp_path: Path) -> None:
     assert places == [path, path, path, path, f"{servers}/a.json", f"{servers}/d.json"]
     text = done.stderr
     assert "did you mean batch-resource?" in text
-    assert f"state.dir: {state} is no folder" in text
-    assert f"proxy.endpoint: {tmp_path}/proxy.sock is there, and is no socket" in text
+    assert f"state.dir: {state} is not a folder" in text
+    assert f"proxy.endpoint: {tmp_path}/proxy.sock exists and is not a socket" in text
     assert f"{servers}/d.json: remote-endpoint: 'd.sock' is no absolute path of a socket" in text
 
 
@@ -359,7 +359,7 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
     servers.chmod(0o777)
     path = configured(tmp_path, f"[hooks]\nserver_config_dir = '{servers}'\n")
     done = run("check-config", "--config", path)
-    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is right\n")
+    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
     mode = f"{servers} has mode 0777: whoever may write to it decides on pods of this node"
     assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
 
@@ -368,10 +368,10 @@ def test_a_folder_that_is_named_and_not_there(tmp_path: Path) -> None:
     hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serves'\npolicies_dir = '{tmp_path}/policy.d'\n"
     path = configured(tmp_path, hooks)
     done = run("check-config", "--config", path)
-    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is right\n")
+    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
     assert [line.removeprefix("koord-runtime-proxy: warning: ") for line in done.stderr.splitlines()] == [
-        f"{path}: hooks.server_config_dir: {tmp_path}/serves is not there: no hook server comes from it",
-        f"{path}: hooks.policies_dir: {tmp_path}/policy.d is not there: no policy comes from it",
+        f"{path}: hooks.server_config_dir: {tmp_path}/serves does not exist: no hook server comes from it",
+        f"{path}: hooks.policies_dir: {tmp_path}/policy.d does not exist: no policy comes from it",
     ]
 
 

@@ -1,10 +1,5 @@
 """The daemon's settings: flag over environment over file over default."""
 
-from runtimeproxy.config.checks import owner_ids, socket_mode_bits
-from runtimeproxy.config.endpoints import is_same_socket, parse_endpoint
-from runtimeproxy.config.errors import CombinedConfigError
-from runtimeproxy.config.flags import FLAGS, Flag
-from runtimeproxy.config.loading import Reading, config_path, load, read
 from runtimeproxy.config.settings import (
     DEFAULT_CONFIG_PATH,
     CgroupsSettings,
@@ -13,6 +8,14 @@ from runtimeproxy.config.settings import (
     ProxySettings,
     Settings,
     StateSettings,
+)
+from runtimeproxy.config.sources import FLAGS, Flag, Reading, config_path, load, read
+from runtimeproxy.config.validation import (
+    CombinedConfigError,
+    is_same_socket,
+    owner_ids,
+    parse_endpoint,
+    socket_mode_bits,
 )
 
 __all__ = [

@@ -17,7 +17,7 @@ from runtimeproxy.config.settings import HooksSettings
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from runtimeproxy.config.loading import Reading
+    from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -69,13 +69,13 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
     }
     findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
-        reason = f"{settings.cgroups.root} is no folder: no cgroup value can be written"
+        reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
         findings.warnings.append(reading.error(("cgroups", "root"), reason))
     defaults = HooksSettings()
     for name, what in (("server_config_dir", "no hook server"), ("policies_dir", "no policy")):
         named = getattr(settings.hooks, name)
         if named not in ("", getattr(defaults, name)) and not os.path.lexists(named):
-            reason = f"{named} is not there: {what} comes from it"
+            reason = f"{named} does not exist: {what} comes from it"
             findings.warnings.append(reading.error(("hooks", name), reason))
     for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
         if reason := _others_write(folder):
@@ -89,9 +89,9 @@ def _folder_problem(folder: Path, access: int) -> str:
         while not there.exists() and there != there.parent:
             there = there.parent
         if not there.is_dir():
-            return f"{there} is no folder"
+            return f"{there} is not a folder"
     except OSError as error:
-        return f"{folder} cannot be looked at: {error.strerror}"
+        return f"{folder} cannot be read: {error.strerror}"
     if there == folder and not os.access(folder, access):
         missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
         return f"{folder} does not let user {os.geteuid()} {' and '.join(missing) or 'enter'}"
@@ -102,8 +102,8 @@ def _socket_problem(path: Path) -> str:
     try:
         is_other = path.exists() and not path.is_socket()
     except OSError as error:
-        return f"{path} cannot be looked at: {error.strerror}"
-    return f"{path} is there, and is no socket" if is_other else ""
+        return f"{path} cannot be read: {error.strerror}"
+    return f"{path} exists and is not a socket" if is_other else ""
 
 
 def _others_write(folder: Path) -> str:

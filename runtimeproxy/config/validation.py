@@ -1,110 +1,203 @@
-"""Checks tables of a configuration file with pydantic, and says for people what is wrong with each key."""
+"""Checks across keys, and the one form in which endpoints go on; the same for flags, environment and file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
 
-from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hooks.selector import LabelSelector, selector_problems
+from runtimeproxy.hooks.settings import PolicySettings
 
-if TYPE_CHECKING:
-    from pydantic_core import SchemaValidator, ValidationError
+Problem = tuple[tuple[str, ...], str]
+"""The parts of the key (none for the whole table), and the reason."""
 
-Table: TypeAlias = Mapping[str, Any]
-Problem: TypeAlias = tuple[tuple[str, ...], str]
-"""Where (the key's parts; none for the whole table) and what is wrong."""
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Longest path of a Unix socket. Source: unix(7): sun_path has 108 bytes with its NUL."""
+TEMPORARY_SUFFIX_BYTES: Final = 4
+"""The proxy's own socket is bound under a temporary name (`.new` is appended), so its path must be that much
+shorter. Source: runtimeproxy.relay.listener."""
 
-_REASONS = {
-    "extra_forbidden": "unknown key",
-    "dict_type": "must be a table",
-    "json_invalid": "is nested too deeply",
-}
-
-
-@cache
-def _validator() -> SchemaValidator:
-    # Imported late: it costs start-up time and memory, and only a file or the environment needs it.
-    from pydantic_core import SchemaValidator
-
-    from runtimeproxy.config.schema import schema_of
-
-    return SchemaValidator(schema_of(Settings))
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_MAX_ID: Final = 2**32 - 2
+"""Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""
+_MODE: Final = re.compile(r"0?[0-7]{3}")
 
 
-def validate(table: Table) -> tuple[Settings, list[Problem]]:
-    """Makes settings of a table; a table with problems gives the defaults, and each problem once."""
-    import json
+class CombinedConfigError(ConfigError):
+    """All problems of a configuration; the text has one line for each.
 
-    from pydantic_core import ValidationError
+    Attributes:
+        errors: each of them, never empty. Source, key and reason are the first one's.
+    """
 
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(first.source, first.key, first.reason)
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
+    """The settings with endpoints as plain absolute paths, and every problem."""
+    problems: list[Problem] = []
+    proxy = _with_paths(settings.proxy, problems)
+    if not problems:
+        problems += _own_socket_problems(proxy)
+    problems += _proxy_problems(proxy)
+    problems += _folder_problems(settings)
+    for name, policy in settings.policies.items():
+        problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
+    return replace(settings, proxy=proxy), problems
+
+
+def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:
+    """Returns the absolute path in `/path`, `unix:/path` or `unix:///path`.
+
+    Args:
+        text: the endpoint as given.
+        spare_bytes: how much shorter than the longest socket path it has to be.
+
+    Raises:
+        ValueError: it is none of the three, or too long; says which.
+    """
+    path = text
+    if text.startswith("unix://"):
+        path = text.removeprefix("unix://")
+    elif text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+    elif _SCHEME.match(text):
+        raise ValueError(f"{text!r} is not a Unix socket: write /path, unix:/path or unix:///path")
+    if not path.startswith("/"):
+        raise ValueError(f"{text!r} has no absolute path: write /path, unix:/path or unix:///path")
+    if path.endswith("/") or "\0" in path or any(0xD800 <= ord(letter) <= 0xDBFF for letter in path):
+        raise ValueError(f"{text!r} does not name a file")
+    path = "/" + path.lstrip("/")
+    size, most = len(os.fsencode(path)), MAX_SOCKET_PATH_BYTES - spare_bytes
+    if size > most:
+        raise ValueError(f"the socket path has {size} bytes, at most {most} are possible: {path}")
+    return path
+
+
+def is_same_socket(one: str, other: str) -> bool:
+    """Whether two paths lead to one socket, through links and hard links too."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
     try:
-        # As JSON, because strict Python input would want enum members instead of their names.
-        settings: Settings = _validator().validate_json(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        return Settings(), sorted(_problems(error))
-    except (ValueError, RecursionError) as error:
-        return Settings(), [((), f"cannot be checked: {error}")]
-    return settings, []
+        return os.path.samefile(one, other)  # noqa: PTH121 - both are text here
+    except OSError:
+        return False
 
 
-def without(table: Table, keys: Iterable[tuple[str, ...]]) -> Table:
-    """A copy of the table that lacks these keys; a key inside a list takes the whole list away."""
-    import json
+def socket_mode_bits(text: str) -> int:
+    """The permissions in `0660` or `660`.
 
-    gone = tuple(keys)
-    if () in gone:
-        return {}
-    copy: dict[str, Any] = json.loads(json.dumps(table, default=str))
-    for key in gone:
-        inner: Any = copy
-        for part in key[:-1]:
-            if not isinstance(inner.get(part), dict):
-                inner.pop(part, None)
-                break
-            inner = inner[part]
-        else:
-            inner.pop(key[-1], None)
-    return copy
+    Raises:
+        ValueError: the text is not such a number.
+    """
+    if not _MODE.fullmatch(text):
+        raise ValueError(f"{text!r} is not an octal mode such as 0660")
+    return int(text, 8)
 
 
-def _problems(error: ValidationError) -> Iterator[Problem]:
-    for each in error.errors(include_url=False, include_input=False, include_context=False):
-        location = tuple(map(str, each["loc"]))
-        reason = _REASONS.get(each["type"]) or _lower_first(each["msg"].replace("Input should", "must"))
-        if each["type"] == "extra_forbidden":
-            reason += _suggestion(location)
-        yield location, reason
+def owner_ids(proxy: ProxySettings) -> tuple[int, int]:
+    """User and group of the own socket as numbers; -1 where it stays the daemon's own.
+
+    Raises:
+        ValueError: no such user or group.
+    """
+    return _user_id(proxy.socket_owner), _group_id(proxy.socket_group)
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _with_paths(proxy: ProxySettings, problems: list[Problem]) -> ProxySettings:
+    def path(key: str, text: str, spare_bytes: int = 0) -> str:
+        try:
+            return parse_endpoint(text, spare_bytes=spare_bytes)
+        except ValueError as error:
+            problems.append((("proxy", key), str(error)))
+            return text
+
+    return replace(
+        proxy,
+        endpoint=path("endpoint", proxy.endpoint, TEMPORARY_SUFFIX_BYTES),
+        runtime_endpoint=path("runtime_endpoint", proxy.runtime_endpoint),
+        image_endpoint=path("image_endpoint", proxy.image_endpoint) if proxy.image_endpoint else "",
+    )
 
 
-def _suggestion(location: tuple[str, ...]) -> str:
-    import difflib
+def _own_socket_problems(proxy: ProxySettings) -> Iterator[Problem]:
+    for key in ("runtime_endpoint", "image_endpoint"):
+        path = getattr(proxy, key)
+        if path and is_same_socket(path, proxy.endpoint):
+            yield ("proxy", key), f"{path} is the proxy's own socket: the proxy would forward to itself"
 
-    known = known_keys(location[:-1])
-    guess = difflib.get_close_matches(location[-1], known, n=1)
-    return f"; did you mean {guess[0]}?" if guess else f"; there are: {', '.join(known)}"
+
+def _proxy_problems(proxy: ProxySettings) -> Iterator[Problem]:
+    for key, check in (
+        ("socket_mode", socket_mode_bits),
+        ("socket_owner", _user_id),
+        ("socket_group", _group_id),
+    ):
+        try:
+            check(getattr(proxy, key))
+        except ValueError as error:
+            yield ("proxy", key), str(error)
+    if proxy.held_budget_bytes < proxy.max_message_bytes:
+        reason = f"is less than the largest message (proxy.max_message_bytes is {proxy.max_message_bytes})"
+        yield ("proxy", "held_budget_bytes"), reason
 
 
-def known_keys(path: tuple[str, ...]) -> list[str]:
-    """The keys that may stand in the table at this path; empty when it is none."""
-    from dataclasses import fields
+def _folder_problems(settings: Settings) -> Iterator[Problem]:
+    for key, path in (
+        (("hooks", "server_config_dir"), settings.hooks.server_config_dir),
+        (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
+        (("cgroups", "root"), settings.cgroups.root),
+        (("node", "sysfs_root"), settings.node.sysfs_root),
+        (("state", "dir"), settings.state.dir),
+    ):
+        if not path.startswith("/") or "\0" in path:
+            yield key, f"{path!r} is not an absolute path"
 
-    from runtimeproxy.hooks.selector import LabelRequirement, LabelSelector
-    from runtimeproxy.hooks.settings import PolicySettings
 
-    if path[:1] == ("policies",):
-        kinds = {
-            (): PolicySettings,
-            ("selector",): LabelSelector,
-            ("selector", "match_expressions"): LabelRequirement,
-        }
-        kind = kinds.get(path[2:4]) if len(path) > 1 else None
-        return [each.name for each in fields(kind)] if kind is not None else []
-    if not path:
-        return [each.name for each in fields(Settings)]
-    group = getattr(Settings(), path[0], None)
-    return [each.name for each in fields(group)] if len(path) == 1 and group is not None else []
+def _policy_problems(policy: PolicySettings) -> Iterator[Problem]:
+    if policy.timeout_s is not None and not 0 < policy.timeout_s <= 600:
+        yield ("timeout_s",), "must be more than 0 and at most 600"
+    if policy.priority is not None and not 0 <= policy.priority <= 99:
+        yield ("priority",), "must be in 0 to 99"
+    for place, reason in selector_problems(policy.namespaces, policy.selector or LabelSelector()):
+        yield place if place[0] == "namespaces" else ("selector", *place), reason
+
+
+def _user_id(name: str) -> int:
+    import pwd
+
+    if not name or name.isdecimal():
+        return _id(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise ValueError(f"there is no user {name!r}") from None
+
+
+def _group_id(name: str) -> int:
+    import grp
+
+    if not name or name.isdecimal():
+        return _id(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ValueError(f"there is no group {name!r}") from None
+
+
+def _id(digits: str) -> int:
+    number = int(digits or -1)
+    if number > _MAX_ID:
+        raise ValueError(f"{digits} is not a valid id: the largest is {_MAX_ID}")
+    return number

@@ -18,7 +18,7 @@ import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups import DEFAULT_ROOT
-from runtimeproxy.config.endpoints import TEMPORARY_SUFFIX_BYTES, parse_endpoint
+from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.cgroups import demo_cgroup_parent, remove_demo_cgroups
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
 from runtimeproxy.demo.runtime import (

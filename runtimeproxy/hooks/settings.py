@@ -19,19 +19,22 @@ class ConflictRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """Settings of one policy, keyed by its name in the configuration."""
+    """Settings of one policy, by its name; `koord-runtime-proxy list-policies` shows them all."""
 
     enabled: bool = True
-    """A policy that is not enabled is checked at load but never made."""
+    """Whether the policy is used. One that is not enabled is checked at load but never made."""
     mode: Mode = Mode.ENFORCE
+    """`enforce` applies the policy's changes; `dry-run` only computes and logs them."""
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
+    """What happens to a call when the policy fails: `ignore` goes on without it; `fail` refuses the call."""
     timeout_s: float | None = None
-    """Above 0; None keeps the policy's own."""
+    """How long the policy may take in one call, above 0 and at most 600; unset keeps the policy's own."""
     priority: int | None = None
-    """0 to 99, lower runs earlier; None keeps the policy's own."""
+    """Place in the chain, 0 to 99; lower ones run earlier. Unset keeps the policy's own."""
     namespaces: tuple[str, ...] = ()
-    """Only pods of these; empty for all. The policy's own conditions hold as well."""
+    """Only pods of these namespaces; empty for all. The policy's own conditions apply as well."""
     selector: LabelSelector | None = None
-    """Only pods whose labels match; None for all. The policy's own conditions hold as well."""
+    """Only pods whose labels match, as a label selector of Kubernetes with `match_labels` and
+    `match_expressions`; unset for all. The policy's own conditions apply as well."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """The policy's own keys, as the configuration file has them; checked against its `options_type`."""
+    """The policy's own keys, checked against its `options_type`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from runtimeproxy.config.reload import reloaded
+from runtimeproxy.config.settings import reloaded
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.relay.server import RelayServer
@@ -276,7 +276,7 @@ class Daemon:
                 logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
             else:
                 if waiting:
-                    logger.warning("counts after a restart only: %s", ", ".join(waiting))
+                    logger.warning("%s changed; restart to apply", ", ".join(waiting))
                 logger.info("configuration read again")
             finally:
                 self._notifier.ready(self._status())

@@ -67,7 +67,7 @@ def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
     for key in ("runtime_endpoint", "image_endpoint"):
         path = getattr(proxy, key)
         if path and is_same_socket(path, own_path):
-            reason = f"{path} is the socket that was passed: calls would go round in circles"
+            reason = f"{path} is the socket that was passed: the proxy would forward to itself"
             raise ConfigError("environment", f"proxy.{key}", reason)
 
 

@@ -13,7 +13,7 @@ from runtimeproxy.config import (
     parse_endpoint,
     socket_mode_bits,
 )
-from runtimeproxy.config.endpoints import MAX_SOCKET_PATH_BYTES, TEMPORARY_SUFFIX_BYTES
+from runtimeproxy.config.validation import MAX_SOCKET_PATH_BYTES, TEMPORARY_SUFFIX_BYTES
 from runtimeproxy.relay.listener import SocketPathError, listen
 from tests.config.reading import loaded
 
@@ -40,8 +40,8 @@ def test_three_spellings_of_an_endpoint(text: str, path: str) -> None:
         ("unix://run/x.sock", "no absolute path"),
         ("unix:", "no absolute path"),
         ("@abstract", "no absolute path"),
-        ("tcp://127.0.0.1:80", "is no Unix socket"),
-        ("npipe:////./pipe/x", "is no Unix socket"),
+        ("tcp://127.0.0.1:80", "is not a Unix socket"),
+        ("npipe:////./pipe/x", "is not a Unix socket"),
         ("/run/", "does not name a file"),
         ("/run/\0", "does not name a file"),
     ],
@@ -98,7 +98,7 @@ def test_socket_modes(text: str, bits: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "66", "0o660", "06600", "rw-rw----", "0668"])
 def test_what_is_no_socket_mode(text: str) -> None:
-    with pytest.raises(ValueError, match="no octal mode"):
+    with pytest.raises(ValueError, match="not an octal mode"):
         socket_mode_bits(text)
 
 

@@ -23,7 +23,7 @@ from tests.config.reading import PREFIX, loaded, problems
         ("LOG_LEVEL", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("PROXY_DRAIN_S", "1" * 5_000, "must be a valid number"),
         pytest.param("PROXY_ALLOWED_UIDS", "[" * 5_000, "must be a valid array", id="nested"),
-        ("STATE_DIR", "/a\udcff", "is no UTF-8 text"),
+        ("STATE_DIR", "/a\udcff", "is not valid UTF-8"),
     ],
 )
 def test_wrong_environment_variables_are_named(name: str, text: str, reason: str) -> None:
@@ -33,7 +33,7 @@ def test_wrong_environment_variables_are_named(name: str, text: str, reason: str
     assert (error.source, error.key, error.reason) == ("environment", PREFIX + name, reason)
 
 
-NO_ID = "4294967295 is no user or group: they end at 4294967294"
+NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ NO_ID = "4294967295 is no user or group: they end at 4294967294"
     [
         ("[proxy]\ndrian_s = 1", "proxy.drian_s", "unknown key; did you mean drain_s?"),
         ("[proxi]", "proxi", "unknown key; did you mean proxy?"),
-        ("[log]\nzzz = 1", "log.zzz", "unknown key; there are: level, format"),
+        ("[log]\nzzz = 1", "log.zzz", "unknown key; known keys: level, format"),
         ("[policies.a]\nmoode = 1", "policies.a.moode", "unknown key; did you mean mode?"),
         ("proxy = 1", "proxy", "must be a table"),
         ("policies = 1", "policies", "must be a table"),
@@ -56,7 +56,7 @@ NO_ID = "4294967295 is no user or group: they end at 4294967294"
         ("[proxy]\nendpoint = 5", "proxy.endpoint", "must be a valid string"),
         ("[proxy]\nallowed_uids = [-1]", "proxy.allowed_uids.0", "must be greater than or equal to 0"),
         ("[proxy]\nallowed_uids = 0", "proxy.allowed_uids", "must be a valid array"),
-        ("[proxy]\nsocket_mode = '0999'", "proxy.socket_mode", "'0999' is no octal mode such as 0660"),
+        ("[proxy]\nsocket_mode = '0999'", "proxy.socket_mode", "'0999' is not an octal mode such as 0660"),
         ("[proxy]\nsocket_owner = 'no-one-'", "proxy.socket_owner", "there is no user 'no-one-'"),
         ("[proxy]\nsocket_group = 'no-one-'", "proxy.socket_group", "there is no group 'no-one-'"),
         ("[proxy]\nsocket_owner = '4294967295'", "proxy.socket_owner", NO_ID),
@@ -67,8 +67,8 @@ NO_ID = "4294967295 is no user or group: they end at 4294967294"
         ("[policies.a]\npriority = 100", "policies.a.priority", "must be in 0 to 99"),
         ("[policies.a]\ntimeout_s = 0", "policies.a.timeout_s", "must be more than 0 and at most 600"),
         ("[policies.a]\nenabled = 'no'", "policies.a.enabled", "must be a valid boolean"),
-        ("[state]\ndir = 'here'", "state.dir", "'here' is no absolute path"),
-        ("[cgroups]\nroot = ''", "cgroups.root", "'' is no absolute path"),
+        ("[state]\ndir = 'here'", "state.dir", "'here' is not an absolute path"),
+        ("[cgroups]\nroot = ''", "cgroups.root", "'' is not an absolute path"),
         ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )
@@ -102,15 +102,19 @@ def test_all_errors_of_all_sources_are_listed_together(tmp_path: Path) -> None:
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(CombinedConfigError, match="there is no such file"):
+    with pytest.raises(CombinedConfigError, match="no such file"):
         loaded(config=str(tmp_path / "absent.toml"))
-    with pytest.raises(CombinedConfigError, match="there is no such file"):
+    with pytest.raises(CombinedConfigError, match="no such file"):
         loaded(environ={PREFIX + "CONFIG": str(tmp_path / "absent.toml")})
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"[proxy\n", "is no TOML"), (b"\xff\xfe", "is no UTF-8"), (b"a = 1\na = 2", "is no TOML")],
+    [
+        (b"[proxy\n", "is not valid TOML"),
+        (b"\xff\xfe", "is not valid UTF-8"),
+        (b"a = 1\na = 2", "is not valid TOML"),
+    ],
 )
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "config.toml"
@@ -121,9 +125,9 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, reason:
 
 
 ODD = {
-    "digits": (f"[proxy]\ndrain_s = {'1' * 5_000}", "is no TOML: Exceeds the limit"),
+    "digits": (f"[proxy]\ndrain_s = {'1' * 5_000}", "is not valid TOML: Exceeds the limit"),
     "hexadecimal digits": (f"[proxy]\ndrain_s = 0x{'f' * 5_000}", "cannot be checked: Exceeds the limit"),
-    "brackets": (f"a = {'[' * 5_000}", "is no TOML: "),
+    "brackets": (f"a = {'[' * 5_000}", "is not valid TOML: "),
     "brackets as options": (f"[policies.a.options]\nb = {'[' * 220}{']' * 220}", "is nested too deeply"),
     "tables": (f"[policies.a.options{'.b' * 5_000}]", "cannot be checked|is nested too deeply"),
 }

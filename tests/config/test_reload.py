@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.config.reload import reloaded
-from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.settings import Settings, reloaded
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.settings import PolicySettings
 

@@ -7,20 +7,6 @@ from pathlib import Path
 import pytest
 
 
-def test_every_setting_says_what_it_is() -> None:
-    import ast
-
-    import runtimeproxy.config.settings as module
-
-    assert module.__file__
-    for node in ast.parse(Path(module.__file__).read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Settings") and node.name != "Settings":
-            for field, text in zip(node.body[1::2], node.body[2::2], strict=True):
-                assert isinstance(field, ast.AnnAssign)
-                assert isinstance(text, ast.Expr)
-                assert "efault" in ast.unparse(text)
-
-
 def test_a_type_that_settings_do_not_use_has_no_schema() -> None:
     from runtimeproxy.config.schema import schema_of
 

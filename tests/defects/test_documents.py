@@ -165,7 +165,7 @@ def test_the_old_command_line_is_taken(capsys: pytest.CaptureFixture[str]) -> No
     old += ["--backend-runtime-mode=Containerd", "--koord-runtimeproxy-endpoint=/var/run/koord/x.sock"]
     old += ["--runtime-hook-server-key=skip", "--runtime-hook-server-val=yes"]
     assert main([*old, "check-config"]) == 0
-    assert "the configuration is right" in capsys.readouterr().out
+    assert "the configuration is valid" in capsys.readouterr().out
 
 
 @pytest.mark.defect(25)
