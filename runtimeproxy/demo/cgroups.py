@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.testing.builders import KubeletQos
-from runtimeproxy.testing.cgroup_paths import CgroupDriver
+from runtimeproxy.testing.cgroups import CgroupDriver
 
 TREE: Final = "koordproxydemo"
 """Name of the demo's cgroup, and of its slice."""

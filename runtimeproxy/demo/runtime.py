@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.testing.cgroup_paths import CgroupDriver
+from runtimeproxy.testing.cgroups import CgroupDriver
 
 USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock")
 """Where containerd and CRI-O listen by default."""

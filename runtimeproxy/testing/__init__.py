@@ -10,16 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtimeproxy.testing.cgroup_files import CgroupFiles
-    from runtimeproxy.testing.cgroup_paths import CgroupDriver
+    from runtimeproxy.testing.behaviours import CallError
+    from runtimeproxy.testing.builders import preload
+    from runtimeproxy.testing.cgroups import CgroupDriver, CgroupFiles, PodCgroups
     from runtimeproxy.testing.checking import check_change
-    from runtimeproxy.testing.failures import CallError
+    from runtimeproxy.testing.dispatch import RecordedCall
     from runtimeproxy.testing.koord_proxy import KoordProxy, StartProxy
-    from runtimeproxy.testing.pod_cgroups import PodCgroups
-    from runtimeproxy.testing.preloading import preload
-    from runtimeproxy.testing.process import FakeRuntimeProcess
-    from runtimeproxy.testing.records import RecordedCall
-    from runtimeproxy.testing.server import FakeRuntime
+    from runtimeproxy.testing.server import FakeRuntime, FakeRuntimeProcess
     from runtimeproxy.testing.state import RuntimeState
 
 __all__ = [
@@ -38,18 +35,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CallError": "failures",
-    "CgroupDriver": "cgroup_paths",
-    "CgroupFiles": "cgroup_files",
+    "CallError": "behaviours",
+    "CgroupDriver": "cgroups",
+    "CgroupFiles": "cgroups",
     "FakeRuntime": "server",
-    "FakeRuntimeProcess": "process",
+    "FakeRuntimeProcess": "server",
     "KoordProxy": "koord_proxy",
-    "PodCgroups": "pod_cgroups",
-    "RecordedCall": "records",
+    "PodCgroups": "cgroups",
+    "RecordedCall": "dispatch",
     "RuntimeState": "state",
     "StartProxy": "koord_proxy",
     "check_change": "checking",
-    "preload": "preloading",
+    "preload": "builders",
 }
 
 

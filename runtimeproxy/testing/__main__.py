@@ -8,10 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtimeproxy.testing.cgroup_files import CgroupFiles
-from runtimeproxy.testing.cgroup_paths import CgroupDriver
-from runtimeproxy.testing.pod_cgroups import PodCgroups
-from runtimeproxy.testing.preloading import preload
+from runtimeproxy.testing.builders import preload
+from runtimeproxy.testing.cgroups import CgroupDriver, CgroupFiles, PodCgroups
 from runtimeproxy.testing.server import FakeRuntime
 from runtimeproxy.testing.state import RuntimeState
 

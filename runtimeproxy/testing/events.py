@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing.answers import container_status, sandbox_status
-from runtimeproxy.testing.entries import Sandbox
-from runtimeproxy.testing.state import EventType, RuntimeState
+from runtimeproxy.testing.messages import container_status, sandbox_status
+from runtimeproxy.testing.state import EventType, RuntimeState, Sandbox
 
 Subscription = queue.SimpleQueue[api_pb2.ContainerEventResponse | None]
 """Events that wait for one subscriber; ``None`` ends the stream."""

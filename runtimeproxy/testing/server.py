@@ -1,24 +1,26 @@
-"""The fake runtime: a real gRPC server on a real Unix socket."""
+"""The fake runtime: a real gRPC server on a real Unix socket, in this process or in one of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import socket
+import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Self, Unpack
+from typing import Final, NamedTuple, Self, Unpack
 
 import grpc
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing import connections
 from runtimeproxy.testing.behaviours import EVERY_METHOD, Behaviour, BehaviourFields, checked_name
-from runtimeproxy.testing.dispatch import CallDispatch
+from runtimeproxy.testing.dispatch import METHOD_NAMES, CallDispatch, RecordedCalls
 from runtimeproxy.testing.events import EventBroadcast
-from runtimeproxy.testing.image_service import FakeImageService
-from runtimeproxy.testing.records import METHOD_NAMES, RecordedCalls
-from runtimeproxy.testing.runtime_service import FakeRuntimeService
+from runtimeproxy.testing.services import FakeImageService, FakeRuntimeService
 from runtimeproxy.testing.state import RuntimeState
 
 SOCKET_MODE: Final = 0o660
@@ -29,6 +31,8 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 
 MAX_WORKERS: Final = 1024
 """Calls at one time; threads are only made when they are needed."""
+
+_END_TIMEOUT_S: Final = 10.0
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -122,14 +126,15 @@ class FakeRuntime:
         """Stops and removes the socket; calls that run have ``grace_s`` seconds, or are cancelled."""
         running, self._running = self._running, None
         if running is not None:
-            running.unlink(self.socket_path)
+            if self.socket_path.exists() and self.socket_path.stat().st_ino == running.inode:
+                self.socket_path.unlink()
             running.stop(grace_s)
 
     def kill(self) -> None:
         """Cuts all connections without a word and leaves the socket file, as SIGKILL does."""
         running, self._running = self._running, None
         if running is not None:
-            connections.cut(running.bound_path)
+            cut_connections(running.bound_path)
             running.stop(None)
 
     def restart(self, grace_s: float | None = None) -> None:
@@ -163,19 +168,103 @@ class FakeRuntime:
         self.events.publish(event)
 
 
-class _Running:
-    """A server that runs."""
+class FakeRuntimeProcess:
+    """Runs ``python -m runtimeproxy.testing``; serves while the ``with`` block runs.
 
-    def __init__(self, server: grpc.Server, pool: ThreadPoolExecutor, bound_path: str, inode: int) -> None:
-        self.bound_path = bound_path
-        self._server = server
-        self._pool = pool
-        self._inode = inode
+    Attributes:
+        socket_path: Absolute path of the socket.
+    """
 
-    def unlink(self, path: Path) -> None:
-        if path.exists() and path.stat().st_ino == self._inode:
-            path.unlink()
+    def __init__(self, socket_path: Path | str, arguments: Sequence[str] = ()) -> None:
+        """Prepares a process; nothing happens before ``start``.
+
+        Args:
+            socket_path: Where to serve.
+            arguments: More arguments of the command, such as ``["--containers", "1000"]``.
+        """
+        self.socket_path = Path(socket_path).absolute()
+        self._command = [
+            *(sys.executable, "-m", "runtimeproxy.testing", "--socket", str(self.socket_path)),
+            *arguments,
+        ]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id.
+
+        Raises:
+            RuntimeError: It does not run.
+        """
+        if self._process is None:
+            raise RuntimeError("the fake runtime does not run")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the process and returns once it serves.
+
+        Raises:
+            RuntimeError: It ended before it served; its reason is on the standard error.
+        """
+        # S603: the command is this interpreter with arguments of the test, and no shell.
+        self._process = subprocess.Popen(  # noqa: S603
+            self._command, stdout=subprocess.PIPE, text=True
+        )
+        if self._process.stdout is None or not self._process.stdout.readline():
+            self.stop()
+            raise RuntimeError(f"the fake runtime did not start on {self.socket_path}")
+
+    def stop(self) -> None:
+        """Ends the process as a service manager does; nothing happens if it does not run."""
+        if self._process is not None:
+            self._process.terminate()
+            self._reap(self._process)
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL; the socket file stays, the state is lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap(self._process)
+
+    def _reap(self, process: subprocess.Popen[str]) -> None:
+        self._process = None
+        with process:
+            process.wait(_END_TIMEOUT_S)
+
+
+class _Running(NamedTuple):
+    """A server that runs, the path that it bound, and the inode of its socket."""
+
+    server: grpc.Server
+    pool: ThreadPoolExecutor
+    bound_path: str
+    inode: int
 
     def stop(self, grace_s: float | None) -> None:
-        self._server.stop(grace_s).wait()
-        self._pool.shutdown(wait=True)
+        self.server.stop(grace_s).wait()
+        self.pool.shutdown(wait=True)
+
+
+def cut_connections(bound_path: str) -> None:
+    """Shuts down all accepted connections of a Unix socket of this process, as its sudden death would.
+
+    Args:
+        bound_path: Path to which the listening socket was bound, whatever the file's name is now.
+    """
+    for entry in Path("/proc/self/fd").iterdir():
+        descriptor = int(entry.name)
+        # OSError: another thread closed the descriptor, or its peer was faster.
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                is_listener = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if connection.getsockname() == bound_path and not is_listener:
+                    connection.shutdown(socket.SHUT_RDWR)

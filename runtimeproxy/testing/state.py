@@ -1,29 +1,179 @@
-"""What the fake runtime knows: sandboxes and containers, and how they change. No gRPC here.
+"""Sandboxes, containers and images of the fake runtime, and the rules by which they change. No gRPC here.
 
-The rules are containerd's (2.x): an id may be shortened while it is unique, stop and remove of what
-does not exist succeed, remove stops first, a stopped sandbox stops its containers.
+The rules are containerd's (2.x): an id may be shortened while it is unique; stopping or removing what
+does not exist succeeds; removing stops first; stopping a sandbox stops its containers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing.entries import (
-    Container,
-    Resources,
-    Sandbox,
-    find,
-    find_or_none,
-    merge_resources,
-)
-from runtimeproxy.testing.failures import CallError
-from runtimeproxy.testing.images import ImageStore
-from runtimeproxy.testing.pod_cgroups import PodCgroups
+from runtimeproxy.testing.behaviours import CallError, not_found
+from runtimeproxy.testing.cgroups import PodCgroups
+
+DEFAULT_SIZE_BYTES = 2_000_000
+"""Size of an image for which none is given."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image.
+
+    Attributes:
+        id: ``sha256:`` and 64 hexadecimal digits.
+        tag: Full reference with tag.
+        digest: Full reference with digest.
+        size_bytes: Size.
+    """
+
+    id: str
+    tag: str
+    digest: str
+    size_bytes: int = DEFAULT_SIZE_BYTES
+
+
+def normalized(reference: str) -> str:
+    """Full form of an image reference: ``busybox`` is ``docker.io/library/busybox:latest``."""
+    if reference.startswith("sha256:"):
+        return reference
+    registry, slash, rest = reference.partition("/")
+    if not slash:
+        reference = f"docker.io/library/{reference}"
+    elif not (set(registry) & {".", ":"}) and registry != "localhost":
+        reference = f"docker.io/{registry}/{rest}"
+    has_tag = "@" in reference or ":" in reference.rsplit("/", 1)[-1]
+    return reference if has_tag else f"{reference}:latest"
+
+
+@lru_cache(maxsize=256)
+def image_of(reference: str, size_bytes: int = DEFAULT_SIZE_BYTES) -> Image:
+    """An image for a reference; the same reference always gives the same ids."""
+    tag = normalized(reference)
+    name = tag.split("@", 1)[0].rsplit(":", 1)[0]
+    return Image(f"sha256:{_hash(tag)}", tag, f"{name}@sha256:{_hash(tag + '@')}", size_bytes)
+
+
+class ImageStore:
+    """Images that were pulled, found by id, tag or digest."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, Image] = {}
+
+    def __iter__(self) -> Iterator[Image]:
+        return iter(list(self._images.values()))
+
+    def find(self, reference: str) -> Image | None:
+        """The image with this id, tag or digest, or ``None``."""
+        wanted = normalized(reference)
+        images = (image for image in self if wanted in {image.id, image.tag, image.digest})
+        return next(images, None)
+
+    def add(self, reference: str, size_bytes: int = DEFAULT_SIZE_BYTES) -> Image:
+        """Adds the image of a reference, as a pull does, and returns it."""
+        image = self.find(reference) or image_of(reference, size_bytes)
+        self._images[image.id] = image
+        return image
+
+    def remove(self, reference: str) -> bool:
+        """Removes an image; False if there was none."""
+        image = self.find(reference)
+        return image is not None and self._images.pop(image.id, None) is not None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+Resources = api_pb2.LinuxContainerResources
+
+_Entry = TypeVar("_Entry")
+
+
+@dataclass
+class Sandbox:
+    """One pod sandbox; times are Unix nanoseconds."""
+
+    id: str
+    config: api_pb2.PodSandboxConfig
+    runtime_handler: str
+    created_at_ns: int
+    pid: int
+    ip: str
+    ready: bool = True
+
+
+@dataclass
+class Container:
+    """One container; times are Unix nanoseconds, 0 before they are known.
+
+    Attributes:
+        config: As it was created; updates do not change it.
+        resources: As applied, with the updates.
+        update_annotations: Annotations of the last update.
+    """
+
+    id: str
+    sandbox_id: str
+    config: api_pb2.ContainerConfig
+    sandbox_config: api_pb2.PodSandboxConfig
+    resources: Resources
+    created_at_ns: int
+    state: api_pb2.ContainerState.ValueType = api_pb2.CONTAINER_CREATED
+    started_at_ns: int = 0
+    finished_at_ns: int = 0
+    exit_code: int = 0
+    reason: str = ""
+    pid: int = 0
+    update_annotations: dict[str, str] = field(default_factory=dict)
+
+
+def merge_resources(into: Resources, update: Resources) -> None:
+    """Applies an update: what is set replaces, ``unified`` by key; oom_score_adj never changes.
+
+    Source: containerd, updateOCIResource of the CRI plugin.
+    """
+    oom_score_adj = into.oom_score_adj
+    if update.hugepage_limits:
+        del into.hugepage_limits[:]
+    into.MergeFrom(update)
+    into.oom_score_adj = oom_score_adj
+
+
+def matches_labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether all labels of the selector are there with the same values."""
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def find(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry:
+    """The entry with this id or unique prefix of one; raises ``CallError`` if there is none."""
+    if wanted in entries:
+        return entries[wanted]
+    match [key for key in entries if wanted and key.startswith(wanted)]:
+        case [only]:
+            return entries[only]
+        case []:
+            raise not_found(kind, wanted)
+        case _:
+            raise CallError("UNKNOWN", f"multiple {kind} ids begin with {wanted!r}")
+
+
+def find_or_none(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry | None:
+    """As ``find``, with ``None`` where nothing has the id; an ambiguous prefix still fails."""
+    try:
+        return find(entries, wanted, kind)
+    except CallError as failure:
+        if failure.code == "NOT_FOUND":
+            return None
+        raise
+
 
 EventType: TypeAlias = api_pb2.ContainerEventType.ValueType
 

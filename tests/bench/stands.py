@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from runtimeproxy.testing.process import FakeRuntimeProcess
+from runtimeproxy.testing.server import FakeRuntimeProcess
 from tests.bench.processes import ProxyLauncher, reference
 
 DIRECT, SPLICE, GENERIC, PROXY = "direct", "splice", "generic", "proxy"

@@ -56,7 +56,7 @@ def test_it_shows_what_changes(fake_runtime: FakeRuntime) -> None:
 
 
 def fake_runtime_version() -> str:
-    from runtimeproxy.testing.node_calls import RUNTIME_VERSION
+    from runtimeproxy.testing.services import RUNTIME_VERSION
 
     return RUNTIME_VERSION
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.testing.builders import container_config, create_container_request
-from runtimeproxy.testing.process import FakeRuntimeProcess
+from runtimeproxy.testing.server import FakeRuntimeProcess
 from tests.bench.http2 import Connection, HeaderEncoder, LoadError, StatusReader
 from tests.bench.http2 import call as call_once
 from tests.bench.scenarios import SERVICE, Pod, make_pod

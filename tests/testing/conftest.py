@@ -1,6 +1,7 @@
 """Clients of the fake runtime."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -35,8 +36,14 @@ def images(channel: grpc.Channel) -> api_pb2_grpc.ImageServiceStub:
 
 
 @pytest.fixture
-def client() -> Client:
-    return Client(RuntimeState(clock_ns=lambda: 1_000_000_000))
+def client(socket_folder: Path) -> Iterator[Client]:
+    """A client of a runtime whose clock stands still."""
+    state = RuntimeState(clock_ns=lambda: 1_000_000_000)
+    with (
+        FakeRuntime(socket_folder / "servicers.sock", state=state) as runtime,
+        grpc.insecure_channel(runtime.endpoint, options=OPTIONS) as channel,
+    ):
+        yield Client(runtime, channel)
 
 
 @pytest.fixture

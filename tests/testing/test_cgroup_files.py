@@ -6,7 +6,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CgroupFiles
-from runtimeproxy.testing.cgroup_files import v1_values, v2_values, weight_of_shares
+from runtimeproxy.testing.cgroups import v1_values, v2_values, weight_of_shares
 
 Resources = api_pb2.LinuxContainerResources
 

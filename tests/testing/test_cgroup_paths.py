@@ -3,7 +3,7 @@
 import pytest
 
 from runtimeproxy.testing import CgroupDriver
-from runtimeproxy.testing.cgroup_paths import container_path, parent_path, spec_path
+from runtimeproxy.testing.cgroups import container_path, parent_path, spec_path
 
 CGROUPFS, SYSTEMD = CgroupDriver.CGROUPFS, CgroupDriver.SYSTEMD
 SLICES = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu.slice"

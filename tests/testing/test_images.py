@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.testing.images import ImageStore, image_of, normalized
+from runtimeproxy.testing.state import ImageStore, image_of, normalized
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,8 @@ def pump(source: socket.socket, sink: socket.socket, sizes: list[int]) -> None:
         while data := source.recv(1 << 16):
             sizes.append(len(data))
             sink.sendall(data)
+    # A client that is gone with data unread is a reset; the other side has to end then, too.
+    with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
 
 

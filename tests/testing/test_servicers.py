@@ -1,4 +1,4 @@
-"""The life-cycle and usage calls, without a socket."""
+"""The life-cycle and usage calls."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Calls about the runtime itself and its images, without a socket."""
+"""Calls about the runtime itself and its images."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Status and list calls, without a socket."""
+"""Status and list calls."""
 
 import json
 
@@ -6,12 +6,12 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing import PodCgroups, RuntimeState
+from runtimeproxy.testing import PodCgroups
 from runtimeproxy.testing.builders import (
     pod_sandbox_config,
+    preload,
 )
-from runtimeproxy.testing.cgroup_paths import CgroupDriver
-from runtimeproxy.testing.preloading import preload
+from runtimeproxy.testing.cgroups import CgroupDriver
 from tests.testing.servicer_client import Client
 
 
@@ -70,8 +70,8 @@ def test_status_is_not_verbose_unless_asked(client: Client, sandbox_id: str, con
     assert not sandbox.containers_statuses
 
 
-def test_systemd_shows_in_paths_and_configuration() -> None:
-    client = Client(RuntimeState(PodCgroups(CgroupDriver.SYSTEMD)))
+def test_systemd_shows_in_paths_and_configuration(client: Client) -> None:
+    client.state.cgroups = PodCgroups(CgroupDriver.SYSTEMD)
     pod = pod_sandbox_config(uid="u", driver=CgroupDriver.SYSTEMD)
     sandbox_id = client.ok(api_pb2.RunPodSandboxRequest(config=pod)).pod_sandbox_id
     status = client.ok(api_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True))

@@ -6,9 +6,8 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CallError, CgroupDriver, CgroupFiles, PodCgroups, RuntimeState
-from runtimeproxy.testing.builders import container_config, pod_sandbox_config
-from runtimeproxy.testing.entries import Container, Sandbox, merge_resources
-from runtimeproxy.testing.preloading import preload
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config, preload
+from runtimeproxy.testing.state import Container, Sandbox, merge_resources
 
 Resources = api_pb2.LinuxContainerResources
 

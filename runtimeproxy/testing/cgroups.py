@@ -1,4 +1,4 @@
-"""Plain files laid out like cgroups, so that values can be read without root or a kernel.
+"""Cgroups of the fake runtime: their paths and, if wanted, plain files laid out like the kernel's.
 
 Only what a container runtime writes is modelled: a file holds the value last written.
 """
@@ -6,6 +6,7 @@ Only what a container runtime writes is modelled: a file holds the value last wr
 from __future__ import annotations
 
 import shutil
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cri_api.runtime.v1 import api_pb2
+    from runtimeproxy.testing.state import Container, Sandbox
+
+
+SCOPE_PREFIX = "cri-containerd"
+"""First part of a scope's name. Source: containerd, getCgroupsPath of the CRI plugin."""
+
+
+class CgroupDriver(StrEnum):
+    """Who makes cgroups; decides how a cgroup parent is written."""
+
+    CGROUPFS = "cgroupfs"
+    SYSTEMD = "systemd"
+
+
+def spec_path(cgroup_parent: str, owner_id: str, driver: CgroupDriver) -> str:
+    """``cgroupsPath`` of the OCI specification of a sandbox or container.
+
+    With systemd this is ``slice:prefix:id``, otherwise a path; "" without a cgroup parent.
+    """
+    if not cgroup_parent:
+        return ""
+    if driver is CgroupDriver.SYSTEMD:
+        return f"{cgroup_parent.rstrip('/').rsplit('/', 1)[-1]}:{SCOPE_PREFIX}:{owner_id}"
+    return f"{cgroup_parent.rstrip('/')}/{owner_id}"
+
+
+def parent_path(cgroup_parent: str, driver: CgroupDriver) -> str:
+    """Path below the cgroup root of a cgroup parent, with a leading slash.
+
+    A slice name is unfolded: ``a-b.slice`` lies in ``a.slice``. Source: systemd.slice(5).
+    """
+    if driver is CgroupDriver.CGROUPFS or not cgroup_parent.endswith(".slice"):
+        return "/" + cgroup_parent.strip("/")
+    words = cgroup_parent.rsplit("/", 1)[-1].removesuffix(".slice").split("-")
+    return "".join(f"/{'-'.join(words[: count + 1])}.slice" for count in range(len(words)))
+
+
+def container_path(cgroup_parent: str, owner_id: str, driver: CgroupDriver) -> str:
+    """Path below the cgroup root of the cgroup of a sandbox or container."""
+    name = f"{SCOPE_PREFIX}-{owner_id}.scope" if driver is CgroupDriver.SYSTEMD else owner_id
+    return f"{parent_path(cgroup_parent, driver).rstrip('/')}/{name}"
+
 
 V1_UNLIMITED_MEMORY_BYTES = 9223372036854771712
 """What version 1 shows without a limit. Source: kernel, PAGE_COUNTER_MAX times a page of 4096."""
@@ -175,3 +218,55 @@ def _chain(top: Path, path: str) -> Iterator[Path]:
 
 def _write(file: Path, value: str) -> None:
     file.write_text(f"{value}\n", encoding="ascii")
+
+
+class PodCgroups:
+    """Makes, changes and removes cgroups in step with the life cycle of pods.
+
+    Attributes:
+        driver: How cgroup parents are written.
+        files: The tree of files; ``None`` writes none. What has no cgroup parent has no files.
+    """
+
+    def __init__(
+        self, driver: CgroupDriver = CgroupDriver.CGROUPFS, files: CgroupFiles | None = None
+    ) -> None:
+        self.driver = driver
+        self.files = files
+
+    def path(self, config: api_pb2.PodSandboxConfig, owner_id: str) -> str:
+        """Path below the cgroup root of a sandbox or container; "" without a cgroup parent."""
+        parent = config.linux.cgroup_parent
+        return container_path(parent, owner_id, self.driver) if parent else ""
+
+    def make_sandbox(self, sandbox: Sandbox) -> None:
+        """Makes the sandbox's cgroup, and that of the pod if the kubelet has not."""
+        path = self.path(sandbox.config, sandbox.id)
+        if self.files is not None and path:
+            self.files.make_pod(parent_path(sandbox.config.linux.cgroup_parent, self.driver))
+            self.files.make(path)
+
+    def drop_pod(self, sandbox: Sandbox) -> None:
+        """Removes the pod's cgroup if it was made here."""
+        parent = sandbox.config.linux.cgroup_parent
+        if self.files is not None and parent:
+            self.files.drop_pod(parent_path(parent, self.driver))
+
+    def make_container(self, container: Container) -> None:
+        """Makes the cgroup of a container that starts, with its resources."""
+        path = self.path(container.sandbox_config, container.id)
+        if self.files is not None and path:
+            self.files.make(path)
+            self.files.apply(path, container.resources)
+
+    def update_container(self, container: Container) -> None:
+        """Writes the resources of a container; nothing happens unless it runs."""
+        path = self.path(container.sandbox_config, container.id)
+        if self.files is not None and path and container.pid:
+            self.files.apply(path, container.resources)
+
+    def remove(self, config: api_pb2.PodSandboxConfig, owner_id: str) -> None:
+        """Removes the cgroup of a sandbox or container that ended."""
+        path = self.path(config, owner_id)
+        if self.files is not None and path:
+            self.files.remove(path)
