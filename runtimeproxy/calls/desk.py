@@ -46,10 +46,10 @@ class CgroupWriter(Protocol):
             once: Those that are not written again when somebody changes them.
         """
 
-    def keeps(self, cgroup: str) -> bool:
+    def is_managed(self, cgroup: str) -> bool:
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
 
-    def renew(self, cgroup: str) -> None:
+    def reapply(self, cgroup: str) -> None:
         """Writes again those that are no longer there; never raises for what the kernel says."""
 
 

@@ -168,7 +168,7 @@ class HeldCall:
         opening = Opening(data, self._head.encoding, max_bytes)
 
         def read(check: Check) -> Operation:
-            from runtimeproxy.parsing import parse
+            from cri_api.parsing import parse
 
             opening.open_rest(check)
             body = opening.take()

@@ -14,7 +14,7 @@ from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.call import Order
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,13 +37,13 @@ def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
 def renew_resized(desk: Desk, method: Method, operation: Operation) -> None:
     """Writes again what policies own in a pod's cgroup that the kubelet resized. The pod's calls wait."""
     cgroup = operation.resized_cgroup
-    if cgroup and desk.writer.keeps(cgroup):
+    if cgroup and desk.writer.is_managed(cgroup):
         desk.lanes.hold_back(operation.pod_keys, desk.spawn(_renew(desk, method, cgroup)))
 
 
 async def _renew(desk: Desk, method: Method, cgroup: str) -> None:
     try:
-        await asyncio.get_running_loop().run_in_executor(desk.executor, desk.writer.renew, cgroup)
+        await asyncio.get_running_loop().run_in_executor(desk.executor, desk.writer.reapply, cgroup)
     except Exception as error:  # noqa: BLE001 - a bug costs one comparison, not the task's group
         _bug(desk, method, error)
 
@@ -51,7 +51,7 @@ async def _renew(desk: Desk, method: Method, cgroup: str) -> None:
 def _is_disturbed(desk: Desk, operation: Operation) -> bool:
     """Whether values that policies wrote to the pod's cgroup have to be looked after."""
     cgroup = operation.disturbed_cgroup
-    return bool(cgroup) and desk.writer.keeps(cgroup)
+    return bool(cgroup) and desk.writer.is_managed(cgroup)
 
 
 def _is_asked(desk: Desk, method: Method, operation: Operation) -> bool:
@@ -106,7 +106,7 @@ async def _look_after_cgroups(desk: Desk, operation: Operation) -> None:
     """Writes what was lost and what is due; a failed write does not skip the post hooks."""
     run = asyncio.get_running_loop().run_in_executor
     if _is_disturbed(desk, operation):
-        await run(desk.executor, desk.writer.renew, operation.disturbed_cgroup)
+        await run(desk.executor, desk.writer.reapply, operation.disturbed_cgroup)
     due = operation.due_writes()
     if due is not None:
         await write_due(desk, due)

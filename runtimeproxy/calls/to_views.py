@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
-from runtimeproxy.hooks.remote.registration_file import SUFFIX
+from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, overlay, read_entries, read_resources

@@ -4,8 +4,7 @@ from runtimeproxy.cgroups.hierarchy import DEFAULT_ROOT, Hierarchy, Mount, detec
 from runtimeproxy.cgroups.order import Key, Step, plan
 from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, Parameter, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, container_path, expand_slice
-from runtimeproxy.cgroups.results import Outcome, WriteResult
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome, WriteResult
 
 __all__ = [
     "DEFAULT_ROOT",

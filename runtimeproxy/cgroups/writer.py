@@ -2,19 +2,115 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
-from runtimeproxy.cgroups.cache import ValueCache
-from runtimeproxy.cgroups.files import read_text, write_text
 from runtimeproxy.cgroups.formats import FileFormat, Value
 from runtimeproxy.cgroups.hierarchy import DEFAULT_ROOT, Hierarchy, detect
 from runtimeproxy.cgroups.order import Key, Step, plan
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.results import Counts, Outcome, WriteResult, explain, outcome_of
+
+_READ_LIMIT_BYTES = 65_536
+"""More than any value file holds: a cgroup file's content is at most some pages."""
+_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, so that a FIFO in a strange tree cannot hang the thread.
+_FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
+    """The content of `folder/path.../file`.
+
+    Raises:
+        OSError: as the kernel says; ELOOP or ENOTDIR for a symbolic link on the way.
+    """
+    with _opened(folder, path, file, os.O_RDONLY) as descriptor:
+        return os.read(descriptor, _READ_LIMIT_BYTES).decode("utf-8", "replace")
+
+
+def write_text(folder: Path, path: tuple[str, ...], file: str, text: str) -> None:
+    """Writes `text` and a newline with one system call to a file that exists.
+
+    Raises:
+        OSError: as the kernel says; ELOOP or ENOTDIR for a symbolic link on the way.
+    """
+    with _opened(folder, path, file, os.O_WRONLY | os.O_TRUNC) as descriptor:
+        os.write(descriptor, f"{text}\n".encode())
+
+
+@contextmanager
+def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Iterator[int]:
+    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in path:
+            outer, held = held, os.open(part, _FOLDER_FLAGS, dir_fd=held)
+            # Held no more, whatever becomes of it: its number may be another thread's next moment.
+            os.close(outer)
+        descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
+    finally:
+        os.close(held)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Outcome(StrEnum):
+    """How the write of one value ended."""
+
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    """The file held the value already."""
+    MISSING = "missing"
+    """The kernel or this cgroup version has no such file, or the cgroup is gone: skipped."""
+    INVALID = "invalid"
+    """Unknown parameter or a value that no kernel takes: never written."""
+    REFUSED = "refused"
+    """A path that leaves the cgroup tree."""
+    FAILED = "failed"
+    """The kernel said no."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The outcome of one value."""
+
+    cgroup: str
+    """The cgroup as the caller named it."""
+    name: str
+    value: Value
+    """The wanted value, as given."""
+    outcome: Outcome
+    old: Value | None = None
+    """What the file held before; None when that is not known."""
+    error: str = ""
+    """Why, unless written or unchanged; begins with the errno's name (`EBUSY`) when the kernel said no."""
+
+
+_GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
+_LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
+
+
+def outcome_of(error: OSError) -> Outcome:
+    """The outcome that an error of the kernel stands for."""
+    if error.errno in _GONE:
+        return Outcome.MISSING
+    return Outcome.REFUSED if error.errno in _LINKED else Outcome.FAILED
+
+
+def explain(error: OSError, name: str) -> str:
+    """The errno's name and a text for people."""
+    code = errno.errorcode.get(error.errno or 0, "OSError")
+    if error.errno == errno.EBUSY and name == "memory.limit_in_bytes":
+        return f"{code}: the cgroup uses more memory than the limit, and not enough can be reclaimed"
+    if error.errno in _LINKED:
+        return f"{code}: a symbolic link or a plain file stands where a cgroup should be"
+    return f"{code}: {error.strerror}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +154,9 @@ class _Batch:
 class CgroupWriter:
     """Reads and writes cgroup values below one mount point; synchronous, for worker threads, thread safe."""
 
-    def __init__(self, root: Path = DEFAULT_ROOT, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the mount point (a plain folder in tests) and the clock of the cache, in seconds."""
+    def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self._root = root
         self._hierarchy = Hierarchy(root)
-        self._counts = Counts()
-        self._cache = ValueCache(clock)
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -72,22 +165,15 @@ class CgroupWriter:
             self._hierarchy = detect(self._root)
         return self._hierarchy
 
-    def write(
-        self, cgroup: str, values: Mapping[str, Value], *, max_age_s: float = 0.0
-    ) -> tuple[WriteResult, ...]:
+    def write(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup; see `write_levels`."""
-        return self.write_levels([[CgroupValues(cgroup, values)]], max_age_s=max_age_s)
+        return self.write_levels([[CgroupValues(cgroup, values)]])
 
-    def write_levels(
-        self, levels: Sequence[Sequence[CgroupValues]], *, max_age_s: float = 0.0
-    ) -> tuple[WriteResult, ...]:
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
         """Writes values to a tree of cgroups: loosens parents first, tightens children first.
 
         Args:
             levels: the wanted values, parents' level first.
-            max_age_s: a value written or compared no longer ago than this is taken for still there, without
-                a look at the file. 0 always looks: right for life-cycle events; loops that set the
-                same values again and again use a larger one.
 
         Returns:
             One result per value; never raises for what the kernel or a value does.
@@ -95,18 +181,18 @@ class CgroupWriter:
         batch = _Batch()
         for level in levels:
             batch.pending.append({})
-            for prepared in self._prepare(level):
-                if isinstance(prepared, WriteResult):
-                    batch.results[prepared.cgroup, prepared.name] = prepared
-                else:
-                    self._compare(prepared, batch, max_age_s)
+            for wanted in level:
+                for name, value in wanted.values.items():
+                    target = self._target(wanted.cgroup, name, value)
+                    if isinstance(target, WriteResult):
+                        batch.results[wanted.cgroup, name] = target
+                    else:
+                        _compare(target, batch)
         for step in plan(batch.pending, batch.current):
-            result = self._carry_out(step, batch, max_age_s)
+            result = _carry_out(step, batch)
             if step.is_final:
                 batch.results[step.key] = result
-        results = tuple(batch.results.values())
-        self._counts.add(results)
-        return results
+        return tuple(batch.results.values())
 
     def read(self, cgroup: str, name: str) -> Value | None:
         """The value in a cgroup's file; None when there is no such file or cgroup, or it holds no such value.
@@ -129,22 +215,6 @@ class CgroupWriter:
             if outcome_of(error) is Outcome.MISSING:
                 return None
             raise
-
-    def forget(self, cgroup: str) -> None:
-        """Drops what is remembered of a cgroup that is gone."""
-        try:
-            self._cache.forget(cgroup_path(cgroup))
-        except CgroupPathError:
-            return
-
-    def counts(self) -> Mapping[tuple[str, Outcome], int]:
-        """How often each outcome happened, by parameter (`unknown` for names that do not exist)."""
-        return self._counts.snapshot()
-
-    def _prepare(self, level: Sequence[CgroupValues]) -> Iterator[_Target | WriteResult]:
-        for wanted in level:
-            for name, value in wanted.values.items():
-                yield self._target(wanted.cgroup, name, value)
 
     def _target(self, cgroup: str, name: str, value: Value) -> _Target | WriteResult:
         invalid = check_value(name, value)
@@ -171,46 +241,41 @@ class CgroupWriter:
             return f"cgroup version {mount.version} has no {name}"
         return mount.folder, file_format
 
-    def _compare(self, target: _Target, batch: _Batch, max_age_s: float) -> None:
-        """Settles a target that is there already or cannot be read, and leaves all others pending."""
-        key = target.key
-        if max_age_s > 0 and self._cache.holds(key, target.value, max_age_s):
-            batch.results[key] = target.result(Outcome.UNCHANGED, target.value)
-            return
-        old: Value | None = None
-        is_same = False
-        try:
-            text = read_text(target.folder, key.path, target.format.file)
-            old = target.format.decode(text)
-            is_same = target.format.matches(target.value, text)
-        except OSError as error:
-            batch.results[key] = target.failed(error)
-            return
-        except ValueError:
-            # Content that makes no sense is no reason to leave it there: it is overwritten.
-            old = None
-        if is_same:
-            self._cache.remember(key, target.value, max_age_s)
-            batch.results[key] = target.result(Outcome.UNCHANGED, old)
-            return
-        batch.targets[key] = target
-        batch.pending[-1][key] = target.value
-        batch.current[key] = old
 
-    def _carry_out(self, step: Step, batch: _Batch, max_age_s: float) -> WriteResult:
-        target, old = batch.targets[step.key], batch.current[step.key]
-        self._cache.drop(step.key)
-        place = target.folder, step.key.path, target.format.file
-        try:
-            if target.format.compose is None:
-                text = target.format.encode(step.value)
-            else:
-                text = target.format.compose(step.value, read_text(*place))
-            write_text(*place, text)
-        except OSError as error:
-            return target.failed(error, old)
-        except ValueError as error:
-            return target.result(Outcome.FAILED, old, str(error))
-        if step.is_final:
-            self._cache.remember(step.key, step.value, max_age_s)
-        return target.result(Outcome.WRITTEN, old)
+def _compare(target: _Target, batch: _Batch) -> None:
+    """Settles a target that is there already or cannot be read, and leaves all others pending."""
+    key = target.key
+    old: Value | None = None
+    is_same = False
+    try:
+        text = read_text(target.folder, key.path, target.format.file)
+        old = target.format.decode(text)
+        is_same = target.format.matches(target.value, text)
+    except OSError as error:
+        batch.results[key] = target.failed(error)
+        return
+    except ValueError:
+        # Content that makes no sense is no reason to leave it there: it is overwritten.
+        old = None
+    if is_same:
+        batch.results[key] = target.result(Outcome.UNCHANGED, old)
+        return
+    batch.targets[key] = target
+    batch.pending[-1][key] = target.value
+    batch.current[key] = old
+
+
+def _carry_out(step: Step, batch: _Batch) -> WriteResult:
+    target, old = batch.targets[step.key], batch.current[step.key]
+    place = target.folder, step.key.path, target.format.file
+    try:
+        if target.format.compose is None:
+            text = target.format.encode(step.value)
+        else:
+            text = target.format.compose(step.value, read_text(*place))
+        write_text(*place, text)
+    except OSError as error:
+        return target.failed(error, old)
+    except ValueError as error:
+        return target.result(Outcome.FAILED, old, str(error))
+    return target.result(Outcome.WRITTEN, old)

@@ -121,9 +121,8 @@ def _others_write(folder: Path) -> str:
 
 
 def _check_registrations(reading: Reading, findings: Findings) -> None:
-    from runtimeproxy.hooks.remote.registration import parse
-    from runtimeproxy.hooks.remote.registration_file import UnreadableFileError, names_in
-    from runtimeproxy.hooks.remote.registration_file import read as read_registration
+    from runtimeproxy.hooks.remote.registrations import UnreadableFileError, names_in, parse
+    from runtimeproxy.hooks.remote.registrations import read as read_registration
 
     hooks = reading.settings.hooks
     folder = Path(hooks.server_config_dir)

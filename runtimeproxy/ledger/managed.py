@@ -1,6 +1,6 @@
-"""Cgroup values that stay: systemd and others reset them, so those of pods are written again.
+"""Managed cgroup values: written again when systemd or others reset them.
 
-It also remembers what the files held before, for the day on which the proxy is taken off the node.
+The original content of each file is remembered too, so that `restore` can undo all writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from threading import Lock, RLock
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, Outcome, WriteResult, cgroup_path, check_value
-from runtimeproxy.pods.records import CgroupRecord, KeptValue, PodRecord
+from runtimeproxy.pods.records import CgroupRecord, ManagedValue, PodRecord
 from runtimeproxy.units import (
     UNLIMITED,
     cpu_shares_from_weight,
@@ -27,17 +27,17 @@ from runtimeproxy.units import (
 logger = logging.getLogger(__name__)
 
 MOST_UNCLAIMED: Final = 256
-"""Cgroups that no recorded pod has, but whose pods may be about to start; the oldest are forgotten first.
-More than the pods of a node. Source: the kubelet's default of 110 pods."""
+"""Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
+forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
 
 UNCLAIMED_S: Final = 600.0
-"""How long such a cgroup is remembered. More than the start of a pod takes. Source: the kubelet gives the
+"""How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 
 _THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STRIPES: Final = 16
-"""So many cgroups can be written at once; a write of memory limits may take long."""
+"""Number of cgroups that can be written at once; a write of memory limits may take long."""
 
 Value = int | str
 Values = Mapping[str, Value]
@@ -48,239 +48,222 @@ class _Writer(Protocol):
     def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]: ...
 
 
-class _Kept(NamedTuple):
-    values: Mapping[str, KeptValue]
+class _Managed(NamedTuple):
+    values: Mapping[str, ManagedValue]
     since_s: float
-    settling: frozenset[str] = frozenset()
-    """Values of hook servers that are written again once: see `write`."""
+    once: frozenset[str] = frozenset()
+    """Values of hook servers that the next `reapply` writes again; see `write`."""
 
 
-class KeptCgroups:
+class ManagedCgroups:
     """A cgroup writer that remembers what it wrote; safe for all threads.
 
     Args:
-        writer: writes.
-        clock: in seconds.
+        writer: Writes to the files.
+        clock: In seconds.
+
+    Attributes:
+        now_s: The clock.
+        on_change: Called in any thread with the id of each cgroup whose record has changed.
     """
 
-    def __init__(
-        self,
-        writer: _Writer,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, writer: _Writer, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
-        self._changed: Callable[[str], None] | None = None
-        self._clock = clock
         self._lock = Lock()
-        self._writing = tuple(RLock() for _ in range(_STRIPES))
-        self._kept: dict[_Path, _Kept] = {}
-
-    def tell(self, changed: Callable[[str], None]) -> None:
-        """Sets what is told, in any thread, the id of each cgroup of which something else is remembered."""
-        self._changed = changed
+        # Held while a cgroup is written and its record is changed: otherwise a thread could take the value
+        # that another one has just written for the node's own.
+        self._write_locks = tuple(RLock() for _ in range(_STRIPES))
+        self._managed: dict[_Path, _Managed] = {}
+        self.now_s = clock
+        self.on_change: Callable[[str], None] | None = None
 
     def __len__(self) -> int:
-        """How many cgroups are remembered."""
-        return len(self._kept)
+        """Number of remembered cgroups."""
+        return len(self._managed)
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """The ids of all cgroups that are remembered."""
+        """The ids of all remembered cgroups."""
         with self._lock:
-            return tuple(map(_identity, self._kept))
+            return tuple(map(_identity, self._managed))
 
     def record(self, identity: str) -> CgroupRecord | None:
-        """What is remembered of a cgroup; None if nothing is."""
-        found = self._kept.get(cgroup_path(identity))
+        """The record of a cgroup; None if no values were written to it."""
+        found = self._managed.get(cgroup_path(identity))
         return None if found is None else CgroupRecord(identity, found.values)
 
-    @property
-    def now_s(self) -> float:
-        """The time by the clock of `take`."""
-        return self._clock()
-
-    def take(self, records: Iterable[CgroupRecord], *, outdated_s: float | None = None) -> None:
-        """Takes what a checkpoint holds; what has been written in this process counts more.
+    def load(self, records: Iterable[CgroupRecord], *, outdated_s: float | None = None) -> None:
+        """Adds the records of a checkpoint; values written by this process take precedence.
 
         Args:
-            records: what the checkpoint holds.
-            outdated_s: the time from which on another process decided: what was written in this one before
-                does not count. None if none did.
+            records: Cgroups of the checkpoint.
+            outdated_s: Time from which on another process decided: values that this process wrote before it
+                do not take precedence. None if there was no other process.
         """
-        now_s = self._clock()
+        now_s = self.now_s()
         for record in records:
             try:
                 path = cgroup_path(record.id)
             except CgroupPathError:
                 continue
             with self._lock:
-                before = self._kept.get(path)
+                before = self._managed.get(path)
                 if before is None or (outdated_s is not None and before.since_s <= outdated_s):
-                    taken = _Kept(record.values, now_s)
+                    loaded = _Managed(record.values, now_s)
                 else:
-                    taken = _Kept(_joined(record.values, before.values), now_s, before.settling)
-                self._kept[path] = taken
-            if taken.values != record.values:
-                self._tell([path])
+                    loaded = _Managed(_joined(record.values, before.values), now_s, before.once)
+                self._managed[path] = loaded
+            if loaded.values != record.values:
+                self._changed([path])
 
     def write(self, cgroup: str, values: Values, once: Collection[str] = ()) -> tuple[WriteResult, ...]:
-        """Writes values to one cgroup, and remembers those that are there now.
+        """Writes values to one cgroup, and remembers those that the files hold now.
 
         Args:
-            cgroup: the cgroup.
-            values: by parameter.
-            once: those that are somebody else's business from now on: what the files held before is
-                remembered for them, and only in a slice the next `renew` writes them again. That is the start
-                of the very sandbox for which they are meant, by which systemd resets the slice.
+            cgroup: The cgroup.
+            values: By parameter.
+            once: Values that are not reapplied later, because a hook server owns them: only their original
+                is remembered. In a slice the next `reapply` writes them once more: systemd resets the slice
+                when it starts the sandbox that the values are meant for.
         """
         try:
             path = cgroup_path(cgroup)
         except CgroupPathError:
             return self._writer.write(cgroup, values)
-        with self._written_alone(path):
+        with self._write_lock(path):
             results = self._writer.write(cgroup, values)
             there = [result for result in results if result.outcome in _THERE]
             if there:
                 self._remember(path, there, frozenset(once))
         return results
 
-    def keeps(self, cgroup: str) -> bool:
-        """Whether values were written to this cgroup that are to stay there; costs next to nothing."""
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether `reapply` would write to this cgroup; takes no lock, for the event loop's thread."""
         try:
-            kept = self._kept.get(cgroup_path(cgroup))
+            managed = self._managed.get(cgroup_path(cgroup))
         except CgroupPathError:
             return False
-        if kept is None:
+        if managed is None:
             return False
-        return bool(kept.settling) or any(value.kept for value in kept.values.values())
+        return bool(managed.once) or any(value.reapply for value in managed.values.values())
 
-    def renew(self, cgroup: str) -> None:
-        """Writes again what has changed in one cgroup, where that is to be expected."""
+    def reapply(self, cgroup: str) -> None:
+        """Writes the changed values of one cgroup again after an event that is known to reset them."""
         path = cgroup_path(cgroup)
+        once: frozenset[str] = frozenset()
         with self._lock:
-            found = self._kept.get(path)
-            settling = found.settling if found is not None else frozenset()
-            if found is not None and settling:
-                self._kept[path] = found._replace(settling=frozenset())
-        self._write_again(path, cgroup, logging.DEBUG, settling)
+            found = self._managed.get(path)
+            if found is not None and found.once:
+                once = found.once
+                self._managed[path] = found._replace(once=frozenset())
+        self._reapply(path, cgroup, logging.DEBUG, once)
 
-    def keep(self, pods: Iterable[PodRecord], container_ids: Collection[str] = ()) -> None:
-        """Writes again what has changed in the cgroups of these pods; the others are not touched.
+    def reapply_all(self, pods: Iterable[PodRecord], container_ids: Collection[str] = ()) -> None:
+        """Writes changed values of these pods' cgroups again.
 
         Args:
-            pods: all pods that run.
-            container_ids: all containers that are known; the cgroups of others are forgotten.
+            pods: All running pods.
+            container_ids: All known containers; the cgroups of others are forgotten.
         """
         live = {path: pod for pod in pods for path in _paths([pod.cgroup_parent])}
         self._forget(live.keys(), container_ids)
         with self._lock:
-            claimed = live.keys() & self._kept.keys()
+            claimed = live.keys() & self._managed.keys()
         for path in claimed:
-            self._write_again(path, live[path], logging.WARNING)
+            self._reapply(path, live[path], logging.WARNING)
 
-    def forget_all(self) -> None:
-        """Writes no value again: other policies count from now on. What the files held stays known."""
+    def release_all(self) -> None:
+        """Ends the reapplying of all values, because other policies are in use now; originals stay known."""
         with self._lock:
-            for path, kept in self._kept.items():
-                values = {name: replace(value, kept=False) for name, value in kept.values.items()}
-                self._kept[path] = _Kept(values, kept.since_s)
-            paths = tuple(self._kept)
-        self._tell(paths)
+            for path, managed in self._managed.items():
+                values = {name: replace(value, reapply=False) for name, value in managed.values.items()}
+                self._managed[path] = _Managed(values, managed.since_s)
+            paths = tuple(self._managed)
+        self._changed(paths)
 
-    def tidy(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets the cgroups of pods that are gone, if there are many; cheap otherwise."""
-        if len(self._kept) > MOST_UNCLAIMED:
+    def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
+        if len(self._managed) > MOST_UNCLAIMED:
             self._forget(_paths(pod_cgroups), frozenset(container_ids))
 
     def _remember(self, path: _Path, results: Sequence[WriteResult], once: frozenset[str]) -> None:
         with self._lock:
-            # What was written last is forgotten last.
-            found = self._kept.pop(path, None)
-            before = found.values if found is not None else {}
-            after = {
-                **before,
-                **{
-                    result.name: after_write(before.get(result.name), result, kept=result.name not in once)
-                    for result in results
-                },
-            }
-            there = frozenset(result.name for result in results)
-            settling = (found.settling if found is not None else frozenset()) - there
+            # Taken out, so that the cgroup goes to the end: the one that was written last is forgotten last.
+            found = self._managed.pop(path, None) or _Managed({}, 0.0)
+            after = {**found.values}
+            for result in results:
+                name = result.name
+                after[name] = after_write(after.get(name), result, reapply=name not in once)
+            names = frozenset(result.name for result in results)
+            settling = found.once - names
             if path[-1].endswith(".slice"):
-                settling |= once & there
-            self._kept[path] = _Kept(after, self._clock(), settling)
-        if after != before:
-            self._tell([path])
+                settling |= once & names
+            self._managed[path] = _Managed(after, self.now_s(), settling)
+        if after != found.values:
+            self._changed([path])
 
     def _forget(self, live: AbstractSet[_Path], container_ids: Collection[str]) -> None:
         with self._lock:
-            unclaimed = [path for path in self._kept if not _is_claimed(path, live, container_ids)]
+            unclaimed = [path for path in self._managed if not _is_claimed(path, live, container_ids)]
             too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
-            until_s = self._clock() - UNCLAIMED_S
+            until_s = self.now_s() - UNCLAIMED_S
             gone = [
                 path
                 for number, path in enumerate(unclaimed)
-                if number < too_many or self._kept[path].since_s < until_s
+                if number < too_many or self._managed[path].since_s < until_s
             ]
             for path in gone:
-                del self._kept[path]
-        self._tell(gone)
+                del self._managed[path]
+        self._changed(gone)
 
-    def _write_again(
+    def _reapply(
         self, path: _Path, owner: PodRecord | str, log_level: int, once: frozenset[str] = frozenset()
     ) -> None:
-        """Until the values that were written are still the wanted ones: a call may change them meanwhile."""
-        with self._written_alone(path):
-            self._write_until_same(path, owner, log_level, once)
+        with self._write_lock(path):
+            managed = self._managed.get(path)
+            # Until the written values are still the wanted ones: a call may change them meanwhile.
+            while managed is not None:
+                before = managed.values
+                wanted = {name: each.wanted for name, each in before.items() if each.reapply or name in once}
+                results = self._writer.write(_identity(path), wanted)
+                _log(log_level, owner, results)
+                after = {
+                    result.name: after_write(before[result.name], result, reapply=before[result.name].reapply)
+                    for result in results
+                    if result.outcome is Outcome.WRITTEN
+                }
+                with self._lock:
+                    now = self._managed.get(path)
+                    if now is managed and after:
+                        self._managed[path] = managed._replace(values={**before, **after})
+                if now is managed and after:
+                    self._changed([path])
+                managed = None if now is managed else now
 
-    def _written_alone(self, path: _Path) -> RLock:
-        """Held while a cgroup is written and that is remembered: else both may be another thread's."""
-        return self._writing[hash(path) % _STRIPES]
+    def _write_lock(self, path: _Path) -> RLock:
+        return self._write_locks[hash(path) % _STRIPES]
 
-    def _write_until_same(
-        self, path: _Path, owner: PodRecord | str, log_level: int, once: frozenset[str]
-    ) -> None:
-        kept = self._kept.get(path)
-        while kept is not None:
-            values = {name: value.wanted for name, value in kept.values.items() if value.kept or name in once}
-            results = self._writer.write(_identity(path), values)
-            written = [result for result in results if result.outcome is Outcome.WRITTEN]
-            _log(log_level, owner, results)
-            with self._lock:
-                now = self._kept.get(path)
-                is_same = now is kept
-                if is_same and written:
-                    before = kept.values
-                    after = {
-                        result.name: after_write(before[result.name], result, kept=before[result.name].kept)
-                        for result in written
-                    }
-                    self._kept[path] = kept._replace(values={**before, **after})
-            if is_same and written:
-                self._tell([path])
-            kept = None if is_same else now
-
-    def _tell(self, paths: Iterable[_Path]) -> None:
-        if self._changed is not None:
+    def _changed(self, paths: Iterable[_Path]) -> None:
+        if self.on_change is not None:
             for path in paths:
-                self._changed(_identity(path))
+                self.on_change(_identity(path))
 
 
-def after_write(before: KeptValue | None, result: WriteResult, *, kept: bool = True) -> KeptValue:
-    """What is remembered of a value after it was written.
+def after_write(before: ManagedValue | None, result: WriteResult, *, reapply: bool = True) -> ManagedValue:
+    """The record of a value after a write.
 
-    What the file held before the first write is kept, until somebody else puts another value there: then that
-    is what the node wants without the proxy.
+    The original is the content before the first write. When the file holds a foreign value before a later
+    write, that one becomes the original: it is what the node wants without the proxy.
 
     Args:
-        before: what was remembered.
-        result: the outcome of the write: the value is there now.
-        kept: whether it is to stay there.
+        before: The record before the write.
+        result: Outcome of the write: the file holds the value now.
+        reapply: Whether to write the value again when it has changed.
     """
     if before is None:
-        return KeptValue(result.value, result.old, kept)
+        return ManagedValue(result.value, result.old, reapply)
     is_own = result.old is None or result.old in as_read(result.name, before.wanted)
-    return KeptValue(result.value, before.original if is_own else result.old, kept)
+    return ManagedValue(result.value, before.original if is_own else result.old, reapply)
 
 
 def as_read(name: str, value: Value) -> tuple[Value, ...]:
@@ -297,7 +280,7 @@ def as_read(name: str, value: Value) -> tuple[Value, ...]:
     return (plain,)
 
 
-def _joined(saved: Mapping[str, KeptValue], now: Mapping[str, KeptValue]) -> Mapping[str, KeptValue]:
+def _joined(saved: Mapping[str, ManagedValue], now: Mapping[str, ManagedValue]) -> Mapping[str, ManagedValue]:
     """What was written in this process counts, but what the files held before is in the checkpoint."""
     mended = {
         name: replace(value, original=saved[name].original)

@@ -1,15 +1,17 @@
-"""Facts about a node, and what they say of a value: a frozen snapshot, and pure questions to it.
-
-A fact is known or unknown, and what is unknown refuses nothing.
-"""
+"""Facts about a node, read from sysfs and the cgroup tree; what is unknown refuses nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Protocol
 
-from runtimeproxy.cgroups import PARAMETERS
+from runtimeproxy.cgroups import DEFAULT_ROOT, PARAMETERS, detect
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 FilesByController = Mapping[str, Mapping[str, bool]]
@@ -86,3 +88,149 @@ def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
     if online is None or not missing:
         return ""
     return f"{what} {format_cpu_list(missing)} not online, only {format_cpu_list(online) or 'none'}"
+
+
+DEFAULT_SYSFS: Final = Path("/sys")
+"""Where sysfs is mounted. Source: sysfs(5)."""
+REFRESH_S: Final = 1.0
+"""How old what changes while a node runs may be: CPUs and memory are switched on and off by hand."""
+
+_ONLINE_CPUS: Final = "devices/system/cpu/online"
+_POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
+_ONLINE_MEMORY_NODES: Final = "devices/system/node/online"
+"""Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu and -node."""
+_MOST_CGROUPS: Final = 32
+"""So many cgroups below a root are looked at for their files: they differ in controllers, not in kernels."""
+_WRITABLE: Final = 0o222
+_USUAL: Final = frozenset({"cpu", "cpuset", "memory"})
+
+
+class Node(Protocol):
+    """Whoever knows a node."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether `facts` needs no file just now."""
+
+    def facts(self) -> NodeFacts:
+        """What is known now; in the event loop's thread only while `is_fresh`."""
+
+
+class FixedNode:
+    """A node that never changes."""
+
+    def __init__(self, facts: NodeFacts = ANY_NODE) -> None:
+        self._facts = facts
+
+    @property
+    def is_fresh(self) -> bool:
+        """Always: nothing is read."""
+        return True
+
+    def facts(self) -> NodeFacts:
+        """What it was made with."""
+        return self._facts
+
+
+class NodeReader:
+    """The node that these folders describe; safe for all threads.
+
+    Args:
+        sysfs: where sysfs is mounted.
+        cgroup_root: where cgroups are mounted.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        sysfs: Path = DEFAULT_SYSFS,
+        cgroup_root: Path = DEFAULT_ROOT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sysfs = sysfs
+        self._cgroup_root = cgroup_root
+        self._clock = clock
+        # Replaced as one, so that threads need no lock: at worst two of them read the same files.
+        self._known: tuple[float, NodeFacts] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the files were read within the last second."""
+        return self._known is not None and self._clock() - self._known[0] < REFRESH_S
+
+    def facts(self) -> NodeFacts:
+        """What is known now, read again at most once a second."""
+        known, now_s = self._known, self._clock()
+        if known is not None and now_s - known[0] < REFRESH_S:
+            return known[1]
+        before = known[1] if known is not None else ANY_NODE
+        facts = replace(
+            before,
+            online_cpus=self._numbers(_ONLINE_CPUS),
+            online_memory_nodes=self._numbers(_ONLINE_MEMORY_NODES),
+            last_cpu=max(self._numbers(_POSSIBLE_CPUS) or (), default=None),
+        )
+        if not _is_complete(facts):
+            facts = self._with_cgroups(facts)
+        self._known = now_s, facts
+        return facts
+
+    def _numbers(self, file: str) -> frozenset[int] | None:
+        try:
+            return parse_cpu_list((self._sysfs / file).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
+        """Looks at the cgroup tree."""
+        mounts = detect(self._cgroup_root).mounts
+        if not mounts:
+            return facts
+        is_unified = (self._cgroup_root / "cgroup.controllers").exists()
+        files: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+        for controller, mount in mounts.items():
+            if mount.version == 1:
+                for folder in (mount.folder, *_below(mount.folder)):
+                    files[controller].update(_files(folder, controller))
+        unified = {mount.folder for mount in mounts.values() if mount.version == 2}
+        for folder in (each for root in unified for each in _below(root)):
+            # The root itself lacks most files, and so does a cgroup in which a controller is not enabled.
+            for controller in ("cgroup", *_enabled(folder)):
+                files[controller].update(_files(folder, controller))
+        return replace(
+            facts,
+            cgroup_version=2 if is_unified else 1,
+            controllers={name: mount.version for name, mount in mounts.items()},
+            files={controller: found for controller, found in files.items() if found},
+        )
+
+
+def _is_complete(facts: NodeFacts) -> bool:
+    """Whether the files are known on which policies usually act; they never change."""
+    return bool(facts.controllers) and _USUAL & facts.controllers.keys() <= facts.files.keys()
+
+
+def _enabled(folder: Path) -> list[str]:
+    try:
+        return (folder / "cgroup.controllers").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return []
+
+
+def _below(root: Path) -> list[Path]:
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [root / name for name in names[:_MOST_CGROUPS]]
+
+
+def _files(folder: Path, controller: str) -> dict[str, bool]:
+    """Return a controller's files in a cgroup, and whether each can be written."""
+    found: dict[str, bool] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(f"{controller}."):
+                found[entry.name] = bool(entry.stat(follow_symlinks=False).st_mode & _WRITABLE)
+    return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime import RuntimeClient, RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 
 POD_UID_LABEL: Final = "io.kubernetes.pod.uid"

@@ -96,13 +96,13 @@ class ContainerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptValue:
+class ManagedValue:
     """A value that policies have put into a file of a cgroup."""
 
     wanted: int | str
     original: int | str | None = None
     """What the file held before, or what somebody else has put there since; None if that is not known."""
-    kept: bool = True
+    reapply: bool = True
     """Whether it is written again when it has changed: no longer once other policies count."""
 
 
@@ -112,7 +112,7 @@ class CgroupRecord:
 
     id: str
     """The cgroup's path below a controller's mount, with a slash in front."""
-    values: Mapping[str, KeptValue]
+    values: Mapping[str, ManagedValue]
     """By parameter."""
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from runtimeproxy.pods.reconcile import changed_values, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.pods.runtime import RuntimeClient, RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 
 LOG: Final = logging.getLogger(__name__)

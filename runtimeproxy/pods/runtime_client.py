@@ -11,16 +11,41 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from runtimeproxy.errors import StatusCode
+from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2.client import CallError, UnaryCall, UnaryClient, request_block
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
 
 if TYPE_CHECKING:
-    from runtimeproxy.pods.questions import Question
+    from runtimeproxy.pods.from_cri import Question
+
+
+class RuntimeUnavailableError(RuntimeProxyError):
+    """The runtime did not answer: it is not there, too slow, or ended the call with an error."""
+
+
+class RuntimeClient(Protocol):
+    """Asks the runtime, on a connection of its own. All methods raise RuntimeUnavailableError."""
+
+    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
+        """All sandboxes by id, or those with all of the given labels."""
+
+    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
+        """All containers by id, or those of one sandbox."""
+
+    async def pod(self, identity: str) -> PodRecord | None:
+        """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
+
+    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
+        """One container with its resources; None if the runtime does not know it.
+
+        Args:
+            identity: Its id or a unique prefix.
+            with_pod: Whether the sandbox's id is needed: that answer costs the runtime more.
+        """
+
 
 logger = logging.getLogger(__name__)
 
@@ -80,21 +105,21 @@ class GrpcRuntimeClient:
     async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
         """All sandboxes by id, or those with all of the given labels."""
         await self._load()
-        from runtimeproxy.pods.questions import list_pods
+        from runtimeproxy.pods.from_cri import list_pods
 
         return _present(await self._ask(list_pods(labels or {}), self._settings.list_timeout_s))
 
     async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
         """All containers by id, or those of one sandbox."""
         await self._load()
-        from runtimeproxy.pods.questions import list_containers
+        from runtimeproxy.pods.from_cri import list_containers
 
         return _present(await self._ask(list_containers(pod_id), self._settings.list_timeout_s))
 
     async def pod(self, identity: str) -> PodRecord | None:
         """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
         await self._load()
-        from runtimeproxy.pods.questions import pod
+        from runtimeproxy.pods.from_cri import pod
 
         return await self._ask(pod(identity), self._settings.status_timeout_s)
 
@@ -128,7 +153,7 @@ class GrpcRuntimeClient:
             RuntimeUnavailableError: The runtime did not answer in time.
         """
         await self._load()
-        from runtimeproxy.pods.questions import runtime_name
+        from runtimeproxy.pods.from_cri import runtime_name
 
         return _present(await self._ask(runtime_name(), self._settings.status_timeout_s))
 
@@ -146,7 +171,7 @@ class GrpcRuntimeClient:
             RuntimeUnavailableError: The runtime did not answer in time, or refused.
         """
         await self._load()
-        from runtimeproxy.pods.questions import update_container
+        from runtimeproxy.pods.from_cri import update_container
 
         request = update_container(identity, scalars, unified)
         await self._call("UpdateContainerResources", request, self._settings.status_timeout_s)
@@ -159,7 +184,7 @@ class GrpcRuntimeClient:
 
     async def _container(self, identity: str, *, verbose: bool) -> tuple[ContainerRecord | None, bool]:
         await self._load()
-        from runtimeproxy.pods.questions import container
+        from runtimeproxy.pods.from_cri import container
 
         found = await self._ask(container(identity, verbose=verbose), self._settings.status_timeout_s)
         return found or (None, False)
@@ -239,7 +264,7 @@ class GrpcRuntimeClient:
 
 
 def _load() -> None:
-    import runtimeproxy.pods.questions  # noqa: F401  # the import is the purpose
+    import runtimeproxy.pods.from_cri  # noqa: F401  # the import is the purpose
 
 
 def _present(answer: ResultT | None) -> ResultT:

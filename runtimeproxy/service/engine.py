@@ -25,18 +25,17 @@ from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.ledger.managed import KeptCgroups
+from runtimeproxy.ledger.checkpoint_sync import CheckpointSync
+from runtimeproxy.ledger.managed import ManagedCgroups
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node import NodeReader
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
-from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service import malloc as memory
 from runtimeproxy.service.audit_log import AuditLog
-from runtimeproxy.service.checkpoint_sync import LastingRecords
 from runtimeproxy.service.threads import BackgroundThreads
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Engine:
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
         self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
-        self._cgroups = KeptCgroups(_writer(settings))
+        self._cgroups = ManagedCgroups(_writer(settings))
         self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
         self._recovery = Recovery(
             self._store,
@@ -98,8 +97,11 @@ class Engine:
             RecoverySettings(interval_s=settings.state.resync_interval_s),
             on_compared=self._compared,
         )
-        self._lasting = LastingRecords(Path(settings.state.dir), self._store, self._cgroups, self._recovery)
-        self._lasting.is_passive = is_bypassed
+        self._checkpoint_thread = BackgroundThreads(1, "checkpoint")
+        self._checkpoint = CheckpointSync(
+            Path(settings.state.dir), self._store, self._cgroups, self._recovery, self._checkpoint_thread
+        )
+        self._checkpoint.is_passive = is_bypassed
         self._chain: Chain | None = None
         self._settings = settings
         self._loading = asyncio.Lock()
@@ -150,7 +152,7 @@ class Engine:
             policies += f" ({', '.join(each.name for each in self._problems)}: not loaded, see the log)"
         servers = f", {self._servers.summary}" if self._servers.summary else ""
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
-        recovered += ", which are not saved" if self._lasting.problem else ""
+        recovered += ", which are not saved" if self._checkpoint.problem else ""
         records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
         return f"{policies}{servers}; {records}{recovered}"
 
@@ -210,30 +212,30 @@ class Engine:
     def configure(self, settings: Settings) -> None:
         """Takes the settings of held calls; what other policies wrote to cgroups is no longer kept there."""
         self.interceptor.configure(call_settings(settings))
-        self._cgroups.forget_all()
+        self._cgroups.release_all()
         self._servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
         """Takes the records that the last process has saved; to be awaited before the first held call."""
-        await self._lasting.load()
+        await self._checkpoint.load()
 
     async def merge_state(self) -> None:
         """Takes what another process has saved since, for ids to which nothing has happened in this one."""
-        await self._lasting.merge()
+        await self._checkpoint.merge()
 
     async def take_back_state(self) -> None:
         """Takes what a successor has saved that is gone; to be awaited before this process decides again."""
-        await self._lasting.take_back()
+        await self._checkpoint.take_back()
         self.compare_soon()
 
     async def flush_state(self) -> bool:
         """Saves all changes of the records; returns whether they are on disk now."""
-        return await self._lasting.flush()
+        return await self._checkpoint.flush()
 
     def start(self) -> None:
         """Starts what runs in the background."""
-        self._spawn(self._lasting.run())
-        self._spawn(self._lasting.follow())
+        self._spawn(self._checkpoint.run())
+        self._spawn(self._checkpoint.follow())
         self._spawn(self.interceptor.load())
         self._spawn(self._recovery.run())
         self._spawn(self._watch_runtime())
@@ -246,7 +248,7 @@ class Engine:
     def tidy(self) -> None:
         """To be called from time to time; cheap."""
         parents = (pod.cgroup_parent for pod in self._store.pods)
-        self._cgroups.tidy(parents, (container.id for container in self._store.containers))
+        self._cgroups.prune(parents, (container.id for container in self._store.containers))
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a probe."""
@@ -270,7 +272,8 @@ class Engine:
         self._files_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()
-        await self._lasting.close()
+        await self._checkpoint.close()
+        self._checkpoint_thread.shutdown(cancel_futures=True)
 
     def _use_servers(self) -> None:
         """The hook servers have changed: they run after the policies of this process."""
@@ -287,7 +290,7 @@ class Engine:
         if not self._is_bypassed():
             running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             containers = frozenset(container.id for container in self._store.containers)
-            await run(self._executor, self._cgroups.keep, running, containers)
+            await run(self._executor, self._cgroups.reapply_all, running, containers)
             for due in take_due(self._context):
                 await self.interceptor.write_due(due)
         # The runtime's lists are long, and are needed once in minutes.

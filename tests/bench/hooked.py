@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.remote.exchanges import EXCHANGES
+from runtimeproxy.hooks.remote.protocol import EXCHANGES
 from runtimeproxy.http2.client import CallError, UnaryClient, request_block
 from tests.bench import names
 from tests.bench.bench import Bench

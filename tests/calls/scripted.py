@@ -27,7 +27,7 @@ from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.interception import CallHandler, CallHead, Outcome
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 
@@ -137,10 +137,10 @@ class RecordedWriter:
             WriteResult(cgroup, key, value, outcome, None, self.error) for key, value in values.items()
         )
 
-    def keeps(self, cgroup: str) -> bool:
+    def is_managed(self, cgroup: str) -> bool:
         return any(name == cgroup for name, _ in self.written)
 
-    def renew(self, cgroup: str) -> None:
+    def reapply(self, cgroup: str) -> None:
         self.lets_renew.wait(30)
         self.renewed.append(cgroup)
 

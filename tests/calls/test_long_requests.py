@@ -31,7 +31,7 @@ SHARES = ContainerChange(annotations={"added": "yes"})
 def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that copied many entries in the loop's thread."""
     found: list[str] = []
-    from runtimeproxy import parsing
+    from cri_api import parsing
     from runtimeproxy.calls import run_pod_sandbox, to_views, update_container
     from runtimeproxy.pods import records, resources
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.checkpoint_rows import Saved
-from runtimeproxy.pods.records import ContainerRecord, KeptValue
+from runtimeproxy.pods.checkpoint.codec import Saved
+from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.records import ContainerRecord, ManagedValue
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, pod
@@ -190,7 +190,7 @@ def test_cgroup_values_that_were_reset_while_the_proxy_was_away(
     path = cgroup_files.folder(parent) / "cpu.weight"
     wanted = path.read_text()
     (record,) = wait_until(lambda: saved(daemon).cgroups, "the saved value")
-    assert record.values["memory.limit_in_bytes"] == KeptValue(128 * MIB, -1)
+    assert record.values["memory.limit_in_bytes"] == ManagedValue(128 * MIB, -1)
     daemon.kill()
     path.write_text("100\n")
     daemon.start()

@@ -14,7 +14,7 @@ import pytest
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE
 from runtimeproxy.cli import main
 from runtimeproxy.config import DEFAULT_CONFIG_PATH, Settings
-from runtimeproxy.hooks.remote.registration import ANSWERS, HOOK_NAMES, TIMEOUT, parse
+from runtimeproxy.hooks.remote.registrations import ANSWERS, HOOK_NAMES, TIMEOUT, parse
 
 ROOT = Path(__file__).parents[2]
 COMPARISON = ROOT / "systemd" / "coming-from-koordinator.md"

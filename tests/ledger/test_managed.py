@@ -11,12 +11,12 @@ from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
 from runtimeproxy.ledger.managed import (
     MOST_UNCLAIMED,
     UNCLAIMED_S,
-    KeptCgroups,
+    ManagedCgroups,
     Values,
     after_write,
     as_read,
 )
-from runtimeproxy.pods.records import CgroupRecord, KeptValue, PodRecord
+from runtimeproxy.pods.records import CgroupRecord, ManagedValue, PodRecord
 from runtimeproxy.testing import CgroupFiles
 
 ONE, TWO = "/kubepods/besteffort/podone", "/kubepods/besteffort/podtwo"
@@ -33,8 +33,8 @@ def files(tmp_path: Path) -> CgroupFiles:
 
 
 @pytest.fixture
-def kept(files: CgroupFiles) -> KeptCgroups:
-    return KeptCgroups(CgroupWriter(files.root))
+def managed(files: CgroupFiles) -> ManagedCgroups:
+    return ManagedCgroups(CgroupWriter(files.root))
 
 
 def pods(*cgroups: str) -> list[PodRecord]:
@@ -55,13 +55,13 @@ def weight(files: CgroupFiles, cgroup: str) -> str:
 
 
 def test_values_of_pods_that_run_are_written_again(
-    kept: KeptCgroups, files: CgroupFiles, caplog: pytest.LogCaptureFixture
+    managed: ManagedCgroups, files: CgroupFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     for cgroup in (ONE, TWO):
-        kept.write(cgroup, {"cpu.shares": 512})
+        managed.write(cgroup, {"cpu.shares": 512})
         reset(files, cgroup)
     with caplog.at_level(logging.WARNING):
-        kept.keep(pods(TWO))
+        managed.reapply_all(pods(TWO))
     assert (weight(files, ONE), weight(files, TWO)) == (UNTOUCHED, "20")
     assert [record.message for record in caplog.records] == [
         "cgroup values of pod default/web, uid u1 had been changed, and are set again: cpu.shares 2597 -> 512"
@@ -69,116 +69,118 @@ def test_values_of_pods_that_run_are_written_again(
 
 
 def test_values_of_one_cgroup_are_renewed(
-    kept: KeptCgroups, files: CgroupFiles, caplog: pytest.LogCaptureFixture
+    managed: ManagedCgroups, files: CgroupFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not kept.keeps(ONE)
-    kept.write(ONE, {"cpu.shares": 512})
-    assert kept.keeps(ONE)
-    assert not kept.keeps(TWO)
+    assert not managed.is_managed(ONE)
+    managed.write(ONE, {"cpu.shares": 512})
+    assert managed.is_managed(ONE)
+    assert not managed.is_managed(TWO)
     reset(files, ONE)
     with caplog.at_level(logging.INFO):
-        kept.renew(ONE)
-        kept.renew(TWO)
+        managed.reapply(ONE)
+        managed.reapply(TWO)
     assert (weight(files, ONE), weight(files, TWO)) == ("20", UNTOUCHED)
     assert caplog.records == []
-    kept.forget_all()
-    assert not kept.keeps(ONE)
+    managed.release_all()
+    assert not managed.is_managed(ONE)
 
 
 def test_values_that_are_still_there_make_no_line(
-    kept: KeptCgroups, caplog: pytest.LogCaptureFixture
+    managed: ManagedCgroups, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept.write(ONE, {"cpu.shares": 512})
-    kept.keep(pods(ONE))
+    managed.write(ONE, {"cpu.shares": 512})
+    managed.reapply_all(pods(ONE))
     assert caplog.records == []
 
 
-def test_the_last_value_counts_and_others_stay(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 1 << 20})
-    kept.write(ONE, {"cpu.shares": 1024})
+def test_the_last_value_counts_and_others_stay(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 1 << 20})
+    managed.write(ONE, {"cpu.shares": 1024})
     reset(files, ONE)
-    kept.keep(pods(ONE))
+    managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == "39"
     assert files.read(ONE, "memory.max").strip() == str(1 << 20)
 
 
-def test_what_could_not_be_written_is_not_kept(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write("/kubepods/podlater", {"cpu.shares": 512})
-    kept.write("../escape", {"cpu.shares": 512})
-    kept.write(ONE, {"no.such.parameter": 1, "cpu.shares": -5})
-    assert len(kept) == 0
+def test_what_could_not_be_written_is_not_kept(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write("/kubepods/podlater", {"cpu.shares": 512})
+    managed.write("../escape", {"cpu.shares": 512})
+    managed.write(ONE, {"no.such.parameter": 1, "cpu.shares": -5})
+    assert len(managed) == 0
 
 
-def test_another_spelling_is_the_same_cgroup(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE.removeprefix("/"), {"cpu.shares": 512})
+def test_another_spelling_is_the_same_cgroup(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE.removeprefix("/"), {"cpu.shares": 512})
     reset(files, ONE)
-    kept.keep(pods(ONE, "", ".."))
+    managed.reapply_all(pods(ONE, "", ".."))
     assert weight(files, ONE) == "20"
 
 
-def test_after_a_change_of_policies_nothing_is_kept(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512})
-    kept.forget_all()
+def test_after_a_change_of_policies_nothing_is_kept(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE, {"cpu.shares": 512})
+    managed.release_all()
     reset(files, ONE)
-    kept.keep(pods(ONE))
+    managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == UNTOUCHED
 
 
-def test_cgroups_of_pods_that_are_gone_are_forgotten(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512})
+def test_cgroups_of_pods_that_are_gone_are_forgotten(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE, {"cpu.shares": 512})
     for number in range(MOST_UNCLAIMED + 10):
         files.make(f"/kubepods/pod{number}")
-        kept.write(f"/kubepods/pod{number}", {"cpu.shares": 512})
-        kept.tidy([ONE])
-    assert len(kept) == MOST_UNCLAIMED + 1
+        managed.write(f"/kubepods/pod{number}", {"cpu.shares": 512})
+        managed.prune([ONE])
+    assert len(managed) == MOST_UNCLAIMED + 1
     reset(files, ONE)
-    kept.keep(pods(ONE))
+    managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == "20"
 
 
 def test_a_cgroup_that_no_pod_claims_is_forgotten_after_a_time(files: CgroupFiles) -> None:
     now_s = [0.0]
-    kept = KeptCgroups(CgroupWriter(files.root), clock=lambda: now_s[0])
+    managed = ManagedCgroups(CgroupWriter(files.root), clock=lambda: now_s[0])
     told: list[str] = []
-    kept.tell(told.append)
+    managed.on_change = told.append
     for cgroup in (ONE, f"{ONE}/box1", f"{ONE}/cri-containerd-box2.scope", TWO):
         files.make(cgroup)
-        kept.write(cgroup, {"cpu.shares": 512})
+        managed.write(cgroup, {"cpu.shares": 512})
     now_s[0] = UNCLAIMED_S
-    kept.keep(pods(ONE), {"box2"})
-    assert len(kept) == 4
+    managed.reapply_all(pods(ONE), {"box2"})
+    assert len(managed) == 4
     told.clear()
     now_s[0] += 1
-    kept.keep(pods(ONE), {"box2"})
-    assert kept.identities == (ONE, f"{ONE}/cri-containerd-box2.scope")
+    managed.reapply_all(pods(ONE), {"box2"})
+    assert managed.identities == (ONE, f"{ONE}/cri-containerd-box2.scope")
     assert told == [f"{ONE}/box1", TWO]
 
 
-def test_what_a_file_held_is_remembered(kept: KeptCgroups, files: CgroupFiles) -> None:
+def test_what_a_file_held_is_remembered(managed: ManagedCgroups, files: CgroupFiles) -> None:
     told: list[str] = []
-    kept.tell(told.append)
-    kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 5000})
-    kept.write(ONE, {"cpu.shares": 1024, "memory.limit_in_bytes": 9000})
-    assert kept.record(ONE) == CgroupRecord(
-        ONE, {"cpu.shares": KeptValue(1024, 2597), "memory.limit_in_bytes": KeptValue(9000, -1)}
+    managed.on_change = told.append
+    managed.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 5000})
+    managed.write(ONE, {"cpu.shares": 1024, "memory.limit_in_bytes": 9000})
+    assert managed.record(ONE) == CgroupRecord(
+        ONE, {"cpu.shares": ManagedValue(1024, 2597), "memory.limit_in_bytes": ManagedValue(9000, -1)}
     )
-    kept.write(ONE, {"cpu.shares": 1024})
+    managed.write(ONE, {"cpu.shares": 1024})
     assert told == [ONE, ONE]
-    assert kept.record(TWO) is None
+    assert managed.record(TWO) is None
 
 
-def test_a_value_that_somebody_else_puts_there_is_the_original(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"memory.limit_in_bytes": 4096})
+def test_a_value_that_somebody_else_puts_there_is_the_original(
+    managed: ManagedCgroups, files: CgroupFiles
+) -> None:
+    managed.write(ONE, {"memory.limit_in_bytes": 4096})
     (files.folder(ONE) / "memory.max").write_text("8192\n")
-    kept.keep(pods(ONE))
-    found = kept.record(ONE)
+    managed.reapply_all(pods(ONE))
+    found = managed.record(ONE)
     assert found is not None
-    assert found.values == {"memory.limit_in_bytes": KeptValue(4096, 8192)}
+    assert found.values == {"memory.limit_in_bytes": ManagedValue(4096, 8192)}
     (files.folder(ONE) / "memory.max").write_text("16384\n")
-    kept.write(ONE, {"memory.limit_in_bytes": 4096})
-    found = kept.record(ONE)
+    managed.write(ONE, {"memory.limit_in_bytes": 4096})
+    found = managed.record(ONE)
     assert found is not None
-    assert found.values == {"memory.limit_in_bytes": KeptValue(4096, 16384)}
+    assert found.values == {"memory.limit_in_bytes": ManagedValue(4096, 16384)}
 
 
 @pytest.mark.parametrize(
@@ -186,16 +188,16 @@ def test_a_value_that_somebody_else_puts_there_is_the_original(kept: KeptCgroups
     [
         pytest.param(None, 1024, 1024, id="first-write"),
         pytest.param(None, None, None, id="first-write-over-nonsense"),
-        pytest.param(KeptValue(512, 1024), 512, 1024, id="own-value"),
-        pytest.param(KeptValue(512, 1024), 500, 1024, id="own-value-read-from-a-weight"),
-        pytest.param(KeptValue(512, 1024), None, 1024, id="nonsense"),
-        pytest.param(KeptValue(512, 1024), 2048, 2048, id="somebody-elses"),
-        pytest.param(KeptValue(512, None), 2048, 2048, id="somebody-elses-after-nonsense"),
+        pytest.param(ManagedValue(512, 1024), 512, 1024, id="own-value"),
+        pytest.param(ManagedValue(512, 1024), 500, 1024, id="own-value-read-from-a-weight"),
+        pytest.param(ManagedValue(512, 1024), None, 1024, id="nonsense"),
+        pytest.param(ManagedValue(512, 1024), 2048, 2048, id="somebody-elses"),
+        pytest.param(ManagedValue(512, None), 2048, 2048, id="somebody-elses-after-nonsense"),
     ],
 )
-def test_after_write(before: KeptValue | None, old: int | None, original: int | None) -> None:
+def test_after_write(before: ManagedValue | None, old: int | None, original: int | None) -> None:
     result = WriteResult(ONE, "cpu.shares", 256, Outcome.WRITTEN, old)
-    assert after_write(before, result) == KeptValue(256, original)
+    assert after_write(before, result) == ManagedValue(256, original)
 
 
 @pytest.mark.parametrize(
@@ -213,67 +215,71 @@ def test_as_read(name: str, value: int | str, form: int | str) -> None:
     assert form in as_read(name, value)
 
 
-def test_values_of_a_checkpoint_are_kept(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.take(
+def test_values_of_a_checkpoint_are_kept(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.load(
         [
-            CgroupRecord(ONE, {"cpu.shares": KeptValue(512, 1024)}),
-            CgroupRecord(TWO, {"cpu.shares": KeptValue(512, 1024, kept=False)}),
+            CgroupRecord(ONE, {"cpu.shares": ManagedValue(512, 1024)}),
+            CgroupRecord(TWO, {"cpu.shares": ManagedValue(512, 1024, reapply=False)}),
             CgroupRecord("/../x", {}),
         ]
     )
-    kept.keep(pods(ONE, TWO))
+    managed.reapply_all(pods(ONE, TWO))
     assert (weight(files, ONE), weight(files, TWO)) == ("20", UNTOUCHED)
 
 
-def test_what_is_written_before_the_checkpoint_is_read_counts(kept: KeptCgroups, files: CgroupFiles) -> None:
+def test_what_is_written_before_the_checkpoint_is_read_counts(
+    managed: ManagedCgroups, files: CgroupFiles
+) -> None:
     (files.folder(ONE) / "cpu.weight").write_text("20\n")
-    kept.write(ONE, {"cpu.shares": 1024})
-    kept.take([CgroupRecord(ONE, {"cpu.shares": KeptValue(512, 2), "cpu.idle": KeptValue(1, 0)})])
-    found = kept.record(ONE)
+    managed.write(ONE, {"cpu.shares": 1024})
+    managed.load([CgroupRecord(ONE, {"cpu.shares": ManagedValue(512, 2), "cpu.idle": ManagedValue(1, 0)})])
+    found = managed.record(ONE)
     assert found is not None
-    assert found.values == {"cpu.shares": KeptValue(1024, 2), "cpu.idle": KeptValue(1, 0)}
+    assert found.values == {"cpu.shares": ManagedValue(1024, 2), "cpu.idle": ManagedValue(1, 0)}
 
 
-def test_after_a_change_of_policies_the_originals_stay_known(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512})
-    kept.forget_all()
-    found = kept.record(ONE)
+def test_after_a_change_of_policies_the_originals_stay_known(
+    managed: ManagedCgroups, files: CgroupFiles
+) -> None:
+    managed.write(ONE, {"cpu.shares": 512})
+    managed.release_all()
+    found = managed.record(ONE)
     assert found is not None
-    assert found.values == {"cpu.shares": KeptValue(512, 2597, kept=False)}
+    assert found.values == {"cpu.shares": ManagedValue(512, 2597, reapply=False)}
 
 
 def test_a_value_that_changes_while_it_is_written_again_counts(files: CgroupFiles) -> None:
-    keeping: list[KeptCgroups] = []
+    managed_cgroups: list[ManagedCgroups] = []
 
     class Racing(CgroupWriter):
         """A call of the kubelet comes in the middle of the first repetition."""
 
         writes = 0
 
-        def write(self, cgroup: str, values: Values, *, max_age_s: float = 0.0) -> tuple[WriteResult, ...]:
+        def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
             self.writes += 1
-            results = super().write(cgroup, values, max_age_s=max_age_s)
+            results = super().write(cgroup, values)
             if self.writes == 2:
-                keeping[0].write(ONE, {"cpu.shares": 1024})
+                managed_cgroups[0].write(ONE, {"cpu.shares": 1024})
                 super().write(cgroup, values)
             return results
 
-    keeping.append(KeptCgroups(Racing(files.root)))
-    keeping[0].write(ONE, {"cpu.shares": 512})
+    managed_cgroups.append(ManagedCgroups(Racing(files.root)))
+    managed_cgroups[0].write(ONE, {"cpu.shares": 512})
     reset(files, ONE)
-    keeping[0].keep(pods(ONE))
+    managed_cgroups[0].reapply_all(pods(ONE))
     assert weight(files, ONE) == "39"
 
 
 def test_another_process_counts_from_when_on_it_decided(files: CgroupFiles) -> None:
     now = [1.0]
-    kept = KeptCgroups(CgroupWriter(files.root), lambda: now[0])
+    managed = ManagedCgroups(CgroupWriter(files.root), lambda: now[0])
     for cgroup, now[0] in ((ONE, 1.0), (TWO, 3.0)):
-        kept.write(cgroup, {"cpu.shares": 512})
-    theirs = {"cpu.shares": KeptValue(1024, 2597)}
-    kept.take([CgroupRecord(ONE, theirs), CgroupRecord(TWO, theirs)], outdated_s=2.0)
-    assert kept.record(ONE) == CgroupRecord(ONE, theirs)
-    assert kept.record(TWO) == CgroupRecord(TWO, {"cpu.shares": KeptValue(512, 2597)})
+        managed.write(cgroup, {"cpu.shares": 512})
+    theirs = {"cpu.shares": ManagedValue(1024, 2597)}
+    managed.load([CgroupRecord(ONE, theirs), CgroupRecord(TWO, theirs)], outdated_s=2.0)
+    assert managed.record(ONE) == CgroupRecord(ONE, theirs)
+    assert managed.record(TWO) == CgroupRecord(TWO, {"cpu.shares": ManagedValue(512, 2597)})
 
 
 def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(files: CgroupFiles) -> None:
@@ -284,84 +290,84 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_nodes(f
 
         writes = 0
 
-        def write(self, cgroup: str, values: Values, *, max_age_s: float = 0.0) -> tuple[WriteResult, ...]:
-            results = super().write(cgroup, values, max_age_s=max_age_s)
+        def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
+            results = super().write(cgroup, values)
             self.writes += 1
             if self.writes == 2:
                 written.set()
                 go_on.wait(30)
             return results
 
-    kept = KeptCgroups(Slow(files.root))
-    kept.write(ONE, {"cpu.shares": 512})
-    calling = threading.Thread(target=kept.write, args=(ONE, {"cpu.shares": 1024}))
+    managed = ManagedCgroups(Slow(files.root))
+    managed.write(ONE, {"cpu.shares": 512})
+    calling = threading.Thread(target=managed.write, args=(ONE, {"cpu.shares": 1024}))
     calling.start()
     assert written.wait(30)
-    renewing = threading.Thread(target=kept.renew, args=(ONE,))
+    renewing = threading.Thread(target=managed.reapply, args=(ONE,))
     renewing.start()
     renewing.join(0.2)
     go_on.set()
     calling.join(30)
     renewing.join(30)
-    found = kept.record(ONE)
+    found = managed.record(ONE)
     assert found is not None
-    assert found.values["cpu.shares"] == KeptValue(1024, 2597)
+    assert found.values["cpu.shares"] == ManagedValue(1024, 2597)
     assert weight(files, ONE) == "39"
 
 
-def test_what_a_hook_server_answered_is_written_once(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 4096}, {"cpu.shares"})
+def test_what_a_hook_server_answered_is_written_once(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE, {"cpu.shares": 512, "memory.limit_in_bytes": 4096}, {"cpu.shares"})
     (files.folder(ONE) / "cpu.weight").write_text("77\n")
     (files.folder(ONE) / "memory.max").write_text("8192\n")
     for _ in range(2):
-        kept.renew(ONE)
-        kept.keep(pods(ONE))
+        managed.reapply(ONE)
+        managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == "77", "the server has written it itself since"
     assert files.read(ONE, "memory.max") == "4096", "a policy's value stays"
-    found = kept.record(ONE)
+    found = managed.record(ONE)
     assert found is not None
     assert found.values == {
-        "cpu.shares": KeptValue(512, 2597, kept=False),
-        "memory.limit_in_bytes": KeptValue(4096, 8192),
+        "cpu.shares": ManagedValue(512, 2597, reapply=False),
+        "memory.limit_in_bytes": ManagedValue(4096, 8192),
     }
 
 
-def test_it_survives_the_start_of_its_own_sandbox(kept: KeptCgroups, files: CgroupFiles) -> None:
+def test_it_survives_the_start_of_its_own_sandbox(managed: ManagedCgroups, files: CgroupFiles) -> None:
     """systemd resets a slice when the sandbox's scope starts in it."""
     files.make(SLICE_PATH)
-    kept.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
-    assert kept.keeps(SLICE)
+    managed.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
+    assert managed.is_managed(SLICE)
     reset(files, SLICE_PATH)
-    kept.renew(SLICE)
+    managed.reapply(SLICE)
     assert weight(files, SLICE_PATH) == "20"
-    assert not kept.keeps(SLICE)
+    assert not managed.is_managed(SLICE)
     reset(files, SLICE_PATH)
-    kept.renew(SLICE)
+    managed.reapply(SLICE)
     assert weight(files, SLICE_PATH) == UNTOUCHED
 
 
 def test_it_survives_that_also_when_a_checkpoint_is_taken_meanwhile(
-    kept: KeptCgroups, files: CgroupFiles
+    managed: ManagedCgroups, files: CgroupFiles
 ) -> None:
     """That of the process whose calls were still under way."""
     files.make(SLICE_PATH)
-    kept.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
-    kept.take([CgroupRecord(SLICE_PATH, {"cpu.shares": KeptValue(256, 2597)})])
+    managed.write(SLICE, {"cpu.shares": 512}, {"cpu.shares"})
+    managed.load([CgroupRecord(SLICE_PATH, {"cpu.shares": ManagedValue(256, 2597)})])
     reset(files, SLICE_PATH)
-    kept.renew(SLICE)
+    managed.reapply(SLICE)
     assert weight(files, SLICE_PATH) == "20"
 
 
-def test_who_wrote_last_decides_whether_a_value_stays(kept: KeptCgroups, files: CgroupFiles) -> None:
-    kept.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
-    kept.write(ONE, {"cpu.shares": 1024})
+def test_who_wrote_last_decides_whether_a_value_stays(managed: ManagedCgroups, files: CgroupFiles) -> None:
+    managed.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
+    managed.write(ONE, {"cpu.shares": 1024})
     reset(files, ONE)
-    kept.keep(pods(ONE))
+    managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == "39"
-    kept.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
-    kept.renew(ONE)
+    managed.write(ONE, {"cpu.shares": 512}, {"cpu.shares"})
+    managed.reapply(ONE)
     reset(files, ONE)
-    kept.keep(pods(ONE))
+    managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == UNTOUCHED
 
 
@@ -373,19 +379,19 @@ def test_a_value_that_cannot_be_set_again_has_its_own_line_each_time(
 
         writes = 0
 
-        def write(self, cgroup: str, values: Values, *, max_age_s: float = 0.0) -> tuple[WriteResult, ...]:
+        def write(self, cgroup: str, values: Values) -> tuple[WriteResult, ...]:
             self.writes += 1
             if self.writes == 1:
-                return super().write(cgroup, values, max_age_s=max_age_s)
+                return super().write(cgroup, values)
             error = "EBUSY: in use"
             return tuple(
                 WriteResult(cgroup, name, value, Outcome.FAILED, 5, error) for name, value in values.items()
             )
 
-    kept = KeptCgroups(Refusing(files.root))
-    kept.write(ONE, {"cpu.shares": 512})
+    managed = ManagedCgroups(Refusing(files.root))
+    managed.write(ONE, {"cpu.shares": 512})
     for _ in range(2):
-        kept.keep(pods(ONE))
+        managed.reapply_all(pods(ONE))
     text = (
         "a cgroup value of pod default/web, uid u1 had been changed, and cannot be set again: "
         "cpu.shares: EBUSY: in use"

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.pods.checkpoint import (
+from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved
+from runtimeproxy.pods.checkpoint.file import (
     FILE_NAME,
     SCHEMA_VERSION,
     CheckpointError,
     CheckpointFile,
     UnusableFileError,
 )
-from runtimeproxy.pods.checkpoint_rows import Change, Kind, Rank, Saved
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from tests.lab.deadline import quickest_s, wait_until
 
 POD = PodRecord(id="pod", name="web", labels={"a": "b"})
 BOX = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
-CGROUP = CgroupRecord("/kubepods/pod1", {"cpu.shares": KeptValue(512, 1024)})
+CGROUP = CgroupRecord("/kubepods/pod1", {"cpu.shares": ManagedValue(512, 1024)})
 ALL = Saved((POD,), (BOX,), (CGROUP,))
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointError
-from runtimeproxy.pods.checkpoint_disk import CheckpointDisk
-from runtimeproxy.pods.checkpoint_rows import Change, Kind, Saved
+from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
+from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointDisk, CheckpointError
 from runtimeproxy.pods.records import ContainerRecord
 
 BOX = ContainerRecord(id="box")

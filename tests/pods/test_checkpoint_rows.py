@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint_rows import (
+from runtimeproxy.pods.checkpoint.codec import (
     BadRowError,
     Rank,
     decode_cgroup,
@@ -20,7 +20,14 @@ from runtimeproxy.pods.checkpoint_rows import (
     encode,
     rank_of,
 )
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord, Record
+from runtimeproxy.pods.records import (
+    CgroupRecord,
+    ContainerRecord,
+    Lifecycle,
+    ManagedValue,
+    PodRecord,
+    Record,
+)
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
 
 ASKED = Resources(
@@ -72,7 +79,7 @@ CONTAINER = ContainerRecord(
 )
 CGROUP = CgroupRecord(
     "/kubepods/podu1",
-    {"cpu.shares": KeptValue(512, 2), "cpuset.cpus": KeptValue("0-1", None, kept=False)},
+    {"cpu.shares": ManagedValue(512, 2), "cpuset.cpus": ManagedValue("0-1", None, reapply=False)},
 )
 
 

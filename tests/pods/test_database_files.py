@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.pods.database_files import MOST_SET_ASIDE, NotPlainError, make_private, set_aside
+from runtimeproxy.pods.checkpoint.file import MOST_SET_ASIDE, NotPlainError, make_private, set_aside
 
 
 @pytest.mark.parametrize("before", [None, 0o600, 0o644, 0o666])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.pods.list_merge import MergePlan, plan_merge, untouched
+from runtimeproxy.pods.store import MergePlan, plan_merge, untouched
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods.checkpoint_rows import Saved
+from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient

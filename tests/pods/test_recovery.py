@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint_rows import Saved
+from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient

@@ -11,12 +11,12 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2 import frames
 from runtimeproxy.pods.records import Lifecycle
-from runtimeproxy.pods.runtime import RuntimeUnavailableError
 from runtimeproxy.pods.runtime_client import (
     PARSE_ON_LOOP_BYTES,
     SERVICES,
     ClientSettings,
     GrpcRuntimeClient,
+    RuntimeUnavailableError,
 )
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint_rows import Kind, Saved
+from runtimeproxy.pods.checkpoint.codec import Kind, Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
 from runtimeproxy.pods.store import PodStore
 

@@ -7,7 +7,7 @@ import tracemalloc
 from itertools import pairwise
 from typing import Any
 
-from runtimeproxy.pods.checkpoint_rows import Saved
+from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore, Shelf
 

@@ -13,10 +13,10 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint_rows import Saved
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, PodRecord
+from runtimeproxy.pods.checkpoint.codec import Saved
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
-from runtimeproxy.restore.apply import exact, loosen, observed, restore_cgroups, restore_container
+from runtimeproxy.restore.command import exact, loosen, observed, restore_cgroups, restore_container
 from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Outcome, Place, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 
@@ -80,7 +80,7 @@ async def test_what_is_there(
     (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
     (files.folder(POD) / "cpu.idle").unlink()
     (files.folder(POD) / "cpu.idle").symlink_to("cpu.weight")
-    values = dict.fromkeys(("cpu.shares", "cpu.bvt_warp_ns", "cpu.idle", "unknown"), KeptValue(1, 2))
+    values = dict.fromkeys(("cpu.shares", "cpu.bvt_warp_ns", "cpu.idle", "unknown"), ManagedValue(1, 2))
     saved = Saved(
         (PodRecord(id=record.pod_id, cgroup_parent=POD),),
         (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": "b"})),
@@ -101,7 +101,7 @@ async def test_cpus_of_a_pod_are_those_that_it_gets_back(
     record = saved_container(fake_runtime)
     (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
     (files.folder(POD) / "cpuset.mems").write_text("5\n")
-    values = {"cpuset.cpus": KeptValue("2-3", "0-7"), "cpuset.mems": KeptValue("4", "0-7")}
+    values = {"cpuset.cpus": ManagedValue("2-3", "0-7"), "cpuset.mems": ManagedValue("4", "0-7")}
     pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
     found = await observed(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
     assert found.cpus == {record.pod_id: "0-7"}
@@ -212,12 +212,12 @@ def cgroup_plans(writer: CgroupWriter, *records: CgroupRecord) -> tuple[CgroupPl
 
 def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> None:
     records = (
-        CgroupRecord(BOX, {"memory.limit_in_bytes": KeptValue(4096, 8192)}),
+        CgroupRecord(BOX, {"memory.limit_in_bytes": ManagedValue(4096, 8192)}),
         CgroupRecord(
-            POD, {"memory.limit_in_bytes": KeptValue(4096, 8192), "cpu.shares": KeptValue(512, 2597)}
+            POD, {"memory.limit_in_bytes": ManagedValue(4096, 8192), "cpu.shares": ManagedValue(512, 2597)}
         ),
-        CgroupRecord("/gone", {"cpu.shares": KeptValue(512, 2)}),
-        CgroupRecord("/kubepods", {"cpu.shares": KeptValue(512, 1)}),
+        CgroupRecord("/gone", {"cpu.shares": ManagedValue(512, 2)}),
+        CgroupRecord("/kubepods", {"cpu.shares": ManagedValue(512, 1)}),
     )
     lines = restore_cgroups(writer, cgroup_plans(writer, *records))
     assert [(line.target, line.outcome) for line in lines] == [
@@ -234,16 +234,16 @@ def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> N
 @pytest.mark.parametrize(
     ("kept", "expected"),
     [
-        pytest.param(KeptValue(4096, 8192), "8192", id="more"),
-        pytest.param(KeptValue(8192, 4096), "8192", id="less"),
-        pytest.param(KeptValue(8192, -1), "max", id="no-limit"),
+        pytest.param(ManagedValue(4096, 8192), "8192", id="more"),
+        pytest.param(ManagedValue(8192, 4096), "8192", id="less"),
+        pytest.param(ManagedValue(8192, -1), "max", id="no-limit"),
     ],
 )
 def test_pods_are_loosened_before_their_containers_get_more(
-    files: CgroupFiles, writer: CgroupWriter, kept: KeptValue, expected: str
+    files: CgroupFiles, writer: CgroupWriter, kept: ManagedValue, expected: str
 ) -> None:
     (files.folder(POD) / "memory.max").write_text(f"{kept.wanted}\n")
-    record = CgroupRecord(POD, {"memory.limit_in_bytes": kept, "cpu.shares": KeptValue(512, 2)})
+    record = CgroupRecord(POD, {"memory.limit_in_bytes": kept, "cpu.shares": ManagedValue(512, 2)})
     loosen(writer, cgroup_plans(writer, record))
     assert files.read(POD, "memory.max") == expected
     assert files.read(POD, "cpu.weight") == "100"
@@ -260,7 +260,7 @@ def test_a_value_that_no_file_ever_held(
     files: CgroupFiles, writer: CgroupWriter, name: str, file: str, wanted: int | str
 ) -> None:
     (files.folder(POD) / file).write_text(f"{wanted}\n")
-    plans = cgroup_plans(writer, CgroupRecord(POD, {name: KeptValue(wanted, "nonsense")}))
+    plans = cgroup_plans(writer, CgroupRecord(POD, {name: ManagedValue(wanted, "nonsense")}))
     loosen(writer, plans)
     (line,) = restore_cgroups(writer, plans)
     assert line.outcome is Outcome.FAILED

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.pods.checkpoint import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.checkpoint_rows import Kind
+from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.restore.command import table
 from runtimeproxy.restore.plan import Line, Outcome
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime

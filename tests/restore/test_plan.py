@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint_rows import Saved
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
+from runtimeproxy.pods.checkpoint.codec import Saved
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
 from runtimeproxy.restore.plan import (
     Line,
     Node,
@@ -150,18 +150,20 @@ def test_a_container_without_its_owners() -> None:
 @pytest.mark.parametrize(
     ("kept", "current", "expected"),
     [
-        pytest.param(KeptValue(512, 1024), 512, (Outcome.PLANNED, 1024), id="as-the-policy-wrote-it"),
-        pytest.param(KeptValue(512, 1024), 500, (Outcome.PLANNED, 1024), id="as-read-from-a-weight"),
-        pytest.param(KeptValue(512, 1024, kept=False), 512, (Outcome.PLANNED, 1024), id="of-an-old-policy"),
-        pytest.param(KeptValue(512, 1024), 1024, None, id="as-it-was"),
-        pytest.param(KeptValue(512, 512), 512, None, id="never-different"),
-        pytest.param(KeptValue(512, 1024), 77, (Outcome.LEFT, 1024), id="changed-by-somebody-else"),
-        pytest.param(KeptValue(512, None), 512, (Outcome.FAILED, None), id="not-known-before"),
-        pytest.param(KeptValue(512, 1024), None, (Outcome.FAILED, 1024), id="not-readable"),
+        pytest.param(ManagedValue(512, 1024), 512, (Outcome.PLANNED, 1024), id="as-the-policy-wrote-it"),
+        pytest.param(ManagedValue(512, 1024), 500, (Outcome.PLANNED, 1024), id="as-read-from-a-weight"),
+        pytest.param(
+            ManagedValue(512, 1024, reapply=False), 512, (Outcome.PLANNED, 1024), id="of-an-old-policy"
+        ),
+        pytest.param(ManagedValue(512, 1024), 1024, None, id="as-it-was"),
+        pytest.param(ManagedValue(512, 512), 512, None, id="never-different"),
+        pytest.param(ManagedValue(512, 1024), 77, (Outcome.LEFT, 1024), id="changed-by-somebody-else"),
+        pytest.param(ManagedValue(512, None), 512, (Outcome.FAILED, None), id="not-known-before"),
+        pytest.param(ManagedValue(512, 1024), None, (Outcome.FAILED, 1024), id="not-readable"),
     ],
 )
 def test_values_of_cgroups(
-    kept: KeptValue, current: Value | None, expected: tuple[Outcome, Value | None] | None
+    kept: ManagedValue, current: Value | None, expected: tuple[Outcome, Value | None] | None
 ) -> None:
     record = CgroupRecord("/kubepods/podu1", {"cpu.shares": kept})
     files = {Place("/kubepods/podu1", "cpu.shares"): current}
@@ -172,7 +174,7 @@ def test_values_of_cgroups(
 
 
 def test_a_cgroup_that_is_gone_is_skipped() -> None:
-    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": KeptValue(512, 2)})
+    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": ManagedValue(512, 2)})
     assert plan(Saved(cgroups=(record,)), Node({}, {})).lines == ()
 
 
@@ -184,13 +186,13 @@ def test_a_cgroup_that_is_gone_is_skipped() -> None:
     ],
 )
 def test_a_cgroup_without_its_values(restored: set[str], left: set[str] | None) -> None:
-    record = CgroupRecord("/a", {"cpu.shares": KeptValue(512, 2), "cpu.idle": KeptValue(1, 0)})
+    record = CgroupRecord("/a", {"cpu.shares": ManagedValue(512, 2), "cpu.idle": ManagedValue(1, 0)})
     found = without_values(record, frozenset(restored))
     assert (set(found.values) if found else None) == left
 
 
 def test_containers_come_first() -> None:
-    record = CgroupRecord("/a", {"cpu.shares": KeptValue(512, 2)})
+    record = CgroupRecord("/a", {"cpu.shares": ManagedValue(512, 2)})
     saved = Saved((POD,), (owned({}, {"cpu_shares": 2}),), (record,))
     found = plan(saved, replace(node(), files={Place("/a", "cpu.shares"): 512}))
     assert found.lines == (

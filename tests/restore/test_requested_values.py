@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.restore.requested_values import asked_text
+from runtimeproxy.restore.plan import asked_text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.remote.directory import RegistrationDirectory
-from runtimeproxy.hooks.remote.registration import Registration
+from runtimeproxy.hooks.remote.registrations import Registration
+from runtimeproxy.hooks.remote.watcher import RegistrationDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Used(NamedTuple):
 
 def make_server(registration: Registration) -> Server:
     """Makes a hook server; loads protobuf's messages, so not in the event loop's thread."""
-    from runtimeproxy.hooks.remote.server_policy import HookServer
+    from runtimeproxy.hooks.remote.server import HookServer
 
     return HookServer(registration)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.hooks.policy import FailurePolicy
-from runtimeproxy.hooks.remote.server_policy import HookServer
+from runtimeproxy.hooks.remote.server import HookServer
 from tests.hooks.remote.behaviours import Behaviour
 from tests.hooks.remote.hook_server import HookServing, serve
 from tests.hooks.remote.servers import PATIENT_S, registration

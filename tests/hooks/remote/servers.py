@@ -12,8 +12,8 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
 from runtimeproxy.hooks.loaded import HookMethod
 from runtimeproxy.hooks.policy import FailurePolicy
-from runtimeproxy.hooks.remote.registration import HOOK_NAMES, Answers, Registration
-from runtimeproxy.hooks.remote.server_policy import HookServer
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, Answers, Registration
+from runtimeproxy.hooks.remote.server import HookServer
 
 PRE, POST, POST_POD = Hook.PRE_CREATE_CONTAINER, Hook.POST_START_CONTAINER, Hook.POST_STOP_POD_SANDBOX
 POD = PodView(name="pod", cgroup_parent="/kubepods/besteffort/pod1", annotations={"a": "1"})

@@ -17,8 +17,8 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
 )
 from runtimeproxy.hooks import Hook
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
-from runtimeproxy.hooks.remote.answers import container_change, pod_change, start_change
-from runtimeproxy.hooks.remote.registration import Answers
+from runtimeproxy.hooks.remote.protocol import container_change, pod_change, start_change
+from runtimeproxy.hooks.remote.registrations import Answers
 from runtimeproxy.hooks.validation import problem_of, usable
 from runtimeproxy.hooks.views import ContainerView
 from tests.hooks.remote.behaviours import echo, lay_over, nothing

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from runtimeproxy.hooks.remote.breaker import Breaker, Prober
+from runtimeproxy.hooks.remote.server import Breaker, Prober
 from tests.hooks.asking import until
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from runtimeproxy.hooks.remote.directory import RegistrationDirectory, Watching
-from runtimeproxy.hooks.remote.inotify import Inotify, open_inotify
-from runtimeproxy.hooks.remote.registration import Registration
+from runtimeproxy.hooks.remote.registrations import Registration
+from runtimeproxy.hooks.remote.watcher import Inotify, RegistrationDirectory, Watching, open_inotify
 from tests.hooks.remote import registration_files as files
 from tests.hooks.remote.registration_files import ConfigMap, content, write
 from tests.lab.deadline import wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cri_api.koordinator.v1alpha1 import api_pb2
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.remote.exchanges import EXCHANGES, NO_SUCH_METHOD
-from runtimeproxy.hooks.remote.registration import HOOK_NAMES
+from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 
 METHODS = api_pb2.DESCRIPTOR.services_by_name["RuntimeHookService"].methods_by_name
 

@@ -19,9 +19,8 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
 )
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
 from runtimeproxy.hooks.merge import apply
-from runtimeproxy.hooks.remote.answers import container_change, pod_change
-from runtimeproxy.hooks.remote.registration import Answers
-from runtimeproxy.hooks.remote.wire import container_request, pod_request
+from runtimeproxy.hooks.remote.protocol import container_change, container_request, pod_change, pod_request
+from runtimeproxy.hooks.remote.registrations import Answers
 from runtimeproxy.hooks.validation import problem_of
 from tests.hooks.remote.behaviours import echo, lay_over
 from tests.hooks.remote.go_merge import merge_container, merge_map, merge_pod, update_resource

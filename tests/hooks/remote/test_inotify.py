@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.hooks.remote.inotify import FolderEvents, Inotify
+from runtimeproxy.hooks.remote.watcher import FolderEvents, Inotify
 from tests.hooks.remote import registration_files as files
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks.policy import FailurePolicy, Hook
-from runtimeproxy.hooks.remote.registration import HOOK_NAMES, MAX_PATH_BYTES, Answers, Registration, parse
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, MAX_PATH_BYTES, Answers, Registration, parse
 
 ENDPOINT = "/var/run/koordlet/koordlet.sock"
 HOOKS = ["PreRunPodSandbox", "PreCreateContainer"]

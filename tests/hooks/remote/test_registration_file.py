@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.hooks.remote.registration_file import (
+from runtimeproxy.hooks.remote.registrations import (
     MAX_FILE_BYTES,
     UnreadableFileError,
     names_in,

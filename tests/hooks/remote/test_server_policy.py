@@ -15,11 +15,10 @@ from runtimeproxy.hooks.call import SMALL_BYTES, Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.changes import CLEAR, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.loaded import MAX_PRIORITY
-from runtimeproxy.hooks.remote import server_policy
-from runtimeproxy.hooks.remote.breaker import FAILURES_TO_OPEN
-from runtimeproxy.hooks.remote.exchanges import EXCHANGES
-from runtimeproxy.hooks.remote.registration import HOOK_NAMES
-from runtimeproxy.hooks.remote.server_policy import ENOUGH_S, MAX_ENTRIES, HookServer
+from runtimeproxy.hooks.remote import server as server_module
+from runtimeproxy.hooks.remote.protocol import EXCHANGES
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
+from runtimeproxy.hooks.remote.server import ENOUGH_S, FAILURES_TO_OPEN, MAX_ENTRIES, HookServer
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
 from runtimeproxy.node import ANY_NODE, NodeFacts
@@ -252,7 +251,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return exchange.response(data)
 
     watched = replace(exchange, request=request, response=response)
-    monkeypatch.setattr(server_policy, "EXCHANGES", {**EXCHANGES, PRE: watched})
+    monkeypatch.setattr(server_module, "EXCHANGES", {**EXCHANGES, PRE: watched})
     return seen
 
 

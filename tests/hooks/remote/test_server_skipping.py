@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import RefusalError, StatusCode
-from runtimeproxy.hooks.remote.server_policy import HookServer, SkippedError
+from runtimeproxy.hooks.remote.server import HookServer, SkippedError
 from runtimeproxy.http2.client import UnreachableError
 from tests.hooks.asking import until
 from tests.hooks.remote.behaviours import Behaviour

@@ -18,8 +18,8 @@ from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
-from runtimeproxy.hooks.remote.breaker import FAILURES_TO_OPEN
-from runtimeproxy.hooks.remote.registration import Registration
+from runtimeproxy.hooks.remote.registrations import Registration
+from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
 from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import Workers

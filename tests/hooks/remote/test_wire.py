@@ -11,7 +11,7 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
     PodSandboxMetadata,
 )
 from runtimeproxy.hooks import ContainerView, PodView, Resources
-from runtimeproxy.hooks.remote.wire import container_request, pod_request
+from runtimeproxy.hooks.remote.protocol import container_request, pod_request
 
 RESOURCES = Resources(
     cpu_period_us=1,

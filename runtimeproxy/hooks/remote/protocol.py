@@ -10,21 +10,134 @@ A change holds only what differs from what the server was shown, so that a serve
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from cri_api.koordinator.v1alpha1 import HOOK_SERVICE, api_pb2
+from cri_api.parsing import parse
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
-from runtimeproxy.hooks.remote.registration import Answers
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.remote.registrations import Answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from google.protobuf.message import Message
+
     from cri_api.koordinator.v1alpha1 import api_pb2
     from runtimeproxy.hooks.changes import TextEntries
+    from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
     _ContainerPair: TypeAlias = tuple[
         api_pb2.ContainerResourceHookRequest, api_pb2.ContainerResourceHookResponse
     ]
+
+_PIECE: Final = 1_000
+"""Entries of a map that are copied at a time, which takes about a millisecond."""
+
+
+def pod_request(pod: PodView) -> api_pb2.PodSandboxHookRequest:
+    """Return what a hook of the pod is sent; resources that say nothing are absent."""
+    maps = {"labels": pod.labels, "annotations": pod.annotations}
+    long = _long(maps)
+    request = api_pb2.PodSandboxHookRequest(
+        pod_meta=_pod_metadata(pod),
+        runtime_handler=pod.runtime_handler,
+        cgroup_parent=pod.cgroup_parent,
+        overhead=_present(pod.overhead),
+        resources=_present(pod.resources),
+        **maps,
+    )
+    _fill(request, long)
+    return request
+
+
+def container_request(container: ContainerView) -> api_pb2.ContainerResourceHookRequest:
+    """Return what a hook of the container is sent.
+
+    `container_resources` are the accumulated ones with earlier policies' changes, and always present:
+    koordlet writes into the message that it was sent.
+    """
+    pod = container.pod
+    maps = {
+        "container_annotations": container.annotations,
+        "pod_annotations": pod.annotations,
+        "pod_labels": pod.labels,
+        "container_envs": shown_env(container.env),
+    }
+    long = _long(maps)
+    request = api_pb2.ContainerResourceHookRequest(
+        pod_meta=_pod_metadata(pod),
+        container_meta=api_pb2.ContainerMetadata(
+            name=container.name, attempt=container.attempt, id=container.id
+        ),
+        container_resources=resources_message(container.current),
+        pod_resources=_present(pod.resources),
+        pod_cgroup_parent=pod.cgroup_parent,
+        **maps,
+    )
+    _fill(request, long)
+    return request
+
+
+def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
+    """Return resources as a message: what has no value is 0 or empty there."""
+    return api_pb2.LinuxContainerResources(
+        cpu_period=resources.cpu_period_us or 0,
+        cpu_quota=resources.cpu_quota_us or 0,
+        cpu_shares=resources.cpu_shares or 0,
+        memory_limit_in_bytes=resources.memory_limit_bytes or 0,
+        memory_swap_limit_in_bytes=resources.memory_swap_limit_bytes or 0,
+        oom_score_adj=resources.oom_score_adj or 0,
+        cpuset_cpus=resources.cpuset_cpus or "",
+        cpuset_mems=resources.cpuset_mems or "",
+        hugepage_limits=[
+            api_pb2.HugepageLimit(page_size=page_size, limit=limit_bytes)
+            for page_size, limit_bytes in resources.hugepage_limits_bytes
+        ],
+        unified=resources.unified,
+    )
+
+
+def shown_env(env: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the environment as text; variables that are not UTF-8 cannot be carried and are left out."""
+    shown: dict[str, str] = {}
+    for name, value in env.items():
+        try:
+            shown[name] = value.decode()
+        except UnicodeDecodeError:
+            continue
+    return shown
+
+
+def _long(maps: dict[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Take the long ones out of some maps, and return them."""
+    return {name: maps.pop(name) for name in tuple(maps) if len(maps[name]) > _PIECE}
+
+
+def _fill(request: Message, maps: Mapping[str, Mapping[str, str]]) -> None:
+    """Copy long maps into a message in pieces, between which other threads have their turn."""
+    for name, values in maps.items():
+        entries = getattr(request, name)
+        items = iter(values.items())
+        while piece := dict(islice(items, _PIECE)):
+            entries.update(piece)
+
+
+def _present(resources: Resources) -> api_pb2.LinuxContainerResources | None:
+    message = resources_message(resources)
+    return message if message.ByteSize() else None
+
+
+def _pod_metadata(pod: PodView) -> api_pb2.PodSandboxMetadata:
+    return api_pb2.PodSandboxMetadata(
+        name=pod.name, uid=pod.uid, namespace=pod.namespace, attempt=pod.attempt
+    )
+
 
 NUMBERS: Final[Mapping[str, str]] = {
     "cpu_period": "cpu_period_us",
@@ -205,3 +318,51 @@ def _cgroup_values(resources: ResourceChange | None) -> Iterator[tuple[str, int 
         value = getattr(resources, field)
         if value is not None and value is not CLEAR:
             yield name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One hook's question and answer; the types of the messages go with the hook's view."""
+
+    method: str
+    """The path of the RPC."""
+    request: Callable[[Any], Any]
+    """Makes the request of a view."""
+    response: Callable[[bytes], Any]
+    """Parses the answer."""
+    change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None
+    """Reads the answer to a request; None: it has no effect."""
+
+
+MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer's annotations, variables and the like: as much as of a call, all of which it may repeat."""
+
+_POD_RESPONSE: Final = partial(parse, api_pb2.PodSandboxHookResponse, max_parts_bytes=MAX_PARTS_BYTES)
+_CONTAINER_RESPONSE: Final = partial(
+    parse, api_pb2.ContainerResourceHookResponse, max_parts_bytes=MAX_PARTS_BYTES
+)
+
+NO_SUCH_METHOD: Final = f"/{HOOK_SERVICE}/Probe"
+"""The path of an RPC that no server has: whoever answers it lives."""
+
+
+def _pod(method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None) -> Exchange:
+    return Exchange(f"/{HOOK_SERVICE}/{method}", pod_request, _POD_RESPONSE, change)
+
+
+def _container(
+    method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None
+) -> Exchange:
+    return Exchange(f"/{HOOK_SERVICE}/{method}", container_request, _CONTAINER_RESPONSE, change)
+
+
+EXCHANGES: Final[Mapping[Hook, Exchange]] = {
+    Hook.PRE_RUN_POD_SANDBOX: _pod("PreRunPodSandboxHook", pod_change),
+    Hook.POST_STOP_POD_SANDBOX: _pod("PostStopPodSandboxHook"),
+    Hook.PRE_CREATE_CONTAINER: _container("PreCreateContainerHook", container_change),
+    Hook.PRE_START_CONTAINER: _container("PreStartContainerHook", start_change),
+    Hook.POST_START_CONTAINER: _container("PostStartContainerHook"),
+    Hook.PRE_UPDATE_CONTAINER_RESOURCES: _container("PreUpdateContainerResourcesHook", container_change),
+    Hook.POST_STOP_CONTAINER: _container("PostStopContainerHook"),
+}
+"""Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4)."""

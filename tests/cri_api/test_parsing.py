@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cri_api import parsing
+from cri_api.parsing import PIECE_BYTES, SHORT_BYTES, TooManyPartsError, parse
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy import parsing
-from runtimeproxy.parsing import PIECE_BYTES, SHORT_BYTES, TooManyPartsError, parse
 
 MANY = {f"key-{number}": "v" * (number % 50) for number in range(20_000)}
 

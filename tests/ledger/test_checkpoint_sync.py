@@ -13,12 +13,12 @@ import pytest
 
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger.managed import KeptCgroups
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, KeptValue, Lifecycle, PodRecord
+from runtimeproxy.ledger.checkpoint_sync import CheckpointSync
+from runtimeproxy.ledger.managed import ManagedCgroups
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
 from runtimeproxy.pods.recovery import Recovery
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.service.checkpoint_sync import LastingRecords
 from runtimeproxy.testing import CgroupFiles
 from tests.lab.deadline import wait_until
 
@@ -31,8 +31,8 @@ class Side:
     """One process."""
 
     store: PodStore
-    cgroups: KeptCgroups
-    lasting: LastingRecords
+    cgroups: ManagedCgroups
+    sync: CheckpointSync
 
 
 @pytest.fixture
@@ -44,21 +44,23 @@ def files(tmp_path: Path) -> CgroupFiles:
 
 @asynccontextmanager
 async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
-    store, cgroups = PodStore(), KeptCgroups(CgroupWriter(files.root))
-    with ThreadPoolExecutor(1) as executor:
+    store, cgroups = PodStore(), ManagedCgroups(CgroupWriter(files.root))
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as thread:
         client = GrpcRuntimeClient(ClientSettings(f"unix:{tmp_path}/nobody"), executor)
         made = Side(
-            store, cgroups, LastingRecords(tmp_path / "state", store, cgroups, Recovery(store, client))
+            store,
+            cgroups,
+            CheckpointSync(tmp_path / "state", store, cgroups, Recovery(store, client), thread),
         )
-        await made.lasting.load()
+        await made.sync.load()
         yield made
-        await made.lasting.close()
+        await made.sync.close()
 
 
 async def settled(one: Side) -> None:
     """Waits for what other threads have noted, then for the disk."""
     await asyncio.sleep(0)
-    assert await one.lasting.flush()
+    assert await one.sync.flush()
 
 
 async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None:
@@ -69,7 +71,7 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
     async with side(tmp_path, files) as second:
         assert list(second.store.pods) == [PodRecord(id="pod")]
         assert list(second.store.containers) == [OWNED]
-        expected = CgroupRecord(ONE, {"memory.limit_in_bytes": KeptValue(4096, -1)})
+        expected = CgroupRecord(ONE, {"memory.limit_in_bytes": ManagedValue(4096, -1)})
         assert second.cgroups.record(ONE) == expected
 
 
@@ -83,7 +85,7 @@ async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path,
         new.store.containers.put(mine)
         await settled(old)
         await settled(new)
-        await new.lasting.merge()
+        await new.sync.merge()
         assert list(new.store.containers) == [OWNED, mine]
     async with side(tmp_path, files) as third:
         found = {container.id: container for container in third.store.containers}
@@ -92,7 +94,7 @@ async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path,
 
 async def test_a_successor_notices_by_itself(tmp_path: Path, files: CgroupFiles) -> None:
     async with side(tmp_path, files) as old, side(tmp_path, files) as new:
-        following = asyncio.get_running_loop().create_task(new.lasting.follow())
+        following = asyncio.get_running_loop().create_task(new.sync.follow())
         old.store.containers.put(OWNED)
         await settled(old)
         await asyncio.to_thread(wait_until, lambda: len(new.store.containers) == 1, "the other's record")
@@ -106,8 +108,8 @@ async def test_a_predecessor_no_longer_writes_what_the_runtime_says(
     async with side(tmp_path, files) as old, side(tmp_path, files) as new:
         old.store.containers.put(OWNED)
         await settled(old)
-        await new.lasting.merge()
-        old.lasting.is_passive = lambda: True
+        await new.sync.merge()
+        old.sync.is_passive = lambda: True
         newer = replace(OWNED, name="newer")
         new.store.containers.put(newer)
         await settled(new)
@@ -142,11 +144,11 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
             await settled(new)
         during = replace(OWNED, id="during")
         old.store.containers.put(during)
-        await old.lasting.take_back()
+        await old.sync.take_back()
         assert {each.id: each for each in old.store.containers} == {
             each.id: each for each in (*saved, during)
         }
-        assert old.cgroups.record(ONE) == CgroupRecord(ONE, {"cpu.shares": KeptValue(1024, 2597)})
+        assert old.cgroups.record(ONE) == CgroupRecord(ONE, {"cpu.shares": ManagedValue(1024, 2597)})
         old.store.containers.put(replace(saved[0], state=Lifecycle.RUNNING))
         await settled(old)
     async with side(tmp_path, files) as third:
@@ -159,7 +161,7 @@ async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path,
         old.store.containers.put(OWNED)
         await settled(old)
         new.store.containers.remove("box")
-        await new.lasting.merge()
+        await new.sync.merge()
         assert list(new.store.containers) == []
     async with side(tmp_path, files) as third:
         assert list(third.store.containers) == []
@@ -168,11 +170,11 @@ async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path,
 async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupFiles) -> None:
     async with side(tmp_path, files) as first:
         first.cgroups.write(ONE, {"memory.limit_in_bytes": 4096})
-        first.cgroups.tidy([])
+        first.cgroups.prune([])
         await settled(first)
     async with side(tmp_path, files) as second:
         assert second.cgroups.identities == (ONE,)
-        assert second.lasting.problem == ""
+        assert second.sync.problem == ""
 
 
 async def test_of_an_old_checkpoint_the_values_of_hook_servers_are_not_kept(
@@ -186,8 +188,8 @@ async def test_of_an_old_checkpoint_the_values_of_hook_servers_are_not_kept(
         await asyncio.to_thread(first.cgroups.write, ONE, values)
     async with side(tmp_path, files) as second:
         expected = {
-            "memory.limit_in_bytes": KeptValue(4096, -1),
-            "cpu.shares": KeptValue(512, 2597, kept=False),
+            "memory.limit_in_bytes": ManagedValue(4096, -1),
+            "cpu.shares": ManagedValue(512, 2597, reapply=False),
         }
         assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)
 
@@ -196,6 +198,6 @@ async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: C
     async with side(tmp_path, files) as first:
         await asyncio.to_thread(first.cgroups.write, ONE, {"cpu.shares": 512}, {"cpu.shares"})
     async with side(tmp_path, files) as second:
-        assert not second.cgroups.keeps(ONE)
-        expected = {"cpu.shares": KeptValue(512, 2597, kept=False)}
+        assert not second.cgroups.is_managed(ONE)
+        expected = {"cpu.shares": ManagedValue(512, 2597, reapply=False)}
         assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import sqlite3
+import stat
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.pods.checkpoint_rows import (
+from runtimeproxy.pods.checkpoint.codec import (
     Change,
     Kind,
     Saved,
@@ -18,8 +23,75 @@ from runtimeproxy.pods.checkpoint_rows import (
     decode_pod,
     encode,
 )
-from runtimeproxy.pods.database_files import NotPlainError, make_private, set_aside
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, PodRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_SET_ASIDE: Final = 3
+"""Databases that were of no use and are kept; older ones are removed."""
+
+_COMPANIONS: Final = ("", "-wal", "-shm")
+"""Source: sqlite.org/wal.html."""
+
+_NOT_PLAIN: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""A symbolic link, a folder, a socket. Source: open(2)."""
+
+
+class NotPlainError(Exception):
+    """What stands there is no plain file."""
+
+
+def make_private(path: Path) -> int:
+    """Makes a file if it is missing, and closes it to all but its owner; returns its inode.
+
+    To be called while this process has not opened the database: closing any descriptor of it drops the
+    locks. Source: fcntl(2), "Record locking".
+
+    Raises:
+        NotPlainError: see there.
+        OSError: as the kernel says.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in _NOT_PLAIN:
+            raise NotPlainError from error
+        raise
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise NotPlainError
+        if stat.S_IMODE(about.st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
+        return about.st_ino
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a database with its companions, and removes the oldest such ones; returns the new name.
+
+    Raises:
+        OSError: as the kernel says.
+    """
+    aside = path.with_name(f"{path.name}.unusable-{time.time_ns()}")
+    for suffix in _COMPANIONS:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    _remove_oldest(path)
+    return aside
+
+
+def _remove_oldest(path: Path) -> None:
+    found = path.parent.glob(f"{path.name}.unusable-*")
+    names = {each.name.removesuffix("-wal").removesuffix("-shm") for each in found}
+    for name in sorted(names)[:-MOST_SET_ASIDE]:
+        for suffix in _COMPANIONS:
+            with suppress(OSError):
+                path.with_name(name + suffix).unlink()
+
 
 FILE_NAME: Final = "records.db"
 """Name of the file in the state folder."""
@@ -279,3 +351,74 @@ def _write(connection: sqlite3.Connection, changes: Iterable[Change], *, everyth
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointDisk:
+    """The file as the worker thread sees it: SQLite is loaded with its first use.
+
+    Args:
+        folder: The state folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: CheckpointFile | None = None
+
+    def load(self) -> Saved:
+        """Everything in the file; nothing if it had to make way for a new one."""
+        from runtimeproxy.pods.checkpoint.file import UnusableFileError
+
+        try:
+            return self._file().load()
+        except UnusableFileError as error:
+            self._renew(error)
+            return self._file().load()
+
+    def write(self, changes: Iterable[Change]) -> bool:
+        """Writes changes; returns True if everything has to be written instead, for the file is a new one."""
+        from runtimeproxy.pods.checkpoint.file import UnusableFileError
+
+        file = self._file()
+        if file.was_lost():
+            logger.warning("%s was removed or replaced: all records are saved again", file.path)
+            return True
+        try:
+            file.write(changes)
+        except UnusableFileError as error:
+            self._renew(error)
+            return True
+        return False
+
+    def rewrite(self, changes: Iterable[Change]) -> bool:
+        """Writes changes in place of all that is in the file; returns False."""
+        from runtimeproxy.pods.checkpoint.file import UnusableFileError
+
+        try:
+            self._file().rewrite(changes)
+        except UnusableFileError as error:
+            self._renew(error)
+            self._file().rewrite(changes)
+        return False
+
+    def changed_by_others(self) -> bool:
+        """Whether another process has written since the last call."""
+        return self._file().changed_by_others()
+
+    def close(self) -> None:
+        """Closes the file, if it is open."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def _file(self) -> CheckpointFile:
+        if self._opened is None:
+            from runtimeproxy.pods.checkpoint.file import CheckpointFile
+
+            self._opened = CheckpointFile(self._folder)
+        return self._opened
+
+    def _renew(self, error: Exception) -> None:
+        aside = self._file().set_aside()
+        logger.warning("the records are rebuilt from the runtime: %s; it is kept as %s", error, aside)

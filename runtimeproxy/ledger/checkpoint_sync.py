@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.cgroups import CgroupPathError, cgroup_path
 from runtimeproxy.hooks.fields import CGROUP
-from runtimeproxy.hooks.remote.registration_file import SUFFIX
-from runtimeproxy.pods.checkpoint_rows import Kind, Saved
-from runtimeproxy.pods.checkpoint_writer import Checkpoint
+from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.pods.checkpoint.codec import Kind, Saved
+from runtimeproxy.pods.checkpoint.writer import Checkpoint
 from runtimeproxy.pods.records import CgroupRecord
-from runtimeproxy.service.threads import BackgroundThreads
 
 if TYPE_CHECKING:
-    from runtimeproxy.ledger.managed import KeptCgroups
+    from runtimeproxy.ledger.managed import ManagedCgroups
     from runtimeproxy.pods.recovery import Recovery
     from runtimeproxy.pods.store import PodStore
 
@@ -47,7 +47,7 @@ class _Moment(NamedTuple):
 _NOBODY: Final = _Moment()
 
 
-class LastingRecords:
+class CheckpointSync:
     """Saves what changes, off the kubelet's path. Used in the event loop's thread.
 
     Args:
@@ -60,13 +60,20 @@ class LastingRecords:
         is_passive: whether another process decides, or nobody.
     """
 
-    def __init__(self, folder: Path, store: PodStore, cgroups: KeptCgroups, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: PodStore,
+        cgroups: ManagedCgroups,
+        recovery: Recovery,
+        thread: Executor,
+    ) -> None:
         self._folder = folder
         self._store = store
         self._cgroups = cgroups
         self._recovery = recovery
         self.is_passive: Callable[[], bool] = lambda: False
-        self._thread = BackgroundThreads(1, "checkpoint")
+        self._thread = thread
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _NOBODY
         sources = {
@@ -76,7 +83,7 @@ class LastingRecords:
         }
         self._checkpoint = Checkpoint(folder, self._thread, sources, self._all_ids)
         store.tell(self._note)
-        cgroups.tell(lambda identity: self._checkpoint.note_from_thread(Kind.CGROUP, identity))
+        cgroups.on_change = partial(self._checkpoint.note_from_thread, Kind.CGROUP)
 
     @property
     def problem(self) -> str:
@@ -93,7 +100,7 @@ class LastingRecords:
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
-        self._flushed = _Moment(self._store.event, self._cgroups.now_s)
+        self._flushed = _Moment(self._store.event, self._cgroups.now_s())
         return await self._checkpoint.flush()
 
     async def take_back(self) -> None:
@@ -120,7 +127,6 @@ class LastingRecords:
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
         await self._checkpoint.close(CLOSE_WAIT_S)
-        self._thread.shutdown(cancel_futures=True)
 
     async def _for_a_while(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -158,7 +164,7 @@ class LastingRecords:
 
     def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.take(saved, since, outdated=outdated.event))
-        self._cgroups.take(_without_servers(saved), outdated_s=outdated.at_s)
+        self._cgroups.load(_without_servers(saved), outdated_s=outdated.at_s)
         _tell(saved, self._folder)
 
     def _note(self, kind: Kind, identity: str, is_event: bool) -> None:
@@ -189,7 +195,7 @@ def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
         with suppress(CgroupPathError):
             names = owned.get(cgroup_path(record.id), names)
         values = {
-            name: replace(value, kept=value.kept and f"{CGROUP}[{name}]" not in names)
+            name: replace(value, reapply=value.reapply and f"{CGROUP}[{name}]" not in names)
             for name, value in record.values.items()
         }
         yield CgroupRecord(record.id, values)

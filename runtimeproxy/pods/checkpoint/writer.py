@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.pods.checkpoint_disk import CheckpointDisk
-from runtimeproxy.pods.checkpoint_rows import Change, Kind, Rank, Saved, rank_of
+from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved, rank_of
+from runtimeproxy.pods.checkpoint.file import CheckpointDisk
 from runtimeproxy.pods.records import Record
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from runtimeproxy.pods.records import (
     NO_CHANGES,
     CgroupRecord,
     ContainerRecord,
-    KeptValue,
     Lifecycle,
+    ManagedValue,
     PodRecord,
     Record,
     compact,
@@ -84,7 +84,7 @@ def encode(record: Record) -> str:
     """A record as text."""
     if isinstance(record, CgroupRecord):
         document: dict[str, Any] = {
-            name: [value.wanted, value.original, value.kept] for name, value in record.values.items()
+            name: [value.wanted, value.original, value.reapply] for name, value in record.values.items()
         }
     else:
         document = _document(record)
@@ -122,12 +122,14 @@ def decode_cgroup(identity: str, body: str) -> CgroupRecord:
     Raises:
         BadRowError: the text is no such record.
     """
-    values: dict[str, KeptValue] = {}
+    values: dict[str, ManagedValue] = {}
     for name, parts in _object(_parsed(body)).items():
         if not isinstance(parts, list) or len(parts) != 3:
             raise BadRowError(f"{name} has no three parts")
         wanted, original, kept = parts
-        values[name] = KeptValue(_value(wanted), None if original is None else _value(original), _flag(kept))
+        values[name] = ManagedValue(
+            _value(wanted), None if original is None else _value(original), _flag(kept)
+        )
     return CgroupRecord(identity, values)
 
 

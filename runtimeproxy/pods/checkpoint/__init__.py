@@ -1,0 +1,1 @@
+"""The checkpoint: records saved for the next start of the daemon."""
