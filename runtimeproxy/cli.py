@@ -256,7 +256,7 @@ def _complain(message: str) -> None:
 
 def _fail(message: str) -> None:
     """Complains, also to the process that has started this one as its successor."""
-    from runtimeproxy.service.handover.inherited_fds import tell_predecessor
+    from runtimeproxy.service.handover.protocol import report_to_predecessor
 
     _complain(message)
-    tell_predecessor(message)
+    report_to_predecessor(message)

@@ -82,7 +82,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Serves until a signal ends it: what the program does without a command."""
     settings = load_settings(arguments)
     from runtimeproxy import logs
-    from runtimeproxy.service.running import run
+    from runtimeproxy.service.daemon import run
 
     handler = logs.configure(settings.log.level, settings.log.format)
     try:
@@ -152,10 +152,10 @@ def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[
 
 def _bypass(arguments: argparse.Namespace) -> int:
     endpoint = load_settings(arguments).proxy.endpoint
-    from runtimeproxy.service.control_signals import set_bypass
+    from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
 
     is_on = arguments.state == "on"
-    pid = set_bypass(endpoint, is_on=is_on)
+    pid = signal_instance(endpoint, BYPASS_ON if is_on else BYPASS_OFF)
     print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
     return EXIT_OK
 
@@ -172,8 +172,8 @@ def _upgrade(arguments: argparse.Namespace) -> int:
 def _restore(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     from runtimeproxy.restore.command import is_complete, restore, table
-    from runtimeproxy.service.control_signals import is_served
     from runtimeproxy.service.kubelet import kubelet_settings
+    from runtimeproxy.service.signals import is_served
 
     proxy = settings.proxy
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):

@@ -3,7 +3,7 @@
 Each key says here what it is: its type with its bounds, its default, and in the text below it what it means
 and why it has this default. The end of its name is its unit: `_s` seconds, `_bytes` bytes. A configuration
 file is checked against these classes (`runtimeproxy.config.schema`), and `systemd/CONFIGURATION.md` is made
-of them (`python -m runtimeproxy.config.reference`).
+of them (`python -m tests.config.reference`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from runtimeproxy.restore.plan import (
     without_owners,
     without_values,
 )
-from runtimeproxy.service.control_signals import is_served
+from runtimeproxy.service.signals import is_served
 from runtimeproxy.units import cpu_shares_from_weight, cpu_weight_from_shares
 
 if TYPE_CHECKING:

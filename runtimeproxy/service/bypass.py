@@ -1,64 +1,98 @@
-"""Whether new calls pass unheld: an operator's word, or the daemon's own breaker."""
+"""The bypass: all calls pass without policies, by an operator's choice or by the daemon's own breaker."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from runtimeproxy.service.breaker import PassBreaker
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from runtimeproxy.service.gate import Gate
 
 logger = logging.getLogger(__name__)
 
+MOST_FAILURES: Final = 10
+"""Errors in the proxy's own code within the window that open the breaker."""
+WINDOW_S: Final = 60.0
+COOL_DOWN_S: Final = 300.0
+"""How long the breaker stays open."""
+
 
 class Bypass:
-    """Sets the gate.
+    """Sets `gate.bypass`.
 
     Args:
-        gate: where calls are held.
+        gate: where calls are intercepted.
         failures: returns how many errors there have been in the proxy's own code since the start.
-        is_forced: whether calls pass from the start, as the configuration says.
-        on_held_again: called when calls are held after a time in which nobody saw them.
+        is_configured: whether the configuration asks for the bypass.
+        on_end: called when calls are intercepted again, after calls that no record has seen.
+        clock: a monotonic time in seconds.
 
     Attributes:
-        switched: an operator's last word; None if the configuration says the same, or has changed since.
+        chosen: the operator's choice; None if it is what the configuration says, or the configuration has
+            changed since.
     """
 
     def __init__(
-        self, gate: Gate, failures: Callable[[], int], is_forced: bool, on_held_again: Callable[[], None]
+        self,
+        gate: Gate,
+        failures: Callable[[], int],
+        is_configured: bool,
+        on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate = gate
         self._failures = failures
-        self._breaker = PassBreaker(failures)
-        self._breaker.forced = is_forced
-        self._on_held_again = on_held_again
-        self._configured = is_forced
-        self.switched: bool | None = None
-        gate.bypass = self._breaker.passes()
+        self._on_end = on_end
+        self._clock = clock
+        self._is_configured = is_configured
+        self.chosen: bool | None = None
+        self._reset_breaker()
+        self.update()
 
-    def switch(self, passes: bool) -> None:
-        """An operator lets all new calls pass unheld, or has them held again, even if the breaker is open."""
-        self.switched = passes if passes != self._configured else None
-        self._force(passes)
+    def choose(self, is_on: bool) -> None:
+        """An operator turns the bypass on, or off even if the breaker is open."""
+        self.chosen = is_on if is_on != self._is_configured else None
+        self._apply(is_on)
 
-    def configure(self, passes: bool) -> None:
-        """The configuration says so now."""
-        self._configured = passes
-        self.switched = None
-        self._force(passes)
+    def configure(self, is_on: bool) -> None:
+        """The configuration has changed; an earlier choice of an operator is forgotten."""
+        self._is_configured = is_on
+        self.chosen = None
+        self._apply(is_on)
 
-    def _force(self, passes: bool) -> None:
-        if not passes:
-            self._breaker = PassBreaker(self._failures)
-        self._breaker.forced = passes
-        logger.warning("held calls are switched %s", "off" if passes else "on", extra={"bypass": passes})
-        self.look()
+    def update(self) -> None:
+        """Looks at the failures since the last time; to be called about every second."""
+        was_on = self._gate.bypass
+        is_open = self._is_breaker_open()
+        self._gate.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
+        if was_on and not self._gate.bypass:
+            self._on_end()
 
-    def look(self) -> None:
-        """Asks the breaker; to be called from time to time."""
-        before, self._gate.bypass = self._gate.bypass, self._breaker.passes()
-        if before and not self._gate.bypass:
-            self._on_held_again()
+    def _apply(self, is_on: bool) -> None:
+        if not is_on:
+            self._reset_breaker()
+        logger.warning("bypass is %s", "on" if is_on else "off", extra={"bypass": is_on})
+        self.update()
+
+    def _reset_breaker(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._open_until_s = 0.0
+
+    def _is_breaker_open(self) -> bool:
+        now_s, total = self._clock(), self._failures()
+        while self._seen and self._seen[0][0] < now_s - WINDOW_S:
+            self._seen.popleft()
+        before = self._seen[0][1] if self._seen else total
+        self._seen.append((now_s, total))
+        if now_s >= self._open_until_s and total - before >= MOST_FAILURES:
+            self._open_until_s = now_s + COOL_DOWN_S
+            self._seen.clear()
+            logger.error(
+                "the proxy keeps failing: bypass is on for %d s",
+                COOL_DOWN_S,
+                extra={"failures": total - before},
+            )
+        return now_s < self._open_until_s

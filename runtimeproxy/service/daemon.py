@@ -1,36 +1,34 @@
-"""The daemon: serves at once, loads what decides meanwhile, and lives as a service manager expects."""
+"""The daemon from start to end: it serves at once, loads policies meanwhile, reloads, upgrades and drains."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Coroutine, MutableMapping
-from functools import partial
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+from runtimeproxy import __version__
 from runtimeproxy.config.settings import reloaded
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.service import signals
+from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.service.bypass import Bypass
-from runtimeproxy.service.control_signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served
 from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.handover.predecessor import Predecessor
-from runtimeproxy.service.handover.successor import Program
-from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Serving, Upgrade, note
+from runtimeproxy.service.handover.protocol import report_to_predecessor
+from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
 from runtimeproxy.service.late_engine import LateEngine
-from runtimeproxy.service.sdnotify import Notifier, watchdog_interval_s
+from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
+from runtimeproxy.service.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
+from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
 from runtimeproxy.service.sockets import check_handed_over, connection_options, listener_of, own_server
-from runtimeproxy.service.status_line import status_line
-from runtimeproxy.service.tasks import BackgroundTasks
-from runtimeproxy.service.thread_latency import exact_timers, wake_soon
-from runtimeproxy.service.threads import BackgroundThreads
-from runtimeproxy.service.watchdog import answers_ping, feed_watchdog
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -39,36 +37,85 @@ if TYPE_CHECKING:
     from runtimeproxy.relay.listener import Listener
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.kubelet import KubeletSetting
-    from runtimeproxy.service.local_server import OwnServer
+    from runtimeproxy.service.local_server import LocalServer
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S: Final = 0.00005
+"""How long a thread may keep the interpreter while the relay's loop waits for it; Python's default is 5 ms.
+While a policy computes for long it is less: see `runtimeproxy.hooks.switch_interval`."""
 STATUS_INTERVAL_S: Final = 1.0
-"""How often the breaker is looked at and the service manager is told the status."""
+"""How often bypass and status are updated."""
 POLICIES_WAIT_S: Final = 5.0
 """How long READY waits for policies that are slow to load; calls that need none pass all the time."""
 CLOSING_S: Final = 0.5
 """How long background tasks may take to end."""
 KUBELETS_S: Final = 1.0
-"""How long the end waits, after the calls, for the look at kubelets; it takes milliseconds."""
+"""How long the end waits, after the calls, for the search for kubelets; it takes milliseconds."""
 BACKGROUND_THREADS: Final = 3
 """For loading, long messages, lists and cgroup files; policies have their own."""
 
+_STANDARD_ERROR: Final = 2
+"""The descriptor, for `sys.stderr` may be an object without one."""
+
 Reload = Callable[[], "Settings"]
+
+
+def run(settings: Settings, reload: Reload) -> int:
+    """Serves until SIGTERM; returns the exit code: 0, 1 when it cannot serve, 2 for bad configuration.
+
+    Args:
+        settings: the settings at the start.
+        reload: reads the settings again; raises ConfigError.
+    """
+    # A crash of the interpreter leaves the stacks of all threads in the journal, also after an upgrade.
+    faulthandler.enable(_STANDARD_ERROR)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    logger.debug("version %s with Python %s", __version__, sys.version.partition(" ")[0])
+    limit_arenas()
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(settings, reload))
+    except RuntimeProxyError as error:
+        is_usage = isinstance(error, ConfigError | PolicyLoadError)
+        # The message says it all: no traceback.
+        logger.error("cannot %s: %s", "start" if is_usage else "serve", error)  # noqa: TRY400
+        report_to_predecessor(str(error))
+        return 2 if is_usage else 1
+    except Exception as error:
+        report_to_predecessor(f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def loop_factory(environ: Mapping[str, str] = os.environ) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Uvloop if it is installed; None for asyncio's own loop, which does the same work with more CPU time."""
+    if environ.get("KOORD_RUNTIMEPROXY_LOOP") == "asyncio":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(settings: Settings, reload: Reload) -> None:
+    await Daemon(settings, reload).serve()
 
 
 class Daemon:
     """One running daemon; made in its event loop.
 
     Args:
-        settings: what to serve.
+        settings: the settings at the start.
         reload: reads the settings again.
         environ: where the service manager's variables are; None for the process's own.
         loader: finds and makes the policies; None for the usual one.
         sink: gets the audit entries, beside the log.
 
     Attributes:
-        ready: set when it serves and its policies are there.
+        ready: set when it serves and its policies are loaded.
     """
 
     def __init__(
@@ -88,99 +135,251 @@ class Daemon:
         self._environ = os.environ if environ is None else environ
         self._predecessor = Predecessor.of(self._environ)
         self._program = Program.this(self._environ)
-        self._upgrade: Upgrade | None = None
         self._notifier = Notifier.from_environ(self._environ)
-        # Nothing is told before the service manager knows this process.
+        # The service manager listens to a successor only once it is the main process.
         self._notifier.is_muted = self._predecessor is not None
-        self._own: OwnServer | None = None
+        self._upgrade: Upgrade | None = None
+        self._local: LocalServer | None = None
         self._server: RelayServer | None = None
         self._engine = LateEngine(loader, sink)
         self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
         self._gate.on_unseen = self._engine.compare_soon
         self._bypass = Bypass(
-            self._gate, self._own_errors, not settings.hooks.enabled, self._engine.compare_soon
+            self._gate, self._internal_errors, not settings.hooks.enabled, self._engine.compare_soon
         )
-        if self._predecessor is not None and self._predecessor.switched is not None:
-            self._bypass.switch(self._predecessor.switched)
+        if self._predecessor is not None and self._predecessor.bypass is not None:
+            self._bypass.choose(self._predecessor.bypass)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
-        self._tasks = BackgroundTasks(self._finish)
+        self._tasks = BackgroundTasks(self.finish)
         self._spawn = self._tasks.spawn
         self._changing = asyncio.Lock()
+        """Held by start, reload and upgrade: one at a time."""
         self._stopping = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> None:
-        """Serves first, loads everything else meanwhile, and ends gracefully when a signal says so.
+        """Serves first, loads everything else meanwhile, and drains when a signal ends it.
 
         Raises:
-            RuntimeProxyError: the socket cannot be had.
+            RuntimeProxyError: the socket cannot be used.
             PolicyLoadError: a policy cannot be loaded.
         """
+        proxy = self._settings.proxy
         if self._owns_process:
             self._handle_signals()
-        if not await self._policies_allow_start():
+        # Before there is a socket, if a policy that cannot be loaded is to end the start.
+        is_first = self._settings.hooks.on_load_error == "stop" and self._predecessor is None
+        if is_first and not await self._load_policies_first():
             return
-        listener = self._listener()
-        self._own = own_server(self._settings.proxy)
-        options = connection_options(self._settings.proxy, self._gate, self._own)
-        server = self._server = RelayServer(
-            options, self._settings.proxy.allowed_uids, self._settings.proxy.max_connections_per_process
-        )
-        upgrade = self._upgrade = Upgrade(self._program, self._serving(listener, server), self._predecessor)
-        try:
-            starting = self._start_up if self._predecessor is None else self._take_over
-            self._spawn(starting(listener, server), is_vital=True)
-            await self._end
-        finally:
-            await self._stop(listener, server, upgrade)
-
-    async def _policies_allow_start(self) -> bool:
-        """Loads the policies before there is a socket, if one that cannot be loaded is to end the start.
-
-        Returns:
-            False if a signal has ended the daemon meanwhile.
-        """
-        if self._settings.hooks.on_load_error != "stop" or self._predecessor is not None:
-            return True
-        loading = self._spawn(self._load_first(), is_vital=True)
-        await asyncio.wait({loading, self._end}, return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done() or loading.exception() is not None:
-            await self._tasks.cancel(CLOSING_S)
-            await self._engine.close()
-            self._executor.shutdown(cancel_futures=True)
-            if loading.done():
-                await self._end
-            return False
-        return True
-
-    async def _load_first(self) -> None:
-        engine = await self._make_engine()
-        await engine.load_policies(self._settings)
-
-    def _listener(self) -> Listener:
-        """The listening socket: the predecessor's, systemd's, or one that is made."""
         if self._predecessor is None:
-            return listener_of(self._settings.proxy, self._environ)
-        check_handed_over(self._predecessor.listener, self._settings.proxy)
-        return self._predecessor.listener
-
-    def _serving(self, listener: Listener, server: RelayServer) -> Serving:
-        """What an upgrade hands over."""
-        return Serving(
+            listener = listener_of(proxy, self._environ)
+        else:
+            listener = self._predecessor.listener
+            check_handed_over(listener, proxy)
+        self._local = own_server(proxy)
+        options = connection_options(proxy, self._gate, self._local)
+        server = self._server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
+        serving = Serving(
             listener=listener,
             server=server,
             notifier=self._notifier,
             executor=self._executor,
             flush=self._engine.flush_state,
-            finish=self._finish,
+            finish=self.finish,
             resume=self._engine.take_back_state,
-            start_s=self._settings.proxy.upgrade_start_s,
-            drain_s=self._settings.proxy.upgrade_drain_s,
-            switched=lambda: self._bypass.switched,
+            start_s=proxy.upgrade_start_s,
+            drain_s=proxy.upgrade_drain_s,
+            bypass=lambda: self._bypass.chosen,
+        )
+        upgrade = self._upgrade = Upgrade(self._program, serving, self._predecessor)
+        try:
+            if self._predecessor is None:
+                start = self._start_up(listener, server)
+            else:
+                start = self._take_over(self._predecessor, listener, server)
+            self._spawn(start, is_vital=True)
+            await self._end
+        finally:
+            await self._stop(listener, server, upgrade)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Ends the daemon, once; in the loop's thread.
+
+        Args:
+            error: raised by `serve`; None for a graceful end.
+        """
+        if self._end.done():
+            return
+        if error is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(error)
+
+    # Start
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.finish)
+        loop.add_signal_handler(signal.SIGINT, self.finish)
+        loop.add_signal_handler(signal.SIGHUP, self._unless_over, self._reload_settings)
+        loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
+        loop.add_signal_handler(BYPASS_ON, self._bypass.choose, True)
+        loop.add_signal_handler(BYPASS_OFF, self._bypass.choose, False)
+        unblock()
+
+    def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if not self._end.done():
+            self._spawn(work())
+
+    async def _load_policies_first(self) -> bool:
+        """Loads the policies; returns False if a signal has ended the daemon meanwhile."""
+
+        async def load() -> None:
+            engine = await self._make_engine()
+            await engine.load_policies(self._settings)
+
+        loading = self._spawn(load(), is_vital=True)
+        await asyncio.wait({loading, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and loading.exception() is None:
+            return True
+        await self._tasks.cancel(CLOSING_S)
+        await self._engine.close()
+        self._executor.shutdown(cancel_futures=True)
+        if loading.done():
+            await self._end
+        return False
+
+    async def _make_engine(self) -> Engine:
+        if self._engine.engine is not None:
+            return self._engine.engine
+        return await self._engine.make(
+            self._settings, self._executor, self._spawn, self._leaves_cgroups_alone
         )
 
+    async def _start_up(self, listener: Listener, server: RelayServer) -> None:
+        """Accepts clients, then loads records and policies."""
+        await server.start(listener)
+        async with self._changing:
+            engine = await self._make_engine()
+            await self._intercept_with(engine)
+            if not engine.has_policies:
+                loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
+                await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
+        if not self._end.done():
+            self._begin(engine, listener)
+
+    async def _take_over(self, predecessor: Predecessor, listener: Listener, server: RelayServer) -> None:
+        """Does everything that may fail, and only then serves in place of the predecessor."""
+        async with self._changing:
+            engine = await self._make_engine()
+            await engine.load_policies(self._settings)
+            await predecessor.loaded()
+            await self._intercept_with(engine)
+            await server.start(listener)
+            listener.own(note(TAKEN_OVER))
+            await predecessor.serving()
+        self._notifier.is_muted = False
+        self._begin(engine, listener)
+        self._spawn(self._follow(predecessor, engine))
+
+    async def _follow(self, predecessor: Predecessor, engine: Engine) -> None:
+        """Takes the records of the calls that end in the predecessor."""
+        await predecessor.drained()
+        await engine.merge_state()
+        logger.info("upgrade: the process before this one has ended its calls")
+
+    async def _intercept_with(self, engine: Engine) -> None:
+        """Reads the checkpoint; intercepted calls go to the engine from now on."""
+        await engine.load_state()
+        self._gate.hand_over(engine.interceptor)
+        engine.start()
+
+    def _begin(self, engine: Engine, listener: Listener) -> None:
+        """Starts the background work, and notifies the service manager."""
+        exact_timers()
+        self._executor.submit(wake_soon, threading.get_native_id())
+        self._spawn(self._keep_status(engine))
+        if self._local is not None:
+            self._spawn(self._local.start(self._executor, engine.runtime_answers, self._stopping))
+        if (interval_s := watchdog_interval_s(self._environ)) is not None:
+            self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
+        self._spawn(self._report_recovery(engine))
+        self._notifier.ready(self._status())
+        self.ready.set()
+
+    # Service
+
+    async def _report_recovery(self, engine: Engine) -> None:
+        await engine.recovered.wait()
+        if self._owns_process:
+            # These objects stay: the collector need not stop the loop to look at them again and again.
+            gc.freeze()
+        self._notifier.status(self._status())
+        logger.info("records recovered: %s", engine.summary)
+
+    async def _keep_status(self, engine: Engine) -> None:
+        """Updates bypass and status, and logs what was suppressed."""
+        last = ""
+        while True:
+            self._bypass.update()
+            engine.tidy()
+            flush_failures()
+            is_away = self._server is not None and await self._server.looked_after()
+            status = self._status("the runtime is away" if is_away else "")
+            if status != last:
+                self._notifier.status(status)
+                last = status
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+    def _status(self, trouble: str = "") -> str:
+        """One line for `systemctl status`."""
+        count = self._server.connection_count if self._server is not None else 0
+        clients = "1 connection" if count == 1 else f"{count} connections"
+        bypass = "bypass is on" if self._gate.bypass else ""
+        return "; ".join(filter(None, (trouble, bypass, self._engine.summary, clients)))
+
+    def _internal_errors(self) -> int:
+        return self._engine.internal_errors + (self._server.defect_count if self._server is not None else 0)
+
+    def _leaves_cgroups_alone(self) -> bool:
+        """Whether no cgroup is written between calls: the bypass is on, or a successor serves."""
+        return self._gate.bypass or (self._upgrade is not None and self._upgrade.has_moved)
+
+    # Reload and upgrade
+
+    async def _reload_settings(self) -> None:
+        """Reads the configuration again; on an error the old one stays."""
+        async with self._changing:
+            self._notifier.reloading()
+            try:
+                read = await asyncio.get_running_loop().run_in_executor(self._executor, self._reload)
+                settings, waiting = reloaded(self._settings, read)
+                await self._engine.use(settings)
+            except RuntimeProxyError as error:
+                reason = "; ".join(str(error).splitlines())
+                logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
+            else:
+                self._use(settings)
+                if waiting:
+                    logger.warning("%s changed; restart to apply", ", ".join(waiting))
+                logger.info("configuration reloaded")
+            finally:
+                self._notifier.ready(self._status())
+
+    def _use(self, settings: Settings) -> None:
+        old, self._settings = self._settings, settings
+        if settings.hooks.enabled != old.hooks.enabled:
+            self._bypass.configure(not settings.hooks.enabled)
+        logging.getLogger().setLevel(settings.log.level.upper())
+
+    async def _hand_over(self) -> None:
+        if self._upgrade is not None:
+            await self._upgrade.run(self._changing)
+
+    # End
+
     async def _stop(self, listener: Listener, server: RelayServer, upgrade: Upgrade) -> None:
-        """The listener is given up first, so that a successor can start while this one drains."""
+        """The listener is released first, so that a new instance can start while this one drains."""
         self._stopping.set()
         await upgrade.stop()
         if self._predecessor is not None:
@@ -188,41 +387,36 @@ class Daemon:
         self._notifier.stopping("draining")
         server.stop_accepting()
         address = listener.address
-        looking = self._look_for_kubelets(listener, upgrade)
+        kubelets = None if upgrade.has_moved else self._find_kubelets(address, listener.path is None)
         listener.release()
         await server.drain(self._settings.proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
-        if self._own is not None:
-            await self._own.stop()
+        if self._local is not None:
+            await self._local.stop()
         await self._engine.close()
-        await upgrade.tell_drained()
-        if looking is not None:
-            await self._tell_of_kubelets(looking, address)
+        await upgrade.send_drained()
+        if kubelets is not None:
+            await self._warn_of_kubelets(kubelets, address)
         self._executor.shutdown(cancel_futures=True)
         logger.info("stopped")
 
-    def _look_for_kubelets(
-        self, listener: Listener, upgrade: Upgrade
-    ) -> asyncio.Future[list[KubeletSetting]] | None:
-        """Looks, while calls end, for kubelets that lose their runtime; None where others go on serving.
+    def _find_kubelets(self, address: str, is_passed: bool) -> asyncio.Future[list[KubeletSetting]]:
+        """Looks, while calls end, for kubelets that lose their runtime.
 
-        With the socket unit clients wait for the next instance, unless the service was disabled.
+        With a socket from systemd clients wait for the next instance, unless the service was disabled.
         """
-        if upgrade.has_moved:
-            return None
-        address, is_handed_over = listener.address, listener.path is None
 
-        def look() -> list[KubeletSetting]:
+        def find() -> list[KubeletSetting]:
             from runtimeproxy.service.kubelet import is_enabled_unit, kubelet_settings
 
-            return [] if is_handed_over and is_enabled_unit() else kubelet_settings(address)
+            return [] if is_passed and is_enabled_unit() else kubelet_settings(address)
 
-        return asyncio.get_running_loop().run_in_executor(self._executor, look)
+        return asyncio.get_running_loop().run_in_executor(self._executor, find)
 
-    async def _tell_of_kubelets(self, looking: asyncio.Future[list[KubeletSetting]], address: str) -> None:
+    async def _warn_of_kubelets(self, kubelets: asyncio.Future[list[KubeletSetting]], address: str) -> None:
         try:
             async with asyncio.timeout(KUBELETS_S):
-                found = await looking
+                found = await kubelets
         except TimeoutError:
             logger.warning("stopped; whether a kubelet still uses %s is not known", address)
             return
@@ -232,154 +426,3 @@ class Daemon:
             advice = each.advice(self._settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for stop in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(stop, self._finish)
-        loop.add_signal_handler(signal.SIGHUP, self._unless_over, self._reload_settings)
-        loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
-        loop.add_signal_handler(BYPASS_ON, self._bypass.switch, True)
-        loop.add_signal_handler(BYPASS_OFF, self._bypass.switch, False)
-        signals.unblock()
-
-    def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if not self._end.done():
-            self._spawn(work())
-
-    async def _hand_over(self) -> None:
-        if self._upgrade is not None:
-            await self._upgrade.run(self._changing)
-
-    def finish(self) -> None:
-        """Ends the daemon gracefully; in the loop's thread."""
-        self._finish()
-
-    def _finish(self, error: BaseException | None = None) -> None:
-        """Ends the daemon, once."""
-        if not self._end.done():
-            if error is None:
-                self._end.set_result(None)
-            else:
-                self._end.set_exception(error)
-
-    async def _reload_settings(self) -> None:
-        """Reads the configuration again; on an error the old one stays."""
-        async with self._changing:
-            self._notifier.reloading()
-            try:
-                read = await asyncio.get_running_loop().run_in_executor(self._executor, self._reload)
-                settings, waiting = reloaded(self._settings, read)
-                await self._use(settings)
-            except RuntimeProxyError as error:
-                reason = "; ".join(str(error).splitlines())
-                logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
-            else:
-                if waiting:
-                    logger.warning("%s changed; restart to apply", ", ".join(waiting))
-                logger.info("configuration read again")
-            finally:
-                self._notifier.ready(self._status())
-
-    async def _use(self, settings: Settings) -> None:
-        """Takes settings that have changed."""
-        old = self._settings
-        await self._engine.use(settings)
-        self._settings = settings
-        if settings.hooks.enabled != old.hooks.enabled:
-            self._bypass.configure(not settings.hooks.enabled)
-        logging.getLogger().setLevel(settings.log.level.upper())
-
-    async def _start_up(self, listener: Listener, server: RelayServer) -> None:
-        """Serves, loads what decides, then the policies; tells the service manager once they are there."""
-        await server.start(listener)
-        async with self._changing:
-            engine = await self._make_engine()
-            await self._decide_with(engine)
-            if not engine.has_policies:
-                loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
-                await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
-        if not self._end.done():
-            self._begin(engine, listener)
-
-    async def _take_over(self, listener: Listener, server: RelayServer) -> None:
-        """Does all that may fail, and only then serves in place of the process before this one."""
-        predecessor = self._predecessor
-        if predecessor is None:
-            return
-        async with self._changing:
-            engine = await self._make_engine()
-            await engine.load_policies(self._settings)
-            await predecessor.loaded()
-            await self._decide_with(engine)
-            await server.start(listener)
-            listener.own(note(TAKEN_OVER))
-            await predecessor.serving()
-        self._notifier.is_muted = False
-        self._begin(engine, listener)
-        self._spawn(self._follow(predecessor, engine))
-
-    async def _follow(self, predecessor: Predecessor, engine: Engine) -> None:
-        """Takes what the process before this one has seen of the calls that ended there."""
-        await predecessor.drained()
-        await engine.merge_state()
-        logger.info("upgrade: the process before this one has ended its calls")
-
-    async def _decide_with(self, engine: Engine) -> None:
-        """Reads the records that were written last; held calls are decided with them from now on."""
-        await engine.load_state()
-        self._gate.hand_over(engine.interceptor)
-        engine.start()
-
-    def _begin(self, engine: Engine, listener: Listener) -> None:
-        """Starts what runs in the background, and tells the service manager."""
-        exact_timers()
-        self._executor.submit(wake_soon, threading.get_native_id())
-        self._spawn(self._keep_status(engine))
-        if self._own is not None:
-            self._spawn(self._own.start(self._executor, engine.runtime_answers, self._stopping))
-        if (interval_s := watchdog_interval_s(self._environ)) is not None:
-            is_alive = partial(answers_ping, listener.address)
-            self._spawn(feed_watchdog(interval_s, is_alive, self._notifier.watchdog))
-        self._spawn(self._tell_recovered(engine))
-        self._notifier.ready(self._status())
-        self.ready.set()
-
-    async def _tell_recovered(self, engine: Engine) -> None:
-        await engine.recovered.wait()
-        # What is there now stays: the collector need not stop the loop to look at it again and again.
-        if self._owns_process:
-            gc.freeze()
-        self._notifier.status(self._status())
-        logger.info("records recovered: %s", engine.summary)
-
-    async def _make_engine(self) -> Engine:
-        if self._engine.engine is not None:
-            return self._engine.engine
-        return await self._engine.make(self._settings, self._executor, self._spawn, self._is_passive)
-
-    def _is_passive(self) -> bool:
-        """Whether cgroups are left alone between calls: nobody decides, or the successor does."""
-        return self._gate.bypass or (self._upgrade is not None and self._upgrade.has_moved)
-
-    def _own_errors(self) -> int:
-        """How many errors there have been in the proxy's own code."""
-        return self._engine.internal_errors + (self._server.defect_count if self._server is not None else 0)
-
-    async def _keep_status(self, engine: Engine) -> None:
-        """Looks at the breaker, and tells the service manager what changed."""
-        told = ""
-        while True:
-            self._bypass.look()
-            engine.tidy()
-            flush_failures()
-            is_away = self._server is not None and await self._server.looked_after()
-            status = self._status("the runtime is away" if is_away else "")
-            if status != told:
-                self._notifier.status(status)
-                told = status
-            await asyncio.sleep(STATUS_INTERVAL_S)
-
-    def _status(self, trouble: str = "") -> str:
-        count = self._server.connection_count if self._server is not None else 0
-        return status_line(self._engine.summary, count, trouble, passes=self._gate.bypass)

@@ -34,9 +34,9 @@ from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.service import malloc as memory
 from runtimeproxy.service.audit_log import AuditLog
-from runtimeproxy.service.threads import BackgroundThreads
+from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.service.process import give_back_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -124,7 +124,7 @@ class Engine:
             self._cgroups,
             executor=executor,
             spawn=spawn,
-            long_work=LongWork(self._long_requests, memory.give_back),
+            long_work=LongWork(self._long_requests, give_back_memory),
             settings=call_settings(settings),
             unsettled=self.compare_soon,
         )
@@ -294,7 +294,7 @@ class Engine:
             for due in take_due(self._context):
                 await self.interceptor.write_due(due)
         # The runtime's lists are long, and are needed once in minutes.
-        await run(self._executor, memory.give_back)
+        await run(self._executor, give_back_memory)
 
 
 def call_settings(settings: Settings) -> CallSettings:

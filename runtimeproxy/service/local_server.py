@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
+import importlib
 import os
 import shutil
 import tempfile
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Executor
 
@@ -28,7 +29,7 @@ _UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
 _LOCK: Final = "lock"
 
 
-class OwnServer:
+class LocalServer:
     """Serves on a socket in a directory that only this user can enter.
 
     From the beginning it holds the file descriptors that it needs, so that no number of clients takes them.
@@ -54,7 +55,7 @@ class OwnServer:
                 self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             self._directory, self._lock_fd = _make_directory(parent)
         except OSError:
-            self._give_back_descriptors()
+            self._release_descriptors()
             raise
         self.socket_path = str(self._directory / "own.sock")
 
@@ -68,13 +69,11 @@ class OwnServer:
             probe: whether the runtime answers.
             stopping: set when the daemon drains.
         """
-        from asyncio import get_running_loop, shield
-
-        loop = get_running_loop()
-        await loop.run_in_executor(executor, _load)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(executor, importlib.import_module, "runtimeproxy.service.local_services")
         # grpcio takes a cancelled start badly, so `stop` waits for its end.
         self._starting = loop.create_task(self._serve(probe, stopping))
-        await shield(self._starting)
+        await asyncio.shield(self._starting)
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""
@@ -82,29 +81,22 @@ class OwnServer:
             server = await self._starting
             await server.stop(None)
             self._starting = None
-        self._give_back_descriptors()
+        self._release_descriptors()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     async def _serve(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> grpc.aio.Server:
-        import grpc.aio
-        from grpc_health.v1 import health_pb2_grpc
-
-        from runtimeproxy.service import reflection
-        from runtimeproxy.service.health import RuntimeHealth
+        from runtimeproxy.service.local_services import make_server
 
         # No client is accepted between this and the server's own use of them.
-        self._give_back_descriptors()
-        server = grpc.aio.server()
-        health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-        reflection.add_to(server)
-        server.add_insecure_port(f"unix:{self.socket_path}")
+        self._release_descriptors()
+        server = make_server(self.socket_path, probe, stopping)
         await server.start()
         return server
 
-    def _give_back_descriptors(self) -> None:
+    def _release_descriptors(self) -> None:
         while self._reserved:
             os.close(self._reserved.pop())
 
@@ -136,7 +128,3 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _load() -> None:
-    from runtimeproxy.service import health, reflection  # noqa: F401  # the import is the purpose

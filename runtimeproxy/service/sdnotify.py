@@ -1,20 +1,29 @@
-"""systemd's service protocol: state notifications, the watchdog's interval, passed sockets.
+"""systemd's service protocol: state notifications, the watchdog, passed sockets.
 
 Source: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.http2.frames import ACK, EMPTY_SETTINGS, FRAME_HEADER, HEADER_BYTES, PING, PREFACE, ping
 
-LISTEN_FDS_START = 3
+logger = logging.getLogger(__name__)
+
+LISTEN_FDS_START: Final = 3
 """First passed file descriptor. Source: systemd src/systemd/sd-daemon.h, SD_LISTEN_FDS_START."""
+
+_OPAQUE: Final = b"watchdog"
+"""Data of the watchdog's PING."""
 
 
 class Notifier:
@@ -90,6 +99,50 @@ def watchdog_interval_s(environ: Mapping[str, str], pid: int | None = None) -> f
     if not _is_number(text) or int(text) == 0:
         return None
     return int(text) / 1_000_000
+
+
+async def feed_watchdog(interval_s: float, socket_path: str, notifier: Notifier) -> None:
+    """Feeds the watchdog twice per interval while the daemon answers on its own socket; runs until cancelled.
+
+    Args:
+        interval_s: systemd kills the daemon after this time without a notification.
+        socket_path: the daemon's own socket.
+        notifier: sends the notification.
+    """
+    pause_s = interval_s / 2
+    while True:
+        if await answers_ping(socket_path, pause_s):
+            notifier.watchdog()
+        else:
+            logger.error("no answer on the proxy's own socket %s: the watchdog is not fed", socket_path)
+        await asyncio.sleep(pause_s)
+
+
+async def answers_ping(socket_path: str, timeout_s: float) -> bool:
+    """Whether the relay accepts a client on its own socket and answers an HTTP/2 PING.
+
+    The relay answers PINGs itself as long as no call has chosen an upstream, so this shows that the
+    listener and the loop work, whatever the runtime does: restarting a proxy mends no runtime.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(socket_path)
+            try:
+                writer.write(PREFACE + EMPTY_SETTINGS + ping(_OPAQUE))
+                await _ping_ack(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return True
+
+
+async def _ping_ack(reader: asyncio.StreamReader) -> None:
+    while True:
+        high, low, type_, flags, _ = FRAME_HEADER.unpack(await reader.readexactly(HEADER_BYTES))
+        payload = await reader.readexactly(high << 8 | low)
+        if type_ == PING and flags & ACK and payload == _OPAQUE:
+            return
 
 
 @dataclass(frozen=True, slots=True)

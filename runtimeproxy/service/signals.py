@@ -1,35 +1,99 @@
-"""The signals that a daemon handles and that would end it before its handlers are there.
+"""The daemon's signals: how they wait for its handlers, and sending them to a running instance.
 
-They are blocked from the first instruction on, so that they wait; a successor inherits that from the process
-that starts it. This module imports nothing heavy.
+Imports nothing heavy: `block` is called before the rest of the program is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-WAITING: Final = frozenset((signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN + 1))
-"""Reload, bypass on and off, upgrade. SIGTERM and SIGINT end a start at once."""
+from runtimeproxy.errors import RuntimeProxyError
+
+BYPASS_ON: Final = signal.SIGUSR1
+"""Lets all calls pass without policies."""
+BYPASS_OFF: Final = signal.SIGUSR2
+"""Ends that."""
+UPGRADE: Final = signal.SIGRTMIN + 1
+"""Starts a successor and hands everything over to it."""
+
+_WAITING: Final = frozenset((signal.SIGHUP, BYPASS_ON, BYPASS_OFF, UPGRADE))
+"""Would end a process that has no handlers yet. SIGTERM and SIGINT end a start at once."""
+
+
+class NoInstanceError(RuntimeProxyError):
+    """No process holds the lock of the socket."""
 
 
 def block() -> None:
-    """Lets them wait."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    """Makes the signals wait, also in processes that this one starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITING)
 
 
 def unblock() -> None:
     """Delivers those that wait, and those to come at once."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITING)
 
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Lets them wait in this thread, and in processes that it starts within the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    """Makes them wait in this thread, and in processes that it starts within the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def signal_instance(endpoint: str, number: int) -> int:
+    """Sends a signal to the instance that serves on a socket; returns its process id.
+
+    Args:
+        endpoint: the path of the socket.
+        number: the signal.
+
+    Raises:
+        NoInstanceError: no instance serves there, or it is another user's.
+    """
+    from runtimeproxy.relay.listener import lock_path, read_lock
+
+    path = lock_path(endpoint)
+    try:
+        pid, _ = read_lock(path)
+        process = os.pidfd_open(pid)
+    except (OSError, ValueError) as error:
+        raise NoInstanceError(f"{endpoint}: no instance serves here") from error
+    try:
+        # Locked after the process was opened, so it is this process and not one that got its number later.
+        if not _is_locked(path):
+            raise NoInstanceError(f"{endpoint}: no instance serves here")
+        signal.pidfd_send_signal(process, number)
+    except OSError as error:
+        raise NoInstanceError(f"{endpoint}: process {pid}: {error.strerror}") from error
+    finally:
+        os.close(process)
+    return pid
+
+
+def is_served(endpoint: str) -> bool:
+    """Whether an instance holds the lock of a socket."""
+    from runtimeproxy.relay.listener import lock_path
+
+    try:
+        return _is_locked(lock_path(endpoint))
+    except OSError:
+        return False
+
+
+def _is_locked(path: str) -> bool:
+    with Path(path).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -12,7 +12,7 @@ from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
 from runtimeproxy.relay.state import RelayOptions
-from runtimeproxy.service.local_server import OwnServer
+from runtimeproxy.service.local_server import LocalServer
 from runtimeproxy.service.routes import Routes
 from runtimeproxy.service.sdnotify import listen_sockets
 
@@ -71,19 +71,19 @@ def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
             raise ConfigError("environment", f"proxy.{key}", reason)
 
 
-def own_server(proxy: ProxySettings) -> OwnServer | None:
+def own_server(proxy: ProxySettings) -> LocalServer | None:
     """The daemon's own services behind the relay; None leaves them to the runtime."""
     if not proxy.own_services:
         return None
     try:
-        return OwnServer()
+        return LocalServer()
     except OSError as error:
         logger.error("health and reflection are left to the runtime: %s", error)  # noqa: TRY400
         return None
 
 
 def connection_options(
-    proxy: ProxySettings, interceptor: Interceptor, own: OwnServer | None
+    proxy: ProxySettings, interceptor: Interceptor, own: LocalServer | None
 ) -> ConnectionOptions:
     """What the relay's connections share.
 

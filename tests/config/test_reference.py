@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from runtimeproxy.config.reference import reference
+from tests.config.reference import reference
 
 COMMITTED = Path(__file__).parents[2] / "systemd" / "CONFIGURATION.md"
 
 
 def test_the_committed_reference_is_up_to_date() -> None:
-    assert COMMITTED.read_text() == reference(), (
-        "write the output of python -m runtimeproxy.config.reference to it"
-    )
+    assert COMMITTED.read_text() == reference(), "write the output of python -m tests.config.reference to it"
 
 
 def test_a_key_with_all_that_there_is_to_say() -> None:

@@ -178,7 +178,7 @@ def test_a_distribution_that_has_changed_is_said(
 def test_signals_that_come_before_the_handlers_are_there_count_afterwards(daemons: Daemons) -> None:
     daemon = daemons.prepare(wrapper=(sys.executable, "-c", HUNG_UP_EARLY))
     daemon.start()
-    assert messages(daemon, "configuration read again")
+    assert messages(daemon, "configuration reloaded")
     daemon.wait_for_state("READY=1")
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED

@@ -32,7 +32,7 @@ def bypass(daemon: ProxyProcess, state: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_signals(daemon: ProxyProcess, client: CriClient) -> None:
     daemon.signal(signal.SIGUSR1)
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    daemon.wait_for_state("STATUS=bypass is on")
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     daemon.signal(signal.SIGUSR2)
     daemon.wait_for_state("STATUS=5 policies")
@@ -43,7 +43,7 @@ def test_the_command(daemon: ProxyProcess, client: CriClient) -> None:
     done = bypass(daemon, "on")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"process {daemon.pid} lets all calls pass\n"
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    daemon.wait_for_state("STATUS=bypass is on")
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     assert bypass(daemon, "off").returncode == 0
     daemon.wait_for_state("STATUS=5 policies")
@@ -59,14 +59,14 @@ def test_the_command_finds_no_instance_that_is_gone(daemon: ProxyProcess) -> Non
 
 def test_a_reload_leaves_the_switch_alone(daemon: ProxyProcess, client: CriClient) -> None:
     daemon.signal(signal.SIGUSR1)
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    daemon.wait_for_state("STATUS=bypass is on")
     reload(daemon, "[hooks]\nbudget_s = 1.0\n")
     assert shares_of(batch_pod(client).run().create()) == UNTOUCHED
 
 
 def test_what_nobody_saw_is_in_the_records_afterwards(daemon: ProxyProcess, client: CriClient) -> None:
     daemon.signal(signal.SIGUSR1)
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    daemon.wait_for_state("STATUS=bypass is on")
     made = batch_pod(client).run().create()
     daemon.signal(signal.SIGUSR2)
     daemon.wait_for_state("STATUS=5 policies; 1 pods, 1 containers")
@@ -80,7 +80,7 @@ def test_an_update_that_nobody_saw_is_in_the_records_afterwards(
     made = batch_pod(client).run().create().start()
     made.update(64 * MIB)
     daemon.signal(signal.SIGUSR1)
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    daemon.wait_for_state("STATUS=bypass is on")
     made.update(256 * MIB)
     daemon.signal(signal.SIGUSR2)
     wait_until(
@@ -98,11 +98,11 @@ def test_it_can_be_off_from_the_start(daemons: Daemons) -> None:
 def test_an_upgrade_keeps_the_switch(daemon: ProxyProcess) -> None:
     with Family(daemon) as family:
         daemon.signal(signal.SIGUSR1)
-        daemon.wait_for_state("STATUS=all calls pass unheld")
+        daemon.wait_for_state("STATUS=bypass is on")
         family.upgrade()
         with CriClient(daemon.socket) as client:
             assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
         family.signal(signal.SIGUSR2)
-        family.wait_for(lambda: family.logs("held calls are switched on"), "the switch")
+        family.wait_for(lambda: family.logs("bypass is off"), "the switch")
         with CriClient(daemon.socket) as client:
             assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES

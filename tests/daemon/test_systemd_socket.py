@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.service.control_signals import set_bypass
+from runtimeproxy.service.signals import BYPASS_ON, signal_instance
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
@@ -60,8 +60,8 @@ def test_serves_on_the_socket_and_leaves_it_there(daemons: Daemons, passed: sock
 def test_the_switch_finds_it(daemons: Daemons, passed: socket.socket) -> None:
     daemon = activated(daemons, passed)
     daemon.start()
-    assert set_bypass(passed.getsockname(), is_on=True) == daemon.pid
-    daemon.wait_for_state("STATUS=all calls pass unheld")
+    assert signal_instance(passed.getsockname(), BYPASS_ON) == daemon.pid
+    daemon.wait_for_state("STATUS=bypass is on")
 
 
 def test_clients_that_come_between_two_instances_wait_in_the_backlog(
@@ -79,7 +79,7 @@ def test_a_runtime_that_is_the_passed_socket_is_refused(daemons: Daemons, passed
     daemon = activated(daemons, passed, runtime_endpoint=passed.getsockname())
     daemon.spawn()
     assert daemon.wait() == 2
-    assert "round in circles" in "\n".join(daemon.log)
+    assert "forward to itself" in "\n".join(daemon.log)
     assert Path(passed.getsockname()).exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.config import ProxySettings
-from runtimeproxy.service.control_signals import UPGRADE
+from runtimeproxy.service.signals import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
 from tests.daemon.load import Load
@@ -75,7 +75,7 @@ def test_a_broken_configuration(family: Family, client: CriClient) -> None:
         path = family.daemon.folder / "config.toml"
         assert family.refused() == (
             "upgrade failed: it ended with exit code 2 before it was loaded: configuration error: "
-            f"{path}: proxy.nonsense: unknown key; there are: {', '.join(PROXY_KEYS)}"
+            f"{path}: proxy.nonsense: unknown key; known keys: {', '.join(PROXY_KEYS)}"
         )
         load.wait_for_more()
     assert load.failed == []

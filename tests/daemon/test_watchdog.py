@@ -22,7 +22,7 @@ def daemon(daemons: Daemons) -> ProxyProcess:
 
 def failures(daemon: ProxyProcess) -> int:
     """How often it has told that nobody reaches its socket."""
-    return sum("the own socket does not answer" in line for line in daemon.log)
+    return sum("no answer on the proxy's own socket" in line for line in daemon.log)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from runtimeproxy.relay.listener import lock_path, read_lock
-from runtimeproxy.service.control_signals import UPGRADE
+from runtimeproxy.service.signals import UPGRADE
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 

@@ -1,34 +1,39 @@
-"""The switch and the breaker together: whose word counts."""
+"""The bypass: by an operator's choice, by the configuration, or because the proxy keeps failing."""
 
 from dataclasses import dataclass, field
 
 import pytest
 
-from runtimeproxy.service.breaker import MOST_FAILURES
-from runtimeproxy.service.bypass import Bypass
+from runtimeproxy.service.bypass import COOL_DOWN_S, MOST_FAILURES, WINDOW_S, Bypass
 from runtimeproxy.service.gate import Gate
 
 
 @dataclass
 class Stand:
-    """A gate with its bypass, and a count of errors that the test moves."""
+    """A gate with its bypass, and a clock and a count of errors that the test moves."""
 
     errors: int = 0
-    held_again: int = 0
+    now_s: float = 1000.0
+    ended: int = 0
     gate: Gate = field(default_factory=lambda: Gate(1.0))
     bypass: Bypass = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bypass = Bypass(self.gate, lambda: self.errors, False, self._note)
+        self.bypass = Bypass(self.gate, lambda: self.errors, False, self._note, lambda: self.now_s)
 
-    def fail(self) -> bool:
-        """Whether calls pass after as many errors as open the breaker."""
-        self.errors += MOST_FAILURES
-        self.bypass.look()
+    def after(self, seconds: float, errors: int = 0) -> bool:
+        """Whether the bypass is on when some time has gone by with some errors."""
+        self.now_s += seconds
+        self.errors += errors
+        self.bypass.update()
         return self.gate.bypass
 
+    def fail(self) -> bool:
+        """Whether it is on after as many errors as open the breaker."""
+        return self.after(0, MOST_FAILURES)
+
     def _note(self) -> None:
-        self.held_again += 1
+        self.ended += 1
 
 
 @pytest.fixture
@@ -36,22 +41,22 @@ def stand() -> Stand:
     return Stand()
 
 
-def test_the_switch(stand: Stand) -> None:
-    stand.bypass.switch(True)
+def test_an_operators_choice(stand: Stand) -> None:
+    stand.bypass.choose(True)
     assert stand.gate.bypass
-    stand.bypass.switch(False)
-    assert (stand.gate.bypass, stand.held_again) == (False, 1)
+    stand.bypass.choose(False)
+    assert (stand.gate.bypass, stand.ended) == (False, 1)
 
 
 def test_an_operator_ends_what_the_breaker_began(stand: Stand) -> None:
     assert stand.fail()
-    stand.bypass.switch(False)
-    assert (stand.gate.bypass, stand.held_again) == (False, 1)
+    stand.bypass.choose(False)
+    assert (stand.gate.bypass, stand.ended) == (False, 1)
     assert stand.fail(), "errors that go on open it again"
 
 
 @pytest.mark.parametrize(
-    ("configured", "words", "told"),
+    ("configured", "choices", "chosen"),
     [
         pytest.param(False, (True,), True, id="off-in-spite-of-the-configuration"),
         pytest.param(True, (False,), False, id="on-in-spite-of-the-configuration"),
@@ -59,15 +64,44 @@ def test_an_operator_ends_what_the_breaker_began(stand: Stand) -> None:
     ],
 )
 def test_a_successor_hears_what_its_configuration_does_not_say(
-    stand: Stand, configured: bool, words: tuple[bool, ...], told: bool | None
+    stand: Stand, configured: bool, choices: tuple[bool, ...], chosen: bool | None
 ) -> None:
     stand.bypass.configure(configured)
-    for passes in words:
-        stand.bypass.switch(passes)
-    assert stand.bypass.switched is told
+    for is_on in choices:
+        stand.bypass.choose(is_on)
+    assert stand.bypass.chosen is chosen
 
 
 def test_a_change_of_the_configuration_counts_more_than_an_earlier_word(stand: Stand) -> None:
-    stand.bypass.switch(True)
+    stand.bypass.choose(True)
     stand.bypass.configure(False)
-    assert (stand.gate.bypass, stand.bypass.switched) == (False, None)
+    assert (stand.gate.bypass, stand.bypass.chosen) == (False, None)
+
+
+def test_few_errors_change_nothing(stand: Stand) -> None:
+    assert not stand.after(1, MOST_FAILURES - 1)
+
+
+def test_many_errors_within_the_window_turn_it_on_for_a_while(stand: Stand) -> None:
+    assert stand.after(1, MOST_FAILURES)
+    assert stand.after(COOL_DOWN_S - 1)
+    assert not stand.after(2)
+    assert stand.ended == 1
+
+
+def test_errors_over_a_long_time_do_not_turn_it_on(stand: Stand) -> None:
+    for _ in range(10):
+        assert not stand.after(WINDOW_S / 2, MOST_FAILURES // 3)
+
+
+def test_it_is_on_again_when_the_errors_go_on(stand: Stand) -> None:
+    assert stand.after(1, MOST_FAILURES)
+    assert not stand.after(COOL_DOWN_S + 1)
+    assert stand.after(1, MOST_FAILURES)
+
+
+def test_errors_before_the_cool_down_do_not_count_after_it(stand: Stand) -> None:
+    stand.after(1, MOST_FAILURES)
+    stand.after(1, MOST_FAILURES)
+    assert not stand.after(COOL_DOWN_S + 1)
+    assert not stand.after(1, 1)

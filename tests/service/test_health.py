@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtimeproxy.service.health import SERVICES, RuntimeHealth
+from runtimeproxy.service.local_services import SERVICES, RuntimeHealth
 from runtimeproxy.testing import CallError, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient

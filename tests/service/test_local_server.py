@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runtimeproxy.service.local_server import PREFIX, OwnServer
-from runtimeproxy.service.threads import BackgroundThreads
+from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.service.local_server import PREFIX, LocalServer
 
 
 def entries(folder: Path) -> list[str]:
@@ -26,7 +26,7 @@ async def answers() -> bool:
 
 
 async def test_it_serves_and_leaves_nothing(socket_folder: Path) -> None:
-    own = OwnServer(socket_folder)
+    own = LocalServer(socket_folder)
     assert stat.S_IMODE(Path(own.socket_path).parent.stat().st_mode) == 0o700
     threads = BackgroundThreads(1, "test")
     await own.start(threads, answers, asyncio.Event())
@@ -40,14 +40,14 @@ async def test_it_serves_and_leaves_nothing(socket_folder: Path) -> None:
 
 
 async def test_it_can_be_stopped_before_it_is_started(socket_folder: Path) -> None:
-    own = OwnServer(socket_folder)
+    own = LocalServer(socket_folder)
     await own.stop()
     await own.stop()
     assert entries(socket_folder) == []
 
 
 async def test_what_others_use_is_left_alone(socket_folder: Path) -> None:
-    running = OwnServer(socket_folder)
+    running = LocalServer(socket_folder)
     without_lock = socket_folder / f"{PREFIX}demo"
     without_lock.mkdir()
     link = socket_folder / f"{PREFIX}link"
@@ -55,7 +55,7 @@ async def test_what_others_use_is_left_alone(socket_folder: Path) -> None:
     stale = socket_folder / f"{PREFIX}stale"
     stale.mkdir()
     (stale / "lock").touch()
-    other = OwnServer(socket_folder)
+    other = LocalServer(socket_folder)
     assert not stale.exists()
     assert without_lock.exists()
     assert link.is_symlink()
@@ -70,12 +70,12 @@ async def test_other_users_directories_are_left_alone(socket_folder: Path) -> No
     foreign.mkdir()
     (foreign / "lock").touch()
     os.chown(foreign, 12345, 12345)
-    await OwnServer(socket_folder).stop()
+    await LocalServer(socket_folder).stop()
     assert foreign.exists()
 
 
 async def test_the_lock_is_held_while_it_lives(socket_folder: Path) -> None:
-    own = OwnServer(socket_folder)
+    own = LocalServer(socket_folder)
     with (Path(own.socket_path).parent / "lock").open("rb") as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     await own.stop()
@@ -83,13 +83,13 @@ async def test_the_lock_is_held_while_it_lives(socket_folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_an_os_error(socket_folder: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        OwnServer(socket_folder / "missing")
+        LocalServer(socket_folder / "missing")
 
 
 def test_a_folder_that_cannot_be_used_keeps_no_file_descriptors(socket_folder: Path) -> None:
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 - their names are numbers
     with pytest.raises(OSError, match="No such file"):
-        OwnServer(socket_folder / "missing")
+        LocalServer(socket_folder / "missing")
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
@@ -97,14 +97,13 @@ WITHOUT_DESCRIPTORS = """
 import asyncio, os, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from runtimeproxy.service import local_server as own_server
+from runtimeproxy.service import local_server, local_services
 
 async def probe():
     return True
 
 async def main():
-    own = own_server.OwnServer(Path(sys.argv[1]))
-    own_server._load()
+    own = local_server.LocalServer(Path(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     taken = []
     try:

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.service.reflection import V1, V1ALPHA, json_name, reflected_services
+from runtimeproxy.service.local_services import V1, V1ALPHA, json_name, reflected_services
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient

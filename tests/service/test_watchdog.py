@@ -15,7 +15,8 @@ from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.relay.state import RelayOptions
 from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.routes import Routes
-from runtimeproxy.service.watchdog import answers_ping, feed_watchdog
+from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
+from tests.relay.sockets.stage import until
 
 SHORT_S = 0.3
 
@@ -99,20 +100,20 @@ async def test_somebody_who_speaks_no_http2(socket_folder: Path) -> None:
         assert not await answers_ping(str(socket_folder / "rude"), SHORT_S)
 
 
-async def test_it_is_fed_while_there_are_answers() -> None:
-    answers = [True, False, True, True]
-    fed: list[int] = []
-    over = asyncio.Event()
-
-    async def is_alive(_: float) -> bool:
-        if not answers:
-            over.set()
-            return False
-        return answers.pop(0)
-
-    feeding = asyncio.ensure_future(feed_watchdog(0.02, is_alive, lambda: fed.append(len(answers))))
-    await over.wait()
-    feeding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await feeding
-    assert fed == [3, 1, 0]
+async def test_it_is_fed_while_the_socket_answers(
+    relaying: Relaying, socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(socket_folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.setblocking(False)
+        loop = asyncio.get_running_loop()
+        feeding = asyncio.ensure_future(feed_watchdog(SHORT_S, relaying.path, Notifier(path)))
+        assert await asyncio.wait_for(loop.sock_recv(manager, 100), 30) == b"WATCHDOG=1"
+        free = relaying.block()
+        await until(lambda: bool(caplog.records))
+        free.set()
+        feeding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await feeding
+    assert f"no answer on the proxy's own socket {relaying.path}" in caplog.text

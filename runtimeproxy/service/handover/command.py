@@ -7,8 +7,8 @@ from typing import Final
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.relay.listener import lock_path, read_lock
-from runtimeproxy.service.control_signals import UPGRADE, signal_instance
 from runtimeproxy.service.handover.upgrade import SERVING_S, TAKEN_OVER
+from runtimeproxy.service.signals import UPGRADE, signal_instance
 
 _PACE_S: Final = 0.05
 _SLACK_S: Final = 10.0

@@ -1,4 +1,4 @@
-"""The predecessor's side of an upgrade."""
+"""The predecessor's side of an upgrade: it starts its successor, hands over, and drains or serves again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.service.handover.channel import PeerGoneError, Word
-from runtimeproxy.service.handover.successor import NoSuccessorError, Program, Successor
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.service import signals
+from runtimeproxy.service.handover.protocol import (
+    Channel,
+    Inheritance,
+    Message,
+    PeerGoneError,
+    UnexpectedMessageError,
+    successor_environ,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.relay.listener import Listener
@@ -27,12 +40,15 @@ SERVING_S: Final = 10.0
 """How long the successor may take to read the records and to accept; clients wait in the backlog."""
 FLUSH_S: Final = 2.0
 """How long the records may take to be written; clients wait in the backlog."""
+END_S: Final = 5.0
+"""How long the end of a killed successor, or of one that hung up, is waited for."""
+ERRORS_LIMIT_BYTES: Final = 4_096
+"""Of the successor's own account of its failure; the rest is in the log."""
+MAIN_PID_TRIES: Final = 40
+MAIN_PID_PAUSE_S: Final = 0.05
 
 TAKEN_OVER: Final = "taken over"
-"""What a successor notes in the lock file."""
-
-_TELL_TIMES: Final = 40
-_TELL_PACE_S: Final = 0.05
+"""A successor notes this in the lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +65,9 @@ class Serving:
         resume: awaited before this process serves again after all; clients wait in the backlog.
         start_s: how long a successor may take to come up.
         drain_s: how long calls may go on here after a successor has taken over.
-        switched: an operator's word on held calls: off, on, or None.
-        serve_s: how long a successor may take from the last word to it until it serves.
+        bypass: the operator's choice, see `Bypass.chosen`.
+        serve_s: how long a successor may take from `go` until it serves.
+        flush_s: how long writing the records may take.
     """
 
     listener: Listener
@@ -62,8 +79,9 @@ class Serving:
     resume: Callable[[], Awaitable[None]]
     start_s: float
     drain_s: float
-    switched: Callable[[], bool | None] = lambda: None
+    bypass: Callable[[], bool | None] = lambda: None
     serve_s: float = SERVING_S
+    flush_s: float = FLUSH_S
 
 
 class Upgrade:
@@ -117,10 +135,10 @@ class Upgrade:
             self._serving.listener.own()
             self._successor = None
 
-    async def tell_drained(self) -> None:
+    async def send_drained(self) -> None:
         """No call runs here any more and all records are written."""
         if self._successor is not None:
-            self._successor.channel.say(Word.DRAINED)
+            self._successor.channel.send(Message.DRAINED)
             await self._successor.channel.close()
 
     async def _hand_over(self) -> Successor | None:
@@ -130,34 +148,34 @@ class Upgrade:
         try:
             successor = await self._start()
             await successor.channel.open()
-            await successor.hear(Word.LOADED, serving.start_s)
+            await successor.receive(Message.LOADED, serving.start_s)
             serving.server.stop_accepting()
             await self._flush()
             # From here on the lock and the socket's name are the successor's.
             serving.listener.is_owner = False
-            successor.channel.say(Word.GO)
-            await successor.hear(Word.SERVING, serving.serve_s)
+            successor.channel.send(Message.GO)
+            await successor.receive(Message.SERVING, serving.serve_s)
         except NoSuccessorError as error:
             await self._serve_again(str(error))
             return None
         except Exception:  # a bug must not leave the clients in the backlog for good
-            logger.exception("upgrade: an error in the proxy itself")
-            await self._serve_again("an error in the proxy itself")
+            logger.exception("upgrade: internal error")
+            await self._serve_again("internal error")
             return None
         return successor
 
     async def _flush(self) -> None:
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(self._serving.flush_s):
                 await self._serving.flush()
         except TimeoutError:
-            logger.warning("upgrade: the records are not written yet; the runtime has them too")
+            logger.warning("upgrade: the records are not written in time; the successor asks the runtime")
 
     async def _start(self) -> Successor:
         """Starts a process, which is known even if this task is cancelled meanwhile."""
         serving = self._serving
         starting = asyncio.ensure_future(
-            Successor.start(self._program, serving.listener, serving.executor, switched=serving.switched())
+            Successor.start(self._program, serving.listener, serving.executor, bypass=serving.bypass())
         )
         try:
             await asyncio.shield(starting)
@@ -173,10 +191,10 @@ class Upgrade:
         successor.forget_errors()
         await self._tell_main_pid(successor.pid)
         serving.notifier.is_muted = True
-        successor.channel.say(Word.MAIN)
+        successor.channel.send(Message.MAIN)
         logger.info("upgrade: process %d serves now", successor.pid, extra={"successor": successor.pid})
         draining = asyncio.ensure_future(serving.server.retire(serving.drain_s))
-        told = asyncio.ensure_future(successor.channel.hear(Word.STOPPING))
+        told = asyncio.ensure_future(successor.channel.receive(Message.STOPPING))
         try:
             await asyncio.wait((draining, told), return_when=asyncio.FIRST_COMPLETED)
             is_gone = told.done() and isinstance(told.exception(), PeerGoneError)
@@ -189,40 +207,174 @@ class Upgrade:
             serving.finish()
 
     async def _tell_main_pid(self, pid: int) -> None:
-        """Says it until the service manager's queue has room: what it does not hear, nobody can say later."""
+        """Repeats it until the service manager's queue has room: this process cannot repeat it later."""
         notifier = self._serving.notifier
-        for _ in range(_TELL_TIMES):
+        for _ in range(MAIN_PID_TRIES):
             if notifier.main_pid(pid) or not notifier.enabled:
                 return
-            await asyncio.sleep(_TELL_PACE_S)
-        logger.warning("upgrade: the service manager was not told of process %d", pid)
+            await asyncio.sleep(MAIN_PID_PAUSE_S)
+        logger.warning("upgrade: the service manager could not be notified of process %d", pid)
 
     async def _serve_again(self, reason: str) -> None:
+        serving = self._serving
         if self._successor is not None:
             await self._successor.kill()
             self._successor = None
         logger.error("upgrade failed: %s; this process goes on", reason)
-        self._serving.listener.own(note(f"upgrade failed: {reason}"))
-        self._speak_again()
-        await self._resume()
+        serving.listener.own(note(f"upgrade failed: {reason}"))
+        if serving.notifier.is_muted:
+            # The service manager may never have taken a process for the main one that ended at once.
+            serving.notifier.is_muted = False
+            serving.notifier.main_pid(os.getpid())
+        try:
+            await serving.resume()
+        except Exception:  # a bug may cost records here, but not the node its runtime
+            logger.exception("upgrade: the successor's records cannot be read")
         # What the successor did is known only now.
         self.has_moved = False
-        self._serving.server.accept()
-
-    def _speak_again(self) -> None:
-        """The service manager may never have taken a process for the main one that ended at once."""
-        notifier = self._serving.notifier
-        if notifier.is_muted:
-            notifier.is_muted = False
-            notifier.main_pid(os.getpid())
-
-    async def _resume(self) -> None:
-        try:
-            await self._serving.resume()
-        except Exception:  # a bug may cost records here, but not the node its runtime
-            logger.exception("upgrade: what the successor did is not known")
+        serving.server.accept()
 
 
 def note(text: str) -> str:
-    """A line for the lock file that differs from all earlier ones, so that who waits for it sees it."""
+    """A line for the lock file that differs from all earlier ones, so that a reader notices it."""
     return f"{time.time_ns()} {text}"
+
+
+class NoSuccessorError(RuntimeProxyError):
+    """The successor did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How this process was started.
+
+    Attributes:
+        command: interpreter and arguments. Names, not open files: what lies there now is started.
+        folder: where relative names begin.
+        environ: the environment at the start.
+    """
+
+    command: tuple[str, ...]
+    folder: str
+    environ: Mapping[str, str]
+
+    @classmethod
+    def this(cls, environ: Mapping[str, str]) -> Program:
+        """This process, whose folder and environment are still those of its start."""
+        interpreter = sys.executable or sys.orig_argv[0]
+        try:
+            folder = str(Path.cwd())
+        except OSError:
+            # The folder is gone: no relative name can count.
+            folder = "/"
+        return cls((interpreter, *sys.orig_argv[1:]), folder, dict(environ))
+
+
+class Successor:
+    """A successor from its start until it serves or is given up. Used in the event loop's thread."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, errors_fd: int, executor: Executor
+    ) -> None:
+        self._process = process
+        self._errors_fd = errors_fd
+        self._executor = executor
+        self.channel = channel
+
+    @classmethod
+    async def start(
+        cls, program: Program, listener: Listener, executor: Executor, *, bypass: bool | None = None
+    ) -> Successor:
+        """Starts it with the listening socket, the lock and one end of a socket pair.
+
+        Raises:
+            NoSuccessorError: the program cannot be started.
+        """
+        here, there = socket.socketpair()
+        given = Inheritance(
+            there.fileno(), listener.sock.fileno(), listener.lock_fd, listener.path, listener.inode, bypass
+        )
+        errors_fd = -1
+        try:
+            with there:
+                errors_fd = os.memfd_create("upgrade-errors")
+                process = await asyncio.get_running_loop().run_in_executor(
+                    executor, _start, program, given, errors_fd
+                )
+        except OSError as error:
+            here.close()
+            if errors_fd >= 0:
+                os.close(errors_fd)
+            raise NoSuccessorError(f"it cannot be started: {error}") from error
+        return cls(process, Channel(here), errors_fd, executor)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def receive(self, message: Message, within_s: float) -> None:
+        """Waits for a message.
+
+        Raises:
+            NoSuccessorError: the successor ended, hangs or says something else.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                await self.channel.receive(message)
+        except TimeoutError:
+            raise NoSuccessorError(f"it was not {message} within {within_s:g} s") from None
+        except UnexpectedMessageError as error:
+            raise NoSuccessorError(f"{error} before it was {message}") from error
+        except PeerGoneError as error:
+            reason = await self._end_reason() or str(error)
+            said = f": {errors}" if (errors := self._errors()) else ""
+            raise NoSuccessorError(f"{reason} before it was {message}{said}") from error
+
+    async def kill(self) -> None:
+        """Ends it by force if it is still there; it is gone afterwards, and so are its file descriptors."""
+        if self._process.poll() is None:
+            self._process.kill()
+            await self._end_reason()
+        await self.channel.close()
+        self.forget_errors()
+
+    def forget_errors(self) -> None:
+        """Closes what the successor writes its errors to: it is gone, or has come up."""
+        if self._errors_fd >= 0:
+            os.close(self._errors_fd)
+            self._errors_fd = -1
+
+    def _errors(self) -> str:
+        """What the successor has said of its failure, in one line."""
+        if self._errors_fd < 0:
+            return ""
+        text = os.pread(self._errors_fd, ERRORS_LIMIT_BYTES, 0).decode("utf-8", "replace")
+        return "; ".join(filter(None, map(str.strip, text.splitlines()))).replace(":; ", ": ")
+
+    async def _end_reason(self) -> str:
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            code = await run(self._executor, self._process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"it was ended by {_signal_name(-code)}" if code < 0 else f"it ended with exit code {code}"
+
+
+def _start(program: Program, given: Inheritance, errors_fd: int) -> subprocess.Popen[bytes]:
+    passed = [fd for fd in (given.control_fd, given.listening_fd, given.lock_fd, errors_fd) if fd >= 0]
+    with signals.blocked():
+        return subprocess.Popen(  # noqa: S603  # the very command that started this process
+            program.command,
+            cwd=program.folder,
+            env=successor_environ(program.environ, given, errors_fd),
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

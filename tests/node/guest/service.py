@@ -43,7 +43,7 @@ def reload_takes_a_good_configuration(_: Node) -> str:
     CONFIG.write_text(_GOOD)
     journal = Journal()
     systemctl("reload", SERVICE)
-    journal.wait_for("configuration read again")
+    journal.wait_for("configuration reloaded")
     expect("MainPID", main_pid(), before)
     return wait_for_status("policies; ")
 

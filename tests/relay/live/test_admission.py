@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from runtimeproxy.relay.server import MAX_CONNECTIONS
-from runtimeproxy.service.watchdog import answers_ping
+from runtimeproxy.service.sdnotify import answers_ping
 from tests.relay import wire
 from tests.relay.live.harness import WAIT_S, StartRelay, eventually
 

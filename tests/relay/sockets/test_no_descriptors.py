@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.service.watchdog import answers_ping
+from runtimeproxy.service.sdnotify import answers_ping
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import WAIT_S, Stage, soon, until
 from tests.relay.wire import GOAWAY, HEADERS, data, goaway, message

@@ -113,4 +113,4 @@ async def test_many_defects_let_calls_pass_unheld(tmp_path: Path) -> None:
             client.send(client.call(3, HELD), data(3, message(b"x"), end=True))
             await client.ended()
             assert stage.server.defect_count == defects + 1
-            bypass.look()
+            bypass.update()

@@ -1,4 +1,4 @@
-"""Words over the socket pair."""
+"""Messages over the socket pair."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtimeproxy.service.handover.channel import (
+from runtimeproxy.service.handover.protocol import (
     LINE_LIMIT_BYTES,
     Channel,
+    Message,
     PeerGoneError,
-    StrangeWordError,
-    Word,
+    UnexpectedMessageError,
 )
 
 
@@ -27,14 +27,14 @@ async def pair() -> AsyncIterator[tuple[Channel, socket.socket]]:
         await channel.close()
 
 
-async def test_words_arrive_in_order(pair: tuple[Channel, socket.socket]) -> None:
+async def test_messages_arrive_in_order(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     there.sendall(b"loaded\nserv")
-    assert await channel.hear(Word.LOADED) is Word.LOADED
+    await channel.receive(Message.LOADED)
     there.sendall(b"ing\n")
-    assert await channel.hear(Word.SERVING, Word.STOPPING) is Word.SERVING
-    channel.say(Word.GO)
-    channel.say(Word.MAIN)
+    await channel.receive(Message.SERVING)
+    channel.send(Message.GO)
+    channel.send(Message.MAIN)
     assert there.recv(100) == b"go\nmain\n"
 
 
@@ -44,33 +44,33 @@ async def test_words_arrive_in_order(pair: tuple[Channel, socket.socket]) -> Non
 async def test_what_is_not_expected(pair: tuple[Channel, socket.socket], said: bytes) -> None:
     channel, there = pair
     there.sendall(said)
-    with pytest.raises(StrangeWordError):
-        await channel.hear(Word.LOADED)
+    with pytest.raises(UnexpectedMessageError):
+        await channel.receive(Message.LOADED)
 
 
 async def test_an_end(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     there.close()
     with pytest.raises(PeerGoneError, match="hung up"):
-        await channel.hear(Word.LOADED)
+        await channel.receive(Message.LOADED)
     for _ in range(3):
-        channel.say(Word.GO)
+        channel.send(Message.GO)
 
 
-async def test_an_end_in_the_middle_of_a_word(pair: tuple[Channel, socket.socket]) -> None:
+async def test_an_end_in_the_middle_of_a_message(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     there.sendall(b"load")
     there.close()
     with pytest.raises(PeerGoneError):
-        await channel.hear(Word.LOADED)
+        await channel.receive(Message.LOADED)
 
 
 async def test_one_that_was_never_opened() -> None:
     here, there = socket.socketpair()
     with there:
         channel = Channel(here)
-        channel.say(Word.GO)
+        channel.send(Message.GO)
         with pytest.raises(PeerGoneError):
-            await channel.hear(Word.GO)
+            await channel.receive(Message.GO)
         await channel.close()
         assert there.recv(1) == b""

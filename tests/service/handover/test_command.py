@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.listener import listen, lock_path
-from runtimeproxy.service.control_signals import UPGRADE
 from runtimeproxy.service.handover.command import UpgradeFailedError, upgrade
 from runtimeproxy.service.handover.upgrade import TAKEN_OVER, note
+from runtimeproxy.service.signals import UPGRADE
 
 OWN_PID = os.getpid()
 OTHER_PID = 4_194_305

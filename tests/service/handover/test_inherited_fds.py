@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.service.handover.inherited_fds import VARIABLE, Inheritance, successor_environ
+from runtimeproxy.service.handover.protocol import VARIABLE, Inheritance, successor_environ
 from tests.lab.programs import REPOSITORY
 
 GIVEN = Inheritance(4, 5, -1, "/run/proxy.sock", 77)
@@ -26,11 +26,11 @@ def test_it_comes_back_as_it_was_and_is_taken_once() -> None:
     assert Inheritance.take(environ) is None
 
 
-@pytest.mark.parametrize("switched", [None, False, True])
-def test_an_operators_word_is_there_only_if_there_is_one(switched: bool | None) -> None:
-    given = replace(GIVEN, switched=switched)
+@pytest.mark.parametrize("bypass", [None, False, True])
+def test_an_operators_choice_is_there_only_if_there_is_one(bypass: bool | None) -> None:
+    given = replace(GIVEN, bypass=bypass)
     environ = successor_environ({}, given)
-    assert ("switched" in json.loads(environ[VARIABLE])) is (switched is not None)
+    assert ("switched" in json.loads(environ[VARIABLE])) is (bypass is not None)
     assert Inheritance.take(environ) == given
 
 
@@ -95,8 +95,8 @@ def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
 
 TELLS = """
 import os, subprocess, sys
-from runtimeproxy.service.handover.inherited_fds import tell_predecessor
-tell_predecessor("from the child")
+from runtimeproxy.service.handover.protocol import report_to_predecessor
+report_to_predecessor("from the child")
 if len(sys.argv) == 1:
     subprocess.run([sys.executable, __file__, "grandchild"], close_fds=False, check=True)
 """

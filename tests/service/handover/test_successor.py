@@ -11,7 +11,7 @@ from tests.lab.programs import REPOSITORY
 IN_A_FOLDER_THAT_IS_GONE = """\
 import os, sys
 sys.path.insert(0, os.getcwd())
-from runtimeproxy.service.handover.successor import Program
+from runtimeproxy.service.handover.upgrade import Program
 os.chdir(sys.argv[1])
 os.rmdir(sys.argv[1])
 print(Program.this({}).folder)

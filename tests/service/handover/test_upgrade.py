@@ -16,15 +16,13 @@ from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.relay.state import RelayOptions
+from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.service.gate import Gate
-from runtimeproxy.service.handover.channel import Channel
 from runtimeproxy.service.handover.predecessor import Predecessor
-from runtimeproxy.service.handover.successor import Program
-from runtimeproxy.service.handover.upgrade import Serving, Upgrade
+from runtimeproxy.service.handover.protocol import Channel
+from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
 from runtimeproxy.service.routes import Routes
-from runtimeproxy.service.sdnotify import Notifier
-from runtimeproxy.service.threads import BackgroundThreads
-from runtimeproxy.service.watchdog import answers_ping
+from runtimeproxy.service.sdnotify import Notifier, answers_ping
 from tests.relay.sockets.stage import until
 
 SUCCESSOR = """\
@@ -70,7 +68,9 @@ class Old:
         if self.defect is not None:
             raise self.defect
 
-    def upgrade(self, script: str, *command: str, start_s: float = 30.0, serve_s: float = 30.0) -> Upgrade:
+    def upgrade(
+        self, script: str, *command: str, start_s: float = 30.0, serve_s: float = 30.0, flush_s: float = 30.0
+    ) -> Upgrade:
         """An upgrade to a program that runs the script."""
         program = command or (sys.executable, "-c", SUCCESSOR, script)
         serving = Serving(
@@ -84,6 +84,7 @@ class Old:
             start_s=start_s,
             drain_s=30.0,
             serve_s=serve_s,
+            flush_s=flush_s,
         )
         return Upgrade(Program(program, str(self._folder), dict(os.environ)), serving)
 
@@ -93,7 +94,7 @@ class Old:
     async def part(self, upgrade: Upgrade) -> None:
         """The end of this process, which the successor's would outlive."""
         assert upgrade._successor is not None
-        await upgrade.tell_drained()
+        await upgrade.send_drained()
         await asyncio.to_thread(upgrade._successor._process.wait, 30)
 
     async def _resume(self) -> None:
@@ -197,17 +198,17 @@ async def test_a_program_that_is_gone(old: Old) -> None:
 
 async def test_records_that_cannot_be_written_in_time(old: Old, caplog: pytest.LogCaptureFixture) -> None:
     old.flushing.clear()
-    upgrade = old.upgrade(f"{SERVES}; hear()")
+    upgrade = old.upgrade(f"{SERVES}; hear()", flush_s=0.1)
     await old.run(upgrade)
     assert old.finished.is_set()
-    assert "not written yet" in caplog.text
+    assert "not written in time" in caplog.text
     await old.part(upgrade)
 
 
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        pytest.param(SERVES, "an error in the proxy itself", id="while it writes records"),
+        pytest.param(SERVES, "internal error", id="while it writes records"),
         pytest.param("sys.exit(3)", "it ended with exit code 3 before it was loaded", id="while it resumes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The switch by command finds the process that holds a socket's lock, and no other."""
+"""A command finds the process that holds a socket's lock, and no other."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.listener import listen, lock_path
-from runtimeproxy.service.control_signals import NoInstanceError, set_bypass
+from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, NoInstanceError, signal_instance
 
 LISTENS = """\
 import signal, sys
@@ -22,18 +22,18 @@ listener.release()
 """
 
 
-@pytest.mark.parametrize(("is_on", "name"), [(True, "SIGUSR1"), (False, "SIGUSR2")])
-def test_it_sends_the_signal(socket_folder: Path, is_on: bool, name: str) -> None:
+@pytest.mark.parametrize(("number", "name"), [(BYPASS_ON, "SIGUSR1"), (BYPASS_OFF, "SIGUSR2")])
+def test_it_sends_the_signal(socket_folder: Path, number: int, name: str) -> None:
     path = str(socket_folder / "proxy.sock")
     with subprocess.Popen(
         [sys.executable, "-c", LISTENS, path], stdout=subprocess.PIPE, text=True
     ) as instance:
         assert instance.stdout is not None
         assert instance.stdout.readline() == "listens\n"
-        assert set_bypass(path, is_on=is_on) == instance.pid
+        assert signal_instance(path, number) == instance.pid
         assert instance.stdout.readline() == f"{name}\n"
     with pytest.raises(NoInstanceError, match="no instance serves here"):
-        set_bypass(path, is_on=is_on)
+        signal_instance(path, number)
 
 
 def test_a_process_that_does_not_hold_the_lock_is_left_alone(socket_folder: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_process_that_does_not_hold_the_lock_is_left_alone(socket_folder: Path
     # The signal's default would end this test.
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     with pytest.raises(NoInstanceError):
-        set_bypass(path, is_on=True)
+        signal_instance(path, BYPASS_ON)
 
 
 @pytest.mark.parametrize("text", [None, "", "nonsense", "999999999"])
@@ -52,4 +52,4 @@ def test_a_lock_that_tells_nothing(socket_folder: Path, text: str | None) -> Non
     if text is not None:
         Path(lock_path(path)).write_text(text)
     with pytest.raises(NoInstanceError):
-        set_bypass(path, is_on=True)
+        signal_instance(path, BYPASS_ON)

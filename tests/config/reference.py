@@ -1,4 +1,4 @@
-"""The configuration reference, made of the settings: `python -m runtimeproxy.config.reference` prints it."""
+"""The configuration reference, made of the settings: `python -m tests.config.reference` prints it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ environment variable and the flag that set it; whether a reload applies a change
 flag wins over an environment variable, that over the file, that over the default. [config.toml](config.toml)
 is a file to start from; `koord-runtime-proxy check-config` checks one.
 
-Made by `python -m runtimeproxy.config.reference` from the settings in `runtimeproxy/config`.
+Made by `python -m tests.config.reference` from the settings in `runtimeproxy/config`.
 """
 
 
@@ -65,7 +65,7 @@ def _facts(group: str, key: str, hint: object) -> Iterator[str]:
     yield "restart" if needs_restart(group, key) else "reload"
 
 
-def _type(hint: Any) -> str:  # noqa: ANN401 - types of all kinds
+def _type(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         ranges = [f", {_toml(mark.minimum)} to {_toml(mark.maximum)}" for mark in arguments[1:]]

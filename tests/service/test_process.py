@@ -6,6 +6,8 @@ import ctypes
 import os
 import platform
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from runtimeproxy.service.thread_latency import SLICE_NS, exact_timers, wake_soon
+from runtimeproxy.service.process import SLICE_NS, exact_timers, wake_soon
 
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 _GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -115,3 +117,27 @@ def test_exact_timers() -> None:
 
 def test_a_thread_that_is_not_there_is_no_error() -> None:
     wake_soon(2**22 + 1)
+
+
+FREEING = """
+import resource
+from runtimeproxy.service.process import give_back_memory, limit_arenas
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+limit_arenas()
+blocks = [bytes(1000) for _ in range(50_000)]
+kept = blocks[-1:]
+full = resident_bytes()
+del blocks
+give_back_memory()
+print(full - resident_bytes())
+"""
+
+
+def test_free_memory_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, text=True, check=True)
+    # Of 50 MB; without it next to nothing.
+    assert int(done.stdout) > 25_000_000

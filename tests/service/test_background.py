@@ -1,5 +1,7 @@
-"""Threads of the background: bounded, and nobody waits for one that hangs."""
+"""Work in the background: tasks whose errors are seen, and threads that do not keep the process from
+ending."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -8,13 +10,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from runtimeproxy.service.threads import BackgroundThreads
+from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 
 WAIT_S = 30.0
 
 HANGS = """\
 import threading
-from runtimeproxy.service.threads import BackgroundThreads
+from runtimeproxy.service.background import BackgroundThreads
 began = threading.Event()
 threads = BackgroundThreads(1, "hanging")
 threads.submit(lambda: (began.set(), threading.Event().wait()))
@@ -78,3 +80,55 @@ def test_what_waits_is_done_before_the_end() -> None:
 def test_the_process_ends_although_a_thread_hangs() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], check=False, timeout=WAIT_S)
     assert done.returncode == 0
+
+
+async def fails() -> None:
+    raise ValueError("of all things")
+
+
+async def test_an_error_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    fatal: list[BaseException] = []
+    tasks = BackgroundTasks(fatal.append)
+    going_on = tasks.spawn(asyncio.Event().wait())  # type: ignore[arg-type]
+    await asyncio.wait((tasks.spawn(fails()),))
+    assert "of all things" in caplog.text
+    assert not fatal
+    assert not going_on.done()
+    await tasks.cancel(10)
+    assert going_on.cancelled()
+
+
+async def test_the_error_of_a_vital_task_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    fatal: list[BaseException] = []
+    await asyncio.wait((BackgroundTasks(fatal.append).spawn(fails(), is_vital=True),))
+    assert [str(error) for error in fatal] == ["of all things"]
+    assert not caplog.records
+
+
+async def test_who_cancels_is_not_cancelled() -> None:
+    tasks = BackgroundTasks(lambda _: None)
+
+    async def cancels() -> None:
+        await tasks.cancel(10)
+
+    task = tasks.spawn(cancels())
+    await asyncio.wait((task,))
+    assert not task.cancelled()
+
+
+async def test_one_that_does_not_end_is_not_waited_for() -> None:
+    tasks, over = BackgroundTasks(lambda _: None), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = tasks.spawn(stubborn())
+    await asyncio.sleep(0)
+    await tasks.cancel(0.05)
+    assert not task.done()
+    over.set()
+    await task

@@ -1,4 +1,4 @@
-"""Has the kernel wake the relay's thread soon, however busy the others are.
+"""Tunes the process: the relay's thread wakes up soon however busy the others are, and free memory goes back.
 
 The relay works in short bursts. While a policy computes on the same CPU, each burst would wait for the end of
 that thread's time slice, some milliseconds; and each wait for the interpreter lasts as much longer as timers
@@ -29,18 +29,25 @@ Source: sched(7), "Resetting scheduling policy for child processes"."""
 _SYSCALL: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "ppc64le": 355, "s390x": 345}
 """The number of sched_setattr by machine. Source: the kernel's syscall tables."""
 
+MOST_ARENAS: Final = 2
+"""Memory pools of the C library. One interpreter lock serves all threads, so more of them only cost memory.
+Source: mallopt(3), which makes up to eight for each processor."""
+
+_M_ARENA_MAX: Final = -8
+"""Source: malloc.h of glibc."""
+
 
 def exact_timers() -> None:
     """Asks for exact timers for the calling thread, and so for threads and processes that it starts later.
 
-    No other thread can ask for it without CAP_SYS_NICE.
+    Asking for another thread needs CAP_SYS_NICE.
     """
     with suppress(OSError):
         Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text(str(TIMER_SLACK_NS))
 
 
 def wake_soon(thread_id: int) -> None:
-    """Asks for short slices for a thread of this process; takes no for an answer.
+    """Asks for short slices for a thread of this process; where the kernel allows it.
 
     A thread that an administrator has given another scheduling policy or a negative nice value keeps all of
     that: with short slices, threads and processes that it starts would lose the nice value.
@@ -63,3 +70,19 @@ def _ask_for_slice(thread_id: int, nice: int) -> None:
     size = _ATTRIBUTES.size
     attributes = _ATTRIBUTES.pack(size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0)
     ctypes.CDLL(None).syscall(number, thread_id, ctypes.c_char_p(attributes), 0)
+
+
+def limit_arenas() -> None:
+    """Lets threads that are started from now on share memory pools."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MOST_ARENAS)
+
+
+def give_back_memory() -> None:
+    """Gives free memory back; takes milliseconds, so it is not for the event loop's thread."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,154 @@
+"""gRPC health and reflection on the kubelet's socket.
+
+Health is that of the runtime; reflection describes the CRI, so that grpcurl works without a proto file.
+Importing grpc takes long, so this module is imported in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from cri_api.runtime.v1 import api_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from grpc.aio import ServicerContext
+
+SERVICES: Final = ("", "runtime.v1.RuntimeService", "runtime.v1.ImageService")
+"""Names that can be asked for; the empty one means the whole daemon."""
+WATCH_INTERVAL_S: Final = 1.0
+"""How often a Watch looks again. Source: the kubelet's own Status interval is 5 s."""
+V1: Final = "grpc.reflection.v1.ServerReflection"
+"""Has the same messages as v1alpha under another name. Source: grpc/reflection/v1/reflection.proto."""
+V1ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
+
+
+def make_server(
+    socket_path: str, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
+) -> grpc.aio.Server:
+    """A server of both services on a socket, to be started.
+
+    Args:
+        socket_path: where it listens.
+        probe: asks the runtime something cheap; returns whether it answered in time. Never raises.
+        stopping: set when the daemon drains: from then on nothing is serving.
+    """
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
+    add_reflection(server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    return server
+
+
+class RuntimeHealth(health_pb2_grpc.HealthServicer):
+    """Answers each check by asking the runtime.
+
+    Args:
+        probe: asks the runtime something cheap; returns whether it answered in time. Never raises.
+        stopping: set when the daemon drains: from then on nothing is serving.
+    """
+
+    def __init__(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> None:
+        self._probe = probe
+        self._stopping = stopping
+
+    async def Check(  # noqa: N802  # the method's name in the service
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> health_pb2.HealthCheckResponse:
+        """Whether a service is serving now; NOT_FOUND for names that this daemon does not know."""
+        if request.service not in SERVICES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return health_pb2.HealthCheckResponse(status=await self._status())
+
+    async def Watch(  # noqa: N802  # the method's name in the service
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Sends the status now and whenever it changes."""
+        last: int | None = None
+        while True:
+            if request.service in SERVICES:
+                status = await self._status()
+            else:
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+                last = status
+            try:
+                async with asyncio.timeout(WATCH_INTERVAL_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+            if last != health_pb2.HealthCheckResponse.NOT_SERVING:
+                yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+            return
+
+    async def _status(self) -> int:
+        if not self._stopping.is_set() and await self._probe():
+            return health_pb2.HealthCheckResponse.SERVING
+        return health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def reflected_services() -> tuple[str, ...]:
+    """Full names of the services that reflection lists."""
+    cri = [service.full_name for service in api_pb2.DESCRIPTOR.services_by_name.values()]
+    own = [service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()]
+    return (*cri, *own, V1ALPHA)
+
+
+def add_reflection(server: grpc.aio.Server) -> None:
+    """Serves reflection, in both versions of its name."""
+    servicer = reflection.aio.ReflectionServicer(reflected_services())
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=_serialized,
+    )
+    server.add_generic_rpc_handlers(
+        tuple(
+            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+            for name in (V1, V1ALPHA)
+        )
+    )
+
+
+def _serialized(response: reflection_pb2.ServerReflectionResponse) -> bytes:
+    """The answer with the JSON names of fields, which generated code leaves out and clients print."""
+    files = response.file_descriptor_response.file_descriptor_proto
+    for index, data in enumerate(files):
+        files[index] = _with_json_names(data)
+    return response.SerializeToString()
+
+
+@lru_cache(maxsize=16)
+def _with_json_names(data: bytes) -> bytes:
+    file = FileDescriptorProto.FromString(data)
+    _add_json_names(file.message_type)
+    return file.SerializeToString()
+
+
+def _add_json_names(messages: Iterable[DescriptorProto]) -> None:
+    for message in messages:
+        _add_json_names(message.nested_type)
+        for field in message.field:
+            if not field.json_name:
+                field.json_name = json_name(field.name)
+
+
+def json_name(name: str) -> str:
+    """The name of a field in JSON. Source: protobuf, language guide, JSON mapping (lowerCamelCase)."""
+    first, *rest = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in rest)
