@@ -1,4 +1,4 @@
-"""The records and cgroup values of this node with their checkpoint: loaded at the start, saved meanwhile."""
+"""Synchronises the records and cgroup values of this node with the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtimeproxy.cgroups import CgroupPathError, cgroup_path
 from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.pods.checkpoint.codec import Kind, Saved
-from runtimeproxy.pods.checkpoint.writer import Checkpoint
+from runtimeproxy.pods.checkpoint.writer import CheckpointWriter
 from runtimeproxy.pods.records import CgroupRecord
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_WAIT_S: Final = 2.0
-"""How long held calls and clients wait for the checkpoint; on a disk that hangs the runtime tells all."""
+"""How long calls wait for the checkpoint. If the disk hangs, the records come from the runtime."""
 FOLLOW_INTERVAL_S: Final = 1.0
 FOLLOW_LOOKS: Final = 30
 """A predecessor ends within its drain, which is seconds; only long calls without records last longer."""
@@ -36,28 +36,26 @@ CLOSE_WAIT_S: Final = 2.0
 
 
 class _Moment(NamedTuple):
-    """From when on another process decided; by default none did."""
+    """The time from which on another process decided; by default there was none."""
 
     event: int = 0
-    """Sequence number of the last event that it knew of."""
+    """Sequence number of the store's last event before it."""
     at_s: float | None = None
     """By the clock of the cgroups."""
 
 
-_NOBODY: Final = _Moment()
-
-
 class CheckpointSync:
-    """Saves what changes, off the kubelet's path. Used in the event loop's thread.
+    """Loads records and cgroup values from the checkpoint, and has all their changes written to it.
+
+    Used in the event loop's thread.
 
     Args:
-        folder: the state folder.
-        store: the records.
-        cgroups: the cgroup values that policies wrote.
-        recovery: asks the runtime what has changed while the proxy was away.
-
-    Attributes:
-        is_passive: whether another process decides, or nobody.
+        folder: The state folder.
+        store: The records.
+        cgroups: The cgroup values that policies wrote.
+        recovery: Compares the loaded records with the runtime.
+        thread: One worker thread of its own: a disk may hang.
+        is_passive: Whether another process decides on calls, or none does.
     """
 
     def __init__(
@@ -67,110 +65,114 @@ class CheckpointSync:
         cgroups: ManagedCgroups,
         recovery: Recovery,
         thread: Executor,
+        is_passive: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._store = store
         self._cgroups = cgroups
         self._recovery = recovery
-        self.is_passive: Callable[[], bool] = lambda: False
-        self._thread = thread
+        self._is_passive = is_passive
         self._loading: set[asyncio.Task[None]] = set()
-        self._flushed = _NOBODY
+        self._flushed = _Moment()
         sources = {
             Kind.POD: store.pods.get,
             Kind.CONTAINER: store.containers.get,
             Kind.CGROUP: cgroups.record,
         }
-        self._checkpoint = Checkpoint(folder, self._thread, sources, self._all_ids)
-        store.tell(self._note)
-        cgroups.on_change = partial(self._checkpoint.note_from_thread, Kind.CGROUP)
+        self._writer = CheckpointWriter(folder, thread, sources, self._all_ids)
+        store.on_change = self._on_change
+        cgroups.on_change = partial(self._writer.note_from_thread, Kind.CGROUP)
 
     @property
     def problem(self) -> str:
-        """Why the records are not saved just now; empty when they are."""
-        return self._checkpoint.problem
+        """Why the records cannot be saved just now; empty if they can."""
+        return self._writer.problem
 
     async def load(self) -> None:
-        """Takes what the last process has saved; after a bound of time that goes on in the background."""
-        await self._for_a_while(self._load())
+        """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
+        await self._wait_a_while(self._load(_Moment()))
 
     async def merge(self) -> None:
-        """Takes what another process has saved since, for ids to which nothing has happened in this one."""
-        await self._merge(_NOBODY)
+        """Loads what another process has saved meanwhile, but for ids with an event in this process."""
+        await self._merge(_Moment())
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
         self._flushed = _Moment(self._store.event, self._cgroups.now_s())
-        return await self._checkpoint.flush()
+        return await self._writer.flush()
 
     async def take_back(self) -> None:
-        """Takes what a process has saved that decided since the last `flush`, and is gone.
+        """Loads the records of a process that decided since the last `flush` and has ended.
 
-        It counts more than what this process knew then. After a bound of time that goes on in the background.
+        They take precedence over what this process knew then. After `LOAD_WAIT_S` the loading goes on in the
+        background.
         """
-        await self._for_a_while(self._merge(self._flushed))
+        await self._wait_a_while(self._merge(self._flushed))
 
     async def run(self) -> None:
-        """Saves what changes, until it is cancelled."""
-        await self._checkpoint.run()
+        """Saves changes until it is cancelled."""
+        await self._writer.run()
 
     async def follow(self) -> None:
-        """Takes what a predecessor still saves while it ends."""
+        """Loads what a predecessor still saves while it ends."""
         for _ in range(FOLLOW_LOOKS):
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-            if await self._checkpoint.changed_by_others():
+            if await self._writer.changed_by_others():
                 await self.merge()
 
     async def close(self) -> None:
-        """Saves the rest, within a bound of time."""
+        """Saves the rest; gives up after `CLOSE_WAIT_S`."""
         for task in self._loading:
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
-        await self._checkpoint.close(CLOSE_WAIT_S)
+        await self._writer.close(CLOSE_WAIT_S)
 
-    async def _for_a_while(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    async def _wait_a_while(self, loading: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(loading)
         self._loading.add(task)
-        task.add_done_callback(self._loaded)
+        task.add_done_callback(self._on_loaded)
         await asyncio.wait({task}, timeout=LOAD_WAIT_S)
         if not task.done():
             logger.warning("the checkpoint is still being read; records come from the runtime meanwhile")
 
-    def _loaded(self, task: asyncio.Task[None]) -> None:
+    def _on_loaded(self, task: asyncio.Task[None]) -> None:
         self._loading.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A bug costs what is saved, not the daemon.
+            # A bug costs the saved records, not the daemon.
             logger.error(
-                "the checkpoint could not be taken", exc_info=error, extra={"folder": str(self._folder)}
+                "the checkpoint could not be loaded", exc_info=error, extra={"folder": str(self._folder)}
             )
 
     async def _merge(self, outdated: _Moment) -> None:
-        if await self._checkpoint.flush():
+        if await self._writer.flush():
             await self._load(outdated)
             self._recovery.compare_soon()
 
-    async def _load(self, outdated: _Moment = _NOBODY) -> None:
+    async def _load(self, outdated: _Moment) -> None:
         with self._store.listing() as since:
-            saved = await self._checkpoint.load(partial(self._read_late, outdated))
+            saved = await self._writer.load(partial(self._load_late, outdated))
             if saved is not None:
                 self._take(saved, since, outdated)
 
-    def _read_late(self, outdated: _Moment, saved: Saved) -> None:
-        """What could not be read at first; what has happened since counts more."""
+    def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
             self._take(saved, since, outdated)
         self._recovery.compare_soon()
 
     def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
-        self._recovery.confirm(self._store.take(saved, since, outdated=outdated.event))
+        self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
         self._cgroups.load(_without_servers(saved), outdated_s=outdated.at_s)
-        _tell(saved, self._folder)
+        found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": len(saved.cgroups)}
+        logger.info("checkpoint read", extra=found)
+        if saved.unreadable:
+            about = {"rows": saved.unreadable, "folder": str(self._folder)}
+            logger.warning("rows of the checkpoint cannot be read", extra=about)
 
-    def _note(self, kind: Kind, identity: str, is_event: bool) -> None:
-        # Once a successor decides, what the runtime says is for that one to compare with its records.
-        if is_event or not self.is_passive():
-            self._checkpoint.note(kind, identity, seen=is_event)
+    def _on_change(self, kind: Kind, identity: str, is_event: bool) -> None:
+        # While a successor decides, it compares the runtime's reports with its own records.
+        if is_event or not self._is_passive():
+            self._writer.note(kind, identity, is_event)
 
     def _all_ids(self) -> Iterator[tuple[Kind, str]]:
         yield from ((Kind.POD, pod.id) for pod in self._store.pods)
@@ -179,10 +181,10 @@ class CheckpointSync:
 
 
 def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
-    """Yield the cgroups; what hook servers own in one is not kept there.
+    """The cgroups of a checkpoint, where values that hook servers own are not reapplied.
 
-    Version 0.1 saved such values as kept. The pods' owners tell them apart: a server is named by its file,
-    and no policy has a dot in its name.
+    Version 0.1 saved such values with `reapply`. The owners of the pods tell them apart: a server is named by
+    its file, and the name of a policy has no dot.
     """
     owned: dict[tuple[str, ...], set[str]] = {}
     for pod in saved.pods:
@@ -199,12 +201,3 @@ def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
             for name, value in record.values.items()
         }
         yield CgroupRecord(record.id, values)
-
-
-def _tell(saved: Saved, folder: Path) -> None:
-    found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": len(saved.cgroups)}
-    logger.info("checkpoint read", extra=found)
-    if saved.unreadable:
-        logger.warning(
-            "rows of the checkpoint cannot be read", extra={"rows": saved.unreadable, "folder": str(folder)}
-        )

@@ -120,11 +120,13 @@ Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord
 
 
 def compact(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A copy for keeping: the same key and short value in many pods is one object in memory."""
+    """A copy for a record: equal keys and short values of many pods are one object in memory."""
     if not entries:
         return NO_ENTRIES
-    return {_interned(key): _interned(entries[key]) for key in entries}
-
-
-def _interned(text: str) -> str:
-    return sys.intern(text) if len(text) <= INTERNED_CHARS else text
+    copy: dict[str, str] = {}
+    for key in entries:
+        value = entries[key]
+        copy[sys.intern(key) if len(key) <= INTERNED_CHARS else key] = (
+            sys.intern(value) if len(value) <= INTERNED_CHARS else value
+        )
+    return copy

@@ -99,9 +99,13 @@ class Engine:
         )
         self._checkpoint_thread = BackgroundThreads(1, "checkpoint")
         self._checkpoint = CheckpointSync(
-            Path(settings.state.dir), self._store, self._cgroups, self._recovery, self._checkpoint_thread
+            Path(settings.state.dir),
+            self._store,
+            self._cgroups,
+            self._recovery,
+            self._checkpoint_thread,
+            is_bypassed,
         )
-        self._checkpoint.is_passive = is_bypassed
         self._chain: Chain | None = None
         self._settings = settings
         self._loading = asyncio.Lock()

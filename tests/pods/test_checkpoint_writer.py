@@ -16,7 +16,7 @@ import pytest
 
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.checkpoint.writer import MOST_IN_A_BATCH, MOST_NOTED, Checkpoint
+from runtimeproxy.pods.checkpoint.writer import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
@@ -35,29 +35,29 @@ def store() -> PodStore:
 
 
 @pytest.fixture
-async def checkpoint(
+async def writer(
     folder: Path, store: PodStore, executor: ThreadPoolExecutor
-) -> AsyncIterator[Checkpoint]:
+) -> AsyncIterator[CheckpointWriter]:
     made = of_store(folder, store, executor)
     yield made
     await made.close(TIMEOUT_S)
 
 
-def of_store(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> Checkpoint:
+def of_store(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> CheckpointWriter:
     """The checkpoint of a store, without cgroups."""
-    made = Checkpoint(
+    made = CheckpointWriter(
         folder,
         executor,
         {Kind.POD: store.pods.get, Kind.CONTAINER: store.containers.get},
         lambda: ((Kind.CONTAINER, container.id) for container in store.containers),
     )
-    store.tell(lambda kind, identity, seen: made.note(kind, identity, seen=seen))
+    store.on_change = made.note
     return made
 
 
 @asynccontextmanager
-async def running(checkpoint: Checkpoint) -> AsyncIterator[None]:
-    task = asyncio.get_running_loop().create_task(checkpoint.run())
+async def running(writer: CheckpointWriter) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(writer.run())
     try:
         async with asyncio.timeout(TIMEOUT_S):
             yield
@@ -110,8 +110,8 @@ def unexpected(late: Saved) -> None:
     raise AssertionError(f"{late} was read late")
 
 
-async def test_changes_are_written_at_once(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
-    async with running(checkpoint):
+async def test_changes_are_written_at_once(writer: CheckpointWriter, store: PodStore, folder: Path) -> None:
+    async with running(writer):
         for number in range(3 * MOST_IN_A_BATCH):
             store.containers.put(box(number))
         await on_disk(folder, 3 * MOST_IN_A_BATCH)
@@ -120,47 +120,47 @@ async def test_changes_are_written_at_once(checkpoint: Checkpoint, store: PodSto
 
 
 async def test_ten_thousand_life_cycles_leave_nothing(
-    checkpoint: Checkpoint, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     for number in range(10_000):
         store.pods.put(PodRecord(id=f"pod-{number}"))
         store.containers.put(ContainerRecord(id=f"box-{number}", pod_id=f"pod-{number}"))
         store.remove_pod(f"pod-{number}")
         if number % 1000 == 0:
-            await checkpoint.flush()
-    assert await checkpoint.flush()
+            await writer.flush()
+    assert await writer.flush()
     assert saved(folder) == Saved()
 
 
 async def test_an_id_that_begins_another_is_not_that_one(
-    checkpoint: Checkpoint, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     store.containers.put(box(1))
     store.containers.put(box(10))
-    await checkpoint.flush()
+    await writer.flush()
     store.containers.remove("box-1")
-    await checkpoint.flush()
+    await writer.flush()
     assert saved(folder).containers == (box(10),)
 
 
 async def test_the_end_writes_the_rest(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> None:
-    checkpoint = of_store(folder, store, executor)
+    writer = of_store(folder, store, executor)
     store.containers.put(box(1))
-    await checkpoint.close(TIMEOUT_S)
+    await writer.close(TIMEOUT_S)
     assert saved(folder).containers == (box(1),)
 
 
 async def test_what_the_runtime_says_does_not_replace_what_another_process_saw(
-    checkpoint: Checkpoint, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     with closing(CheckpointFile(folder)) as other:
         theirs = replace(box(1), owners={"a": "b"})
         other.write([Change(Kind.CONTAINER, "box-1", theirs)])
     store.containers.fill(replace(box(1), recovered=True), 0)
-    await checkpoint.flush()
+    await writer.flush()
     assert saved(folder).containers == (theirs,)
     store.containers.put(replace(box(1), recovered=True))
-    await checkpoint.flush()
+    await writer.flush()
     assert saved(folder).containers == (replace(box(1), recovered=True),)
 
 
@@ -168,94 +168,96 @@ async def test_a_folder_that_cannot_be_made(
     tmp_path: Path, store: PodStore, executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "plain").touch()
-    checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
+    writer = of_store(tmp_path / "plain" / "state", store, executor)
     late: list[Saved] = []
-    assert await checkpoint.load(late.append) is None
+    assert await writer.load(late.append) is None
     for number in range(3):
         store.containers.put(box(number))
-        assert not await checkpoint.flush()
-    assert "Not a directory" in checkpoint.problem
+        assert not await writer.flush()
+    assert "Not a directory" in writer.problem
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     (tmp_path / "plain").unlink()
-    assert await checkpoint.flush()
-    assert checkpoint.problem == ""
+    assert await writer.flush()
+    assert writer.problem == ""
     assert len(saved(tmp_path / "plain" / "state").containers) == 3
-    await checkpoint.close(TIMEOUT_S)
+    await writer.close(TIMEOUT_S)
 
 
-async def test_a_full_disk_loses_nothing(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
-    await checkpoint.flush()
+async def test_a_full_disk_loses_nothing(writer: CheckpointWriter, store: PodStore, folder: Path) -> None:
+    await writer.flush()
     store.containers.put(box(0))
-    await checkpoint.flush()
+    await writer.flush()
     with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as blocking:
         blocking.execute("BEGIN IMMEDIATE")
         store.containers.put(box(1))
-        assert not await checkpoint.flush()
-        assert "locked" in checkpoint.problem
+        assert not await writer.flush()
+        assert "locked" in writer.problem
         store.containers.remove("box-0")
-    assert await checkpoint.flush()
+    assert await writer.flush()
     assert saved(folder).containers == (box(1),)
 
 
-async def test_a_failed_write_is_tried_again(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+async def test_a_failed_write_is_tried_again(writer: CheckpointWriter, store: PodStore, folder: Path) -> None:
     blocked(folder)
-    async with running(checkpoint):
+    async with running(writer):
         store.containers.put(box(1))
-        await asyncio.to_thread(wait_until, lambda: checkpoint.problem, "the failure")
+        await asyncio.to_thread(wait_until, lambda: writer.problem, "the failure")
         unblocked(folder)
         await on_disk(folder, 1)
 
 
-async def test_a_removed_file_is_written_again(checkpoint: Checkpoint, store: PodStore, folder: Path) -> None:
+async def test_a_removed_file_is_written_again(
+    writer: CheckpointWriter, store: PodStore, folder: Path
+) -> None:
     store.containers.put(box(1))
-    await checkpoint.flush()
+    await writer.flush()
     shutil.rmtree(folder)
     store.containers.put(box(2))
-    assert await checkpoint.flush()
+    assert await writer.flush()
     assert {container.id for container in saved(folder).containers} == {"box-1", "box-2"}
 
 
 async def test_a_file_that_is_spoilt_meanwhile_is_rebuilt(
-    checkpoint: Checkpoint, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
+    writer: CheckpointWriter, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.containers.put(box(1))
-    await checkpoint.flush()
+    await writer.flush()
     with closing(sqlite3.connect(folder / FILE_NAME)) as spoiling:
         spoiling.execute("DROP TABLE records")
     store.containers.put(box(2))
-    assert await checkpoint.flush()
+    assert await writer.flush()
     assert len(saved(folder).containers) == 2
     assert [record.message[:38] for record in caplog.records] == ["the records are rebuilt from the runti"]
 
 
 async def test_a_damaged_file_is_set_aside_at_the_start(
-    checkpoint: Checkpoint, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
+    writer: CheckpointWriter, store: PodStore, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoilt(folder)
     store.containers.put(box(1))
-    assert await checkpoint.load(unexpected) == Saved()
-    await checkpoint.flush()
+    assert await writer.load(unexpected) == Saved()
+    await writer.flush()
     assert saved(folder).containers == (box(1),)
     assert sum("unusable" in name for name in files(folder)) == 1
     assert "rebuilt" in caplog.text
 
 
 async def test_a_file_that_cannot_be_read_just_now_is_read_later_and_not_written_before(
-    checkpoint: Checkpoint, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     old, gone = ContainerRecord(id="old"), ContainerRecord(id="gone")
     with closing(CheckpointFile(folder)) as file:
         file.write([Change(Kind.CONTAINER, record.id, record) for record in (old, gone)])
     blocked(folder)
     read: list[Saved] = []
-    assert await checkpoint.load(read.append) is None
+    assert await writer.load(read.append) is None
     store.containers.put(box(1))
     store.containers.remove("gone")
-    assert not await checkpoint.flush()
+    assert not await writer.flush()
     unblocked(folder)
     assert saved(folder).containers == (old, gone)
-    assert await checkpoint.flush()
+    assert await writer.flush()
     assert [each.containers for each in read] == [(old,)]
     assert sorted(found.id for found in saved(folder).containers) == [box(1).id, "old"]
 
@@ -264,28 +266,28 @@ async def test_a_file_that_can_never_be_read_costs_bounded_memory(
     tmp_path: Path, store: PodStore, executor: ThreadPoolExecutor
 ) -> None:
     (tmp_path / "plain").touch()
-    checkpoint = of_store(tmp_path / "plain" / "state", store, executor)
-    assert await checkpoint.load(unexpected) is None
+    writer = of_store(tmp_path / "plain" / "state", store, executor)
+    assert await writer.load(unexpected) is None
     for number in range(MOST_NOTED + 10):
         store.containers.put(box(number))
         store.containers.remove(box(number).id)
-    assert not await checkpoint.flush()
-    assert len(checkpoint._noted) < MOST_NOTED
+    assert not await writer.flush()
+    assert len(writer._noted) < MOST_NOTED
 
 
 async def test_a_load_does_not_write_what_it_read(
-    checkpoint: Checkpoint, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     with closing(CheckpointFile(folder)) as file:
         file.write([Change(Kind.CONTAINER, "box-1", box(1))])
-    found = await checkpoint.load(unexpected)
+    found = await writer.load(unexpected)
     assert found is not None
     with store.listing() as since:
-        assert store.take(found, since) == ("box-1",)
-        assert store.take(found, since) == ()
-    await checkpoint.flush()
-    assert not await checkpoint.changed_by_others()
+        assert store.load(found, since) == ("box-1",)
+        assert store.load(found, since) == ()
+    await writer.flush()
+    assert not await writer.changed_by_others()
     with closing(CheckpointFile(folder)) as file:
         file.load()
-        await checkpoint.flush()
+        await writer.flush()
         assert not file.changed_by_others()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.pods.store import MergePlan, plan_merge, untouched
+from runtimeproxy.pods.store import plan_merge, untouched
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_plan_merge(
     add: set[str],
     drop: set[str],
 ) -> None:
-    assert plan_merge(listed, known, tombstones, since) == MergePlan(frozenset(add), frozenset(drop))
+    assert plan_merge(listed, known, tombstones, since) == (add, drop)
 
 
 @pytest.mark.parametrize(

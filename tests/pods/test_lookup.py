@@ -68,7 +68,7 @@ async def during(
 def take(store: PodStore, saved: Saved) -> None:
     """A checkpoint is read."""
     with store.listing() as since:
-        store.take(saved, since)
+        store.load(saved, since)
 
 
 async def test_an_event_during_a_look_up_wins(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:

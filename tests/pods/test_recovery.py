@@ -150,7 +150,7 @@ def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
     store = PodStore()
     with store.listing() as since:
         pod = PodRecord(id=container.sandbox_id, namespace="default", name="web", uid="uid-1")
-        store.take(Saved((pod,), (record,)), since)
+        store.load(Saved((pod,), (record,)), since)
     return store, container.id
 
 
@@ -174,7 +174,7 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     store, container_id = saved_store(fake_runtime.state, 5000)
     (kept,) = fake_runtime.state.containers.values()
     recovery, found = Recovery(store, client), asyncio.Event()
-    store.tell(lambda kind, identity, seen: found.set())
+    store.on_change = lambda kind, identity, seen: found.set()
     recovery.confirm([container_id, "gone"])
     async with running(recovery), asyncio.timeout(30):
         await found.wait()
@@ -209,7 +209,7 @@ async def test_a_call_during_the_question_has_it_asked_again(
         assert known is not None
         store.containers.put(replace(known, annotations={"a": "b"}))
         found = asyncio.Event()
-        store.tell(lambda kind, identity, seen: found.set())
+        store.on_change = lambda kind, identity, seen: found.set()
         recovery.compare_soon()
         fake_runtime.release("ContainerStatus")
         async with asyncio.timeout(30):
@@ -266,7 +266,7 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     ):
         await asyncio.to_thread(fake_runtime.recorded.wait, method)
         with store.listing() as since:
-            store.take(taken, since)
+            store.load(taken, since)
         fake_runtime.release(method)
     await comparing
     pod, container = store.pods.get(pod_id), store.containers.get(container_id)

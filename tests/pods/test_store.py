@@ -143,7 +143,7 @@ OWNED = replace(container("a"), owners={"f": "policy"}, applied=Resources(cpu_sh
 def test_a_checkpoint_fills_an_empty_store() -> None:
     store = PodStore()
     with store.listing() as since:
-        assert store.take(saved(OWNED, pods=(pod(),)), since) == ("a",)
+        assert store.load(saved(OWNED, pods=(pod(),)), since) == ("a",)
     assert (store.containers.get("a"), store.pods.get("pod-1")) == (OWNED, pod())
 
 
@@ -153,7 +153,7 @@ def test_what_happened_in_this_process_wins_over_the_checkpoint() -> None:
     store.containers.put(mine)
     with store.listing() as since:
         store.containers.remove("b")
-        assert store.take(saved(OWNED, container("b")), since) == ()
+        assert store.load(saved(OWNED, container("b")), since) == ()
     assert list(store.containers) == [mine]
 
 
@@ -162,14 +162,14 @@ def test_what_the_runtime_said_gives_way_to_the_checkpoint() -> None:
     with store.listing() as since:
         store.containers.fill(replace(container("a"), recovered=True), since)
     with store.listing() as since:
-        assert store.take(saved(OWNED), since) == ("a",)
+        assert store.load(saved(OWNED), since) == ("a",)
     assert store.containers.get("a") == OWNED
 
 
 def test_the_runtimes_list_drops_what_only_the_checkpoint_has() -> None:
     store = PodStore()
     with store.listing() as since:
-        store.take(saved(OWNED, pods=(pod(),)), since)
+        store.load(saved(OWNED, pods=(pod(),)), since)
     with store.listing() as since:
         assert store.containers.merge({}, since) == (OWNED,)
         assert store.pods.merge({}, since) == (pod(),)
@@ -179,21 +179,21 @@ def test_the_runtimes_list_drops_what_only_the_checkpoint_has() -> None:
 def test_a_checkpoint_that_was_read_again_counts_where_nothing_happened() -> None:
     store = PodStore()
     with store.listing() as since:
-        store.take(saved(OWNED, container("b")), since)
+        store.load(saved(OWNED, container("b")), since)
         store.containers.put(replace(container("b"), name="mine"))
     newer = replace(OWNED, owners={"f": "other"})
     with store.listing() as since:
-        assert store.take(saved(newer, container("b"), container("c")), since) == ("a", "c")
+        assert store.load(saved(newer, container("b"), container("c")), since) == ("a", "c")
     assert store.containers.get("a") == newer
 
 
 def test_what_is_told_of_changes() -> None:
     store, told = PodStore(), list[tuple[Kind, str, bool]]()
-    store.tell(lambda kind, identity, seen: told.append((kind, identity, seen)))
+    store.on_change = lambda kind, identity, seen: told.append((kind, identity, seen))
     store.pods.put(pod())
     with store.listing() as since:
         store.containers.fill(container("a"), since)
-        store.take(saved(container("b")), since)
+        store.load(saved(container("b")), since)
     store.remove_pod("pod-1")
     assert told == [
         (Kind.POD, "pod-1", True),
@@ -208,7 +208,7 @@ def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() ->
     store = PodStore()
     with store.listing() as since:
         saved = Saved(containers=(ContainerRecord(id="new", owners={"a": "b"}),))
-        assert store.take(saved, since) == ("new",)
+        assert store.load(saved, since) == ("new",)
         assert store.containers.merge({}, since) == ()
     assert store.containers.get("new") is not None
     with store.listing() as since:
@@ -218,7 +218,7 @@ def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() ->
 def test_a_call_on_what_was_taken_counts_against_a_list_too() -> None:
     store = PodStore()
     with store.listing():
-        store.take(Saved(containers=(container("a"),)), store.event)
+        store.load(Saved(containers=(container("a"),)), store.event)
         since = store.event
         store.containers.put(container("a"))
         assert store.containers.merge({}, since) == ()
@@ -232,9 +232,9 @@ def test_what_another_process_saved_after_it_took_over_counts() -> None:
     store.containers.put(ContainerRecord(id="after", name="mine"))
     theirs = tuple(ContainerRecord(id=identity, name="theirs") for identity in ("before", "after", "new"))
     with store.listing() as since:
-        assert store.take(Saved(containers=theirs), since) == ("new",)
+        assert store.load(Saved(containers=theirs), since) == ("new",)
     with store.listing() as since:
-        assert store.take(Saved(containers=theirs), since, outdated=moved) == ("before",)
+        assert store.load(Saved(containers=theirs), since, outdated=moved) == ("before",)
     assert {record.id: record.name for record in store.containers} == {
         "before": "theirs",
         "after": "mine",
@@ -252,5 +252,5 @@ def test_what_another_process_saved_counts_more_than_what_the_runtime_said_befor
     more = Resources(cpu_shares=200)
     theirs = replace(OWNED, requested=more, applied=more, state=Lifecycle.RUNNING)
     with store.listing() as since:
-        assert store.take(saved(theirs), since, outdated=store.event) == ("a",)
+        assert store.load(saved(theirs), since, outdated=store.event) == ("a",)
     assert store.containers.get("a") == replace(theirs, state=Lifecycle.STOPPED)

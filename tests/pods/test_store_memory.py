@@ -9,7 +9,7 @@ from typing import Any
 
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.store import PodStore, Shelf
+from runtimeproxy.pods.store import PodStore, RecordIndex
 
 HOLDERS = ("*/runtimeproxy/pods/*", __file__)
 TAKEN = Saved((PodRecord(id="taken", uid="u"),), (ContainerRecord(id="taken", pod_id="p"),))
@@ -24,9 +24,9 @@ def live(store: PodStore, numbers: range) -> None:
         store.remove_pod(f"pod-{number}")
 
 
-def entries(shelf: Shelf[Any]) -> dict[str, int]:
-    """How many entries each table of a shelf has."""
-    return {name: len(table) for name, table in vars(shelf).items() if isinstance(table, dict)}
+def entries(index: RecordIndex[Any]) -> dict[str, int]:
+    """How many entries each table of a index has."""
+    return {name: len(table) for name, table in vars(index).items() if isinstance(table, dict)}
 
 
 def traced_bytes() -> int:
@@ -40,13 +40,13 @@ def test_a_life_cycle_fills_each_table_and_leaves_all_empty() -> None:
     store = PodStore()
     with store.listing() as since:
         live(store, range(10))
-        store.take(TAKEN, since)
-        filled = [entries(shelf) for shelf in (store.pods, store.containers)]
+        store.load(TAKEN, since)
+        filled = [entries(index) for index in (store.pods, store.containers)]
         store.containers.remove("taken")
         store.remove_pod("taken")
     assert all(all(lengths.values()) for lengths in filled), filled
-    for shelf in (store.pods, store.containers):
-        assert not any(entries(shelf).values()), entries(shelf)
+    for index in (store.pods, store.containers):
+        assert not any(entries(index).values()), entries(index)
 
 
 def test_ten_thousand_life_cycles_leave_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from runtimeproxy.hooks.views import Resources
@@ -21,11 +22,11 @@ from runtimeproxy.pods.records import (
 )
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, frozen
 
-RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
+ValueT = TypeVar("ValueT")
 
 
 SHORT_ENTRIES: Final = 5000
-"""A record with more labels and annotations is written in Python; one with fewer takes a millisecond."""
+"""A record with more labels and annotations is encoded in Python, so that other threads run meanwhile."""
 
 
 class BadRowError(ValueError):
@@ -81,67 +82,22 @@ def rank_of(record: Record) -> Rank:
 
 
 def encode(record: Record) -> str:
-    """A record as text."""
+    """A record as JSON."""
     if isinstance(record, CgroupRecord):
-        document: dict[str, Any] = {
-            name: [value.wanted, value.original, value.reapply] for name, value in record.values.items()
-        }
-    else:
-        document = _document(record)
-    return json_text(document, is_long=_is_long(record))
-
-
-def _is_long(record: Record) -> bool:
-    """Whether a record has more entries than most pods."""
-    if isinstance(record, CgroupRecord):
-        return False
-    return len(record.labels) + len(record.annotations) + len(record.applied.unified) > SHORT_ENTRIES
-
-
-def decode_pod(identity: str, body: str) -> PodRecord:
-    """A pod's record.
-
-    Raises:
-        BadRowError: the text is no such record.
-    """
-    return _decoded(PodRecord, identity, body)
-
-
-def decode_container(identity: str, body: str) -> ContainerRecord:
-    """A container's record.
-
-    Raises:
-        BadRowError: the text is no such record.
-    """
-    return _decoded(ContainerRecord, identity, body)
-
-
-def decode_cgroup(identity: str, body: str) -> CgroupRecord:
-    """A cgroup's record.
-
-    Raises:
-        BadRowError: the text is no such record.
-    """
-    values: dict[str, ManagedValue] = {}
-    for name, parts in _object(_parsed(body)).items():
-        if not isinstance(parts, list) or len(parts) != 3:
-            raise BadRowError(f"{name} has no three parts")
-        wanted, original, kept = parts
-        values[name] = ManagedValue(
-            _value(wanted), None if original is None else _value(original), _flag(kept)
-        )
-    return CgroupRecord(identity, values)
-
-
-def _document(record: PodRecord | ContainerRecord) -> dict[str, Any]:
-    blank = _BLANK_POD if isinstance(record, PodRecord) else _BLANK_CONTAINER
-    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "id"}
-    document = {name: _plain(value) for name, value in values.items() if value != getattr(blank, name)}
-    # Mostly nobody has changed anything: then both are one object, here and after the next start.
+        values = {name: [each.wanted, each.original, each.reapply] for name, each in record.values.items()}
+        return json_text(values, is_long=False)
+    blank: Record = _BLANK_POD if isinstance(record, PodRecord) else _BLANK_CONTAINER
+    document: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name != "id" and value != getattr(blank, field.name):
+            document[field.name] = _plain(value)
+    # Mostly no policy has changed anything: then both are one object, here and after the next start.
     if record.applied == record.requested:
         document.pop("applied", None)
         document["same"] = True
-    return document
+    entries = len(record.labels) + len(record.annotations) + len(record.applied.unified)
+    return json_text(document, is_long=entries > SHORT_ENTRIES)
 
 
 _BLANK_POD: Final = PodRecord(id="")
@@ -149,73 +105,54 @@ _BLANK_CONTAINER: Final = ContainerRecord(id="")
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Resources):
-        return _plain_resources(value)
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _plain_resources(resources: Resources) -> dict[str, Any]:
-    document = {name: value for name in SCALARS if (value := getattr(resources, name)) is not None}
-    if resources.hugepage_limits_bytes:
-        document["hugepage_limits_bytes"] = dict(resources.hugepage_limits_bytes)
-    if resources.unified:
-        document["unified"] = dict(resources.unified)
+    if not isinstance(value, Resources):
+        return dict(value) if isinstance(value, Mapping) else value
+    document = {name: found for name in SCALARS if (found := getattr(value, name)) is not None}
+    if value.hugepage_limits_bytes:
+        document["hugepage_limits_bytes"] = dict(value.hugepage_limits_bytes)
+    if value.unified:
+        document["unified"] = dict(value.unified)
     return document
 
 
-def _decoded(kind: type[RecordT], identity: str, body: str) -> RecordT:
-    document = _object(_parsed(body))
-    values = {name: read(document[name]) for name, read in _READERS.items() if name in document}
-    if document.get("same") is True and "requested" in values:
-        values["applied"] = values["requested"]
+def decode(kind: Kind, identity: str, body: object) -> Record:
+    """The record of a row.
+
+    Raises:
+        BadRowError: The body is not the JSON of such a record.
+    """
     try:
-        return kind(id=identity, **values)
-    except TypeError as error:
+        document = _object(read_json(_text(body)))
+        if kind is Kind.CGROUP:
+            return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
+        values = {name: read(document[name]) for name, read in _READERS.items() if name in document}
+        if document.get("same") is True and "requested" in values:
+            values["applied"] = values["requested"]
+        return (PodRecord if kind is Kind.POD else ContainerRecord)(id=identity, **values)
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadRowError(str(error)) from error
 
 
-def _parsed(body: object) -> object:
-    if not isinstance(body, str):
-        raise BadRowError("not a text")
-    try:
-        return read_json(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRowError("not JSON") from error
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRowError("not an object")
+def _checked(kind: type[ValueT], value: object) -> ValueT:
+    # Not `isinstance`, for which a truth value is a number.
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} in place of {kind.__name__}")
     return value
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise BadRowError(f"{type(value).__name__} for a text")
-    return value
-
-
-def _integer(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRowError(f"{type(value).__name__} for a number")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise BadRowError(f"{type(value).__name__} for a truth value")
-    return value
+_text: Final = partial(_checked, str)
+_integer: Final = partial(_checked, int)
+_flag: Final = partial(_checked, bool)
+_object: Final[Callable[[object], dict[str, Any]]] = partial(_checked, dict)
 
 
 def _value(value: object) -> int | str:
     return value if isinstance(value, str) else _integer(value)
 
 
-def _state(value: object) -> Lifecycle:
-    try:
-        return Lifecycle(_integer(value))
-    except ValueError as error:
-        raise BadRowError(str(error)) from error
+def _managed(value: object) -> ManagedValue:
+    wanted, original, reapply = _checked(list, value)
+    return ManagedValue(_value(wanted), None if original is None else _value(original), _flag(reapply))
 
 
 def _entries(value: object) -> Mapping[str, str]:
@@ -253,7 +190,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "applied"), _resources),
     "pending_cgroup": _values,
-    "state": _state,
+    "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered"), _flag),
 }
-"""What reads each field of a record."""
+"""The reader of each field."""

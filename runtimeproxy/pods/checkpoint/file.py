@@ -11,87 +11,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.pods.checkpoint.codec import (
-    Change,
-    Kind,
-    Saved,
-    decode_cgroup,
-    decode_container,
-    decode_pod,
-    encode,
-)
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, PodRecord
+from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved, decode, encode
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-MOST_SET_ASIDE: Final = 3
-"""Databases that were of no use and are kept; older ones are removed."""
-
-_COMPANIONS: Final = ("", "-wal", "-shm")
-"""Source: sqlite.org/wal.html."""
-
-_NOT_PLAIN: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""A symbolic link, a folder, a socket. Source: open(2)."""
-
-
-class NotPlainError(Exception):
-    """What stands there is no plain file."""
-
-
-def make_private(path: Path) -> int:
-    """Makes a file if it is missing, and closes it to all but its owner; returns its inode.
-
-    To be called while this process has not opened the database: closing any descriptor of it drops the
-    locks. Source: fcntl(2), "Record locking".
-
-    Raises:
-        NotPlainError: see there.
-        OSError: as the kernel says.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        if error.errno in _NOT_PLAIN:
-            raise NotPlainError from error
-        raise
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise NotPlainError
-        if stat.S_IMODE(about.st_mode) & 0o077:
-            os.fchmod(descriptor, 0o600)
-        return about.st_ino
-    finally:
-        os.close(descriptor)
-
-
-def set_aside(path: Path) -> Path:
-    """Renames a database with its companions, and removes the oldest such ones; returns the new name.
-
-    Raises:
-        OSError: as the kernel says.
-    """
-    aside = path.with_name(f"{path.name}.unusable-{time.time_ns()}")
-    for suffix in _COMPANIONS:
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    _remove_oldest(path)
-    return aside
-
-
-def _remove_oldest(path: Path) -> None:
-    found = path.parent.glob(f"{path.name}.unusable-*")
-    names = {each.name.removesuffix("-wal").removesuffix("-shm") for each in found}
-    for name in sorted(names)[:-MOST_SET_ASIDE]:
-        for suffix in _COMPANIONS:
-            with suppress(OSError):
-                path.with_name(name + suffix).unlink()
-
+logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "records.db"
 """Name of the file in the state folder."""
@@ -104,6 +29,9 @@ SCHEMA_VERSION: Final = 1
 
 BUSY_TIMEOUT_S: Final = 2.0
 """How long to wait while another process writes, as around an upgrade."""
+
+MOST_SET_ASIDE: Final = 3
+"""Number of unusable databases to keep; older ones are removed."""
 
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS records (
@@ -121,6 +49,12 @@ ON CONFLICT (kind, id) DO UPDATE SET rank = excluded.rank, body = excluded.body 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 """The last one stands for a table or column that is missing. Source: sqlite.org/rescode.html."""
 
+_COMPANIONS: Final = ("", "-wal", "-shm")
+"""Source: sqlite.org/wal.html."""
+
+_NOT_PLAIN: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""A symbolic link, a folder, a socket. Source: open(2)."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -129,70 +63,84 @@ class CheckpointError(RuntimeProxyError):
 
 
 class UnusableFileError(CheckpointError):
-    """The file is damaged, somebody else's or of a newer version: it has to make way."""
+    """The file is damaged, foreign or of a newer version: no later attempt can succeed."""
+
+
+class NotPlainError(Exception):
+    """Not a plain file."""
 
 
 class CheckpointFile:
-    """The file, opened when it is first needed.
+    """The file, opened at its first use.
 
-    What is committed survives the end of the process by any signal. A loss of power may take the last
-    changes, and with them takes the containers that they are about.
+    Commits survive the end of the process by any signal. A loss of power may take the last ones, but it
+    takes the containers that they are about as well.
+
+    Args:
+        folder: The state folder; made if it is missing.
+        read_only: Changes nothing in the file, and takes a missing one for empty. SQLite may leave empty
+            companions beside it all the same.
+        recreates: Begins a new file when the old one was removed or is unusable; an unusable one is renamed.
+
+    Attributes:
+        path: The file.
     """
 
-    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
-        """Prepares the file; nothing is opened yet.
-
-        Args:
-            folder: The state folder; it is made if it is missing.
-            read_only: Whether nothing in it is changed, and a file that is missing counts as empty. SQLite
-                may leave empty companions beside it all the same.
-        """
-        self._path = folder / FILE_NAME
+    def __init__(self, folder: Path, *, read_only: bool = False, recreates: bool = False) -> None:
+        self.path = folder / FILE_NAME
         self._read_only = read_only
+        self._recreates = recreates
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._data_version = 0
-
-    @property
-    def path(self) -> Path:
-        """Where the file is."""
-        return self._path
 
     def load(self) -> Saved:
         """Everything in the file.
 
         Raises:
-            UnusableFileError: see there; `set_aside` makes way for a new file.
-            CheckpointError: the file cannot be read.
+            UnusableFileError: See there.
+            CheckpointError: The file cannot be read.
         """
-        if self._read_only and not self._path.exists():
+        if self._read_only and not self.path.exists():
             return Saved()
-        return self._guarded(self._load)
+        try:
+            return self._guarded(self._load)
+        except UnusableFileError as error:
+            self._replace(error)
+            return self._guarded(self._load)
 
-    def write(self, changes: Iterable[Change]) -> None:
+    def write(self, changes: Iterable[Change], *, everything: bool = False) -> bool:
         """Writes changes, all or none.
 
-        Raises:
-            UnusableFileError: see there.
-            CheckpointError: the file cannot be written.
-        """
-        self._guarded(lambda connection: _write(connection, changes, everything=False))
+        Args:
+            changes: What to write.
+            everything: Whether the changes take the place of all that is in the file.
 
-    def rewrite(self, changes: Iterable[Change]) -> None:
-        """Writes changes in place of all that is in the file.
+        Returns:
+            Whether nothing was written because the file is a new one, and so everything has to be written.
 
         Raises:
-            UnusableFileError: see there.
-            CheckpointError: the file cannot be written.
+            UnusableFileError: See there.
+            CheckpointError: The file cannot be written.
         """
-        self._guarded(lambda connection: _write(connection, changes, everything=True))
+        if self._recreates and not everything and self.was_lost():
+            logger.warning("%s was removed or replaced: all records are saved again", self.path)
+            return True
+        try:
+            self._guarded(lambda connection: _write(connection, changes, everything=everything))
+        except UnusableFileError as error:
+            self._replace(error)
+            if not everything:
+                return True
+            self._guarded(lambda connection: _write(connection, changes, everything=True))
+        return False
 
     def was_lost(self) -> bool:
-        """Whether the file is no longer the one that was opened; the next use opens the new one."""
+        """Whether the opened file has been removed or replaced; the next use opens the new one."""
         if self._connection is None:
             return False
         try:
-            is_same = self._path.stat().st_ino == self._inode
+            is_same = self.path.stat().st_ino == self._inode
         except OSError:
             is_same = False
         if not is_same:
@@ -200,25 +148,10 @@ class CheckpointFile:
         return not is_same
 
     def changed_by_others(self) -> bool:
-        """Whether another process has written since the last call of this; False if that cannot be told."""
+        """Whether another process has written since the last call; False if the file cannot be read."""
         with suppress(CheckpointError):
             return self._guarded(self._note_data_version)
         return False
-
-    def set_aside(self) -> Path:
-        """Renames the file and its companions, and removes the oldest of those set aside.
-
-        Returns:
-            The new name.
-
-        Raises:
-            CheckpointError: it cannot be renamed.
-        """
-        self.close()
-        try:
-            return set_aside(self._path)
-        except OSError as error:
-            raise CheckpointError(f"{self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Closes the file; the next use opens it again."""
@@ -226,6 +159,16 @@ class CheckpointFile:
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
+
+    def _replace(self, error: UnusableFileError) -> None:
+        if not self._recreates:
+            raise error
+        self.close()
+        try:
+            aside = set_aside(self.path)
+        except OSError as failure:
+            raise CheckpointError(f"{self.path}: {failure.strerror}") from failure
+        logger.warning("the records are rebuilt from the runtime: %s; the file is kept as %s", error, aside)
 
     def _load(self, connection: sqlite3.Connection) -> Saved:
         self._note_data_version(connection)
@@ -236,12 +179,11 @@ class CheckpointFile:
         with closing(connection.execute("SELECT kind, id, body FROM records ORDER BY rowid")) as rows:
             for kind, identity, body in rows:
                 try:
-                    found[Kind(kind)].append(_DECODERS[Kind(kind)](str(identity), body))
+                    found[Kind(kind)].append(decode(Kind(kind), str(identity), body))
                 except ValueError:
                     unreadable += 1
-        return Saved(
-            tuple(found[Kind.POD]), tuple(found[Kind.CONTAINER]), tuple(found[Kind.CGROUP]), unreadable
-        )
+        pods, containers, cgroups = (tuple(found[kind]) for kind in Kind)
+        return Saved(pods, containers, cgroups, unreadable)
 
     def _note_data_version(self, connection: sqlite3.Connection) -> bool:
         before = self._data_version
@@ -250,36 +192,35 @@ class CheckpointFile:
         return before not in (0, self._data_version)
 
     def _guarded(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
-        """Opens the file if need be, and makes one kind of error of all."""
+        """Opens the file if necessary, and turns all failures into the two errors of this module."""
         try:
             if self._connection is None:
-                self._connection = self._opened()
+                self._connection = self._open()
             return work(self._connection)
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind = UnusableFileError if code in _DAMAGED else CheckpointError
-            raise kind(f"{self._path}: {error}") from error
+            raise kind(f"{self.path}: {error}") from error
         except UnicodeDecodeError as error:
-            # Python decodes what SQLite says of a damaged schema, which may quote names that are no text.
-            raise UnusableFileError(f"{self._path}: damaged") from error
+            # SQLite's message about a damaged schema may quote names that are not text.
+            raise UnusableFileError(f"{self.path}: damaged") from error
         except NotPlainError as error:
-            raise UnusableFileError(f"{self._path}: not a plain file") from error
+            raise UnusableFileError(f"{self.path}: not a plain file") from error
         except OSError as error:
-            raise CheckpointError(f"{self._path}: {error.strerror}") from error
+            raise CheckpointError(f"{self.path}: {error.strerror}") from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if not self._read_only:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._inode = make_private(self._path)
-        mode = "ro" if self._read_only else "rw"
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._inode = make_private(self.path)
         connection = sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode={mode}",
+            f"{self.path.absolute().as_uri()}?mode={'ro' if self._read_only else 'rw'}",
             uri=True,
             timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.text_factory = _text
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
         try:
             self._set_up(connection)
         except BaseException:
@@ -297,30 +238,66 @@ class CheckpointFile:
             connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
             identity = _identity(connection)
         if identity is not None:
-            self._check(*identity)
+            application, version = identity
+            if application != APPLICATION_ID:
+                raise UnusableFileError(f"{self.path}: not a checkpoint of this program")
+            if version != SCHEMA_VERSION:
+                raise UnusableFileError(
+                    f"{self.path}: version {version}, this program knows {SCHEMA_VERSION}"
+                )
         connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _check(self, application: int, version: int) -> None:
-        if application != APPLICATION_ID:
-            raise UnusableFileError(f"{self._path}: not a checkpoint of this program")
-        if version != SCHEMA_VERSION:
-            raise UnusableFileError(f"{self._path}: version {version}, this program knows {SCHEMA_VERSION}")
+
+def make_private(path: Path) -> int:
+    """Makes a file if it is missing, and closes it to all but its owner; returns its inode.
+
+    To be called while this process has not opened the database: closing any descriptor of it drops the
+    locks. Source: fcntl(2), "Record locking".
+
+    Raises:
+        NotPlainError: The path leads to something else than a plain file.
+        OSError: Any other error of the kernel.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in _NOT_PLAIN:
+            raise NotPlainError from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPlainError
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
+        return status.st_ino
+    finally:
+        os.close(descriptor)
 
 
-_DECODERS: Final[dict[Kind, Callable[[str, str], PodRecord | ContainerRecord | CgroupRecord]]] = {
-    Kind.POD: decode_pod,
-    Kind.CONTAINER: decode_container,
-    Kind.CGROUP: decode_cgroup,
-}
+def set_aside(path: Path) -> Path:
+    """Renames a database with its companions, and removes the oldest renamed ones; returns the new name.
 
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+    Raises:
+        OSError: The database cannot be renamed.
+    """
+    aside = path.with_name(f"{path.name}.unusable-{time.time_ns()}")
+    for suffix in _COMPANIONS:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    found = path.parent.glob(f"{path.name}.unusable-*")
+    names = {each.name.removesuffix("-wal").removesuffix("-shm") for each in found}
+    for name in sorted(names)[:-MOST_SET_ASIDE]:
+        for suffix in _COMPANIONS:
+            with suppress(OSError):
+                path.with_name(name + suffix).unlink()
+    return aside
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int] | None:
-    """Application id and version of the file; None if nobody has begun it."""
-    # In one transaction, for another process may be making the file just now.
+    """Application id and version of the file; None if it is empty."""
+    # In one transaction, because another process may be making the file just now.
     connection.execute("BEGIN")
     try:
         has_tables = _has_tables(connection)
@@ -351,74 +328,3 @@ def _write(connection: sqlite3.Connection, changes: Iterable[Change], *, everyth
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-logger = logging.getLogger(__name__)
-
-
-class CheckpointDisk:
-    """The file as the worker thread sees it: SQLite is loaded with its first use.
-
-    Args:
-        folder: The state folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._opened: CheckpointFile | None = None
-
-    def load(self) -> Saved:
-        """Everything in the file; nothing if it had to make way for a new one."""
-        from runtimeproxy.pods.checkpoint.file import UnusableFileError
-
-        try:
-            return self._file().load()
-        except UnusableFileError as error:
-            self._renew(error)
-            return self._file().load()
-
-    def write(self, changes: Iterable[Change]) -> bool:
-        """Writes changes; returns True if everything has to be written instead, for the file is a new one."""
-        from runtimeproxy.pods.checkpoint.file import UnusableFileError
-
-        file = self._file()
-        if file.was_lost():
-            logger.warning("%s was removed or replaced: all records are saved again", file.path)
-            return True
-        try:
-            file.write(changes)
-        except UnusableFileError as error:
-            self._renew(error)
-            return True
-        return False
-
-    def rewrite(self, changes: Iterable[Change]) -> bool:
-        """Writes changes in place of all that is in the file; returns False."""
-        from runtimeproxy.pods.checkpoint.file import UnusableFileError
-
-        try:
-            self._file().rewrite(changes)
-        except UnusableFileError as error:
-            self._renew(error)
-            self._file().rewrite(changes)
-        return False
-
-    def changed_by_others(self) -> bool:
-        """Whether another process has written since the last call."""
-        return self._file().changed_by_others()
-
-    def close(self) -> None:
-        """Closes the file, if it is open."""
-        if self._opened is not None:
-            self._opened.close()
-
-    def _file(self) -> CheckpointFile:
-        if self._opened is None:
-            from runtimeproxy.pods.checkpoint.file import CheckpointFile
-
-            self._opened = CheckpointFile(self._folder)
-        return self._opened
-
-    def _renew(self, error: Exception) -> None:
-        aside = self._file().set_aside()
-        logger.warning("the records are rebuilt from the runtime: %s; it is kept as %s", error, aside)

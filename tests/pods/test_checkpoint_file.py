@@ -18,10 +18,14 @@ import pytest
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved
 from runtimeproxy.pods.checkpoint.file import (
     FILE_NAME,
+    MOST_SET_ASIDE,
     SCHEMA_VERSION,
     CheckpointError,
     CheckpointFile,
+    NotPlainError,
     UnusableFileError,
+    make_private,
+    set_aside,
 )
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from tests.lab.deadline import quickest_s, wait_until
@@ -87,7 +91,7 @@ def test_what_is_gone_leaves_no_row(file: CheckpointFile, folder: Path) -> None:
 
 def test_everything_in_place_of_what_was_there(file: CheckpointFile, folder: Path) -> None:
     file.write(everything())
-    file.rewrite([change(POD)])
+    file.write([change(POD)], everything=True)
     assert loaded(folder) == Saved((POD,))
 
 
@@ -212,9 +216,10 @@ def test_a_file_that_cannot_be_used_makes_way(
     spoil(path)
     with pytest.raises(UnusableFileError):
         file.load()
-    aside = file.set_aside()
-    assert aside.exists()
-    assert not path.exists()
+    file.close()
+    with closing(CheckpointFile(folder, recreates=True)) as replacing:
+        assert replacing.load() == Saved()
+    assert any(".unusable-" in each.name for each in folder.iterdir())
     file.write(everything())
     assert loaded(folder) == ALL
 
@@ -289,3 +294,105 @@ def test_a_new_file_may_be_opened_by_several_at_once(folder: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+BOX_ONLY = (change(BOX),)
+NEWER = "PRAGMA user_version = 1000"
+DAMAGED = "DROP TABLE records"
+
+
+@pytest.fixture
+def saved(folder: Path) -> Iterator[CheckpointFile]:
+    with closing(CheckpointFile(folder)) as first:
+        assert first.write(BOX_ONLY) is False
+    with closing(CheckpointFile(folder, recreates=True)) as made:
+        yield made
+
+
+def execute(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as other:
+        other.execute(statement)
+
+
+def renamed(folder: Path) -> int:
+    return sum(path.name.startswith(f"{FILE_NAME}.unusable") for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("statement", [NEWER, DAMAGED], ids=["newer", "damaged"])
+def test_an_unusable_file_makes_way(saved: CheckpointFile, folder: Path, statement: str) -> None:
+    execute(folder, statement)
+    assert saved.load() == Saved()
+    assert renamed(folder) >= 1
+    saved.write(BOX_ONLY)
+    assert saved.load().containers == (BOX,)
+
+
+@pytest.mark.parametrize("statement", [NEWER, DAMAGED], ids=["newer", "damaged"])
+def test_everything_is_due_in_a_new_file(saved: CheckpointFile, folder: Path, statement: str) -> None:
+    execute(folder, statement)
+    assert saved.write(BOX_ONLY) is True
+    assert saved.write(BOX_ONLY, everything=True) is False
+    assert saved.load().containers == (BOX,)
+
+
+def test_everything_is_due_in_place_of_a_lost_file(saved: CheckpointFile, folder: Path) -> None:
+    assert saved.load().containers == (BOX,)
+    (folder / FILE_NAME).unlink()
+    assert saved.write(()) is True
+
+
+def test_a_file_that_cannot_be_read_just_now_stays(saved: CheckpointFile, folder: Path) -> None:
+    with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CheckpointError, match="locked"):
+            saved.load()
+        other.execute("ROLLBACK")
+    assert renamed(folder) == 0
+    assert saved.load().containers == (BOX,)
+
+
+@pytest.mark.parametrize("before", [None, 0o600, 0o644, 0o666])
+def test_only_the_owner_may_read(tmp_path: Path, before: int | None) -> None:
+    path = tmp_path / "db"
+    if before is not None:
+        path.touch()
+        path.chmod(before)
+    assert make_private(path) == path.stat().st_ino
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Path.mkdir, id="folder"),
+        pytest.param(os.mkfifo, id="fifo"),
+        pytest.param(lambda path: path.symlink_to("elsewhere"), id="link"),
+    ],
+)
+def test_what_is_no_plain_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "db"
+    make(path)
+    with pytest.raises(NotPlainError):
+        make_private(path)
+    assert set_aside(path).is_symlink() or not path.exists()
+    make_private(path)
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        make_private(tmp_path / "folder" / "db")
+
+
+def test_companions_go_along_and_only_a_few_are_kept(tmp_path: Path) -> None:
+    names = []
+    for number in range(MOST_SET_ASIDE + 2):
+        for suffix in ("", "-wal", "-shm"):
+            (tmp_path / f"db{suffix}").write_text(f"{number}{suffix}")
+        names.append(set_aside(tmp_path / "db").name)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        f"{name}{suffix}": f"{number}{suffix}"
+        for number, name in list(enumerate(names))[-MOST_SET_ASIDE:]
+        for suffix in ("", "-wal", "-shm")
+    }

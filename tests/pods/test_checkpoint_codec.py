@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import (
     BadRowError,
+    Kind,
     Rank,
-    decode_cgroup,
-    decode_container,
-    decode_pod,
+    decode,
     encode,
     rank_of,
 )
@@ -84,19 +82,19 @@ CGROUP = CgroupRecord(
 
 
 @pytest.mark.parametrize(
-    ("record", "decode"),
+    ("kind", "record"),
     [
-        pytest.param(POD, decode_pod, id="pod"),
-        pytest.param(PodRecord(id="pod"), decode_pod, id="empty-pod"),
-        pytest.param(CONTAINER, decode_container, id="container"),
-        pytest.param(ContainerRecord(id="box"), decode_container, id="empty-container"),
-        pytest.param(ContainerRecord(id="box", requested=ASKED), decode_container, id="nothing-applied"),
-        pytest.param(ContainerRecord(id="box", applied=ASKED), decode_container, id="nothing-requested"),
-        pytest.param(CGROUP, decode_cgroup, id="cgroup"),
+        pytest.param(Kind.POD, POD, id="pod"),
+        pytest.param(Kind.POD, PodRecord(id="pod"), id="empty-pod"),
+        pytest.param(Kind.CONTAINER, CONTAINER, id="container"),
+        pytest.param(Kind.CONTAINER, ContainerRecord(id="box"), id="empty-container"),
+        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", requested=ASKED), id="nothing-applied"),
+        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", applied=ASKED), id="nothing-requested"),
+        pytest.param(Kind.CGROUP, CGROUP, id="cgroup"),
     ],
 )
-def test_a_record_comes_back_as_it_was(record: Record, decode: Callable[[str, str], Record]) -> None:
-    assert decode(record.id, encode(record)) == record
+def test_a_record_comes_back_as_it_was(kind: Kind, record: Record) -> None:
+    assert decode(kind, record.id, encode(record)) == record
 
 
 def test_all_fields_have_a_value_in_these_tests() -> None:
@@ -107,14 +105,18 @@ def test_all_fields_have_a_value_in_these_tests() -> None:
 
 
 def test_what_is_shared_in_memory_is_shared_again() -> None:
-    found = decode_container(
-        "box", encode(ContainerRecord(id="box", requested=ASKED, applied=replace(ASKED)))
+    found = decode(
+        Kind.CONTAINER, "box", encode(ContainerRecord(id="box", requested=ASKED, applied=replace(ASKED)))
     )
+    assert isinstance(found, ContainerRecord)
     assert found.applied is found.requested
-    empty = decode_container("box", encode(ContainerRecord(id="box")))
+    empty = decode(Kind.CONTAINER, "box", encode(ContainerRecord(id="box")))
+    assert isinstance(empty, ContainerRecord)
     assert empty.applied is NO_RESOURCES
     assert empty.labels is NO_ENTRIES
-    one, two = (decode_pod(name, encode(POD)) for name in ("one", "two"))
+    one, two = (decode(Kind.POD, name, encode(POD)) for name in ("one", "two"))
+    assert isinstance(one, PodRecord)
+    assert isinstance(two, PodRecord)
     assert one.labels["a"] is two.labels["a"]
 
 
@@ -141,7 +143,7 @@ def test_what_is_shared_in_memory_is_shared_again() -> None:
 )
 def test_bad_rows(body: str) -> None:
     with pytest.raises(BadRowError):
-        decode_container("box", body)
+        decode(Kind.CONTAINER, "box", body)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +157,16 @@ def test_bad_rows(body: str) -> None:
 )
 def test_bad_cgroup_rows(body: str) -> None:
     with pytest.raises(BadRowError):
-        decode_cgroup("/a", body)
+        decode(Kind.CGROUP, "/a", body)
 
 
 def test_a_field_of_the_other_kind_is_refused() -> None:
     with pytest.raises(BadRowError):
-        decode_pod("pod", '{"pod_id":"x"}')
+        decode(Kind.POD, "pod", '{"pod_id":"x"}')
 
 
 def test_unknown_fields_are_left_out() -> None:
-    assert decode_pod("pod", '{"later":[1],"name":"web"}') == PodRecord(id="pod", name="web")
+    assert decode(Kind.POD, "pod", '{"later":[1],"name":"web"}') == PodRecord(id="pod", name="web")
 
 
 json_values = st.recursive(
@@ -179,9 +181,9 @@ names = st.sampled_from([*PodRecord.__slots__, *ContainerRecord.__slots__, "same
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_any_document_is_a_record_or_a_bad_row(document: dict[str, object]) -> None:
-    for decode in (decode_pod, decode_container, decode_cgroup):
+    for kind in Kind:
         try:
-            decode("id", json.dumps(document))
+            decode(kind, "id", json.dumps(document))
         except BadRowError:
             continue
 
