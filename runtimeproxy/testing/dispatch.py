@@ -141,14 +141,14 @@ class Method:
     Attributes:
         name: Name of the method.
         request_type: Class of the request message.
-        servicer: Method of a servicer; returns a message or, if streaming, an iterator of messages, and
-            raises ``CallError``.
+        answer: Method of a service: from the request to the response or, if streaming, from the request and
+            its context to the responses. Raises ``CallError``.
         streaming: Whether the answer is a stream.
     """
 
     name: str
     request_type: type[Message]
-    servicer: Callable[[Any, grpc.ServicerContext], Any]
+    answer: Callable[..., Any]
     streaming: bool
 
 
@@ -198,7 +198,7 @@ class CallDispatch(grpc.GenericRpcHandler):
         if is_v1alpha2 and method.name not in V1ALPHA2_METHODS:
             return _unimplemented(f"unknown method {method.name} for service {path.split('/')[1]}")
         if is_v1alpha2 and method.name == "Version":
-            method = replace(method, servicer=_v1alpha2_version(method.servicer))
+            method = replace(method, answer=partial(_v1alpha2_version, method.answer))
         behaviour = self.behaviours.take(method.name)
         if behaviour is NORMAL and self.recorded is None and v1_path in self._unrecorded and not is_v1alpha2:
             return self._unrecorded[v1_path]
@@ -216,7 +216,7 @@ class CallDispatch(grpc.GenericRpcHandler):
         if cached is not None and cached[0] == generation:
             return cached[1]
         try:
-            message = method.servicer(method.request_type.FromString(raw), context)
+            message = method.answer(method.request_type.FromString(raw))
         except CallError as error:
             error.abort(context)
         answer: bytes = message.SerializeToString()
@@ -278,7 +278,7 @@ class _RecordedHandler:
         if not self.behaviour.after:
             self._obstruct(call, context)
         try:
-            for message in self.method.servicer(self.method.request_type.FromString(raw), context):
+            for message in self.method.answer(self.method.request_type.FromString(raw), context):
                 yield message.SerializeToString()
         except CallError as error:
             error.abort(context)
@@ -321,12 +321,12 @@ class _RecordedHandler:
 
 def _methods_by_path(runtime: FakeRuntimeService, images: FakeImageService) -> dict[str, Method]:
     """All methods of the CRI by their path in ``runtime.v1``."""
-    servicers = {v1.RUNTIME_SERVICE: runtime, v1.IMAGE_SERVICE: images}
+    services = {v1.RUNTIME_SERVICE: runtime, v1.IMAGE_SERVICE: images}
     return {
         f"/{service.full_name}/{method.name}": Method(
             method.name,
             getattr(api_pb2, method.input_type.name),
-            getattr(servicers[service.full_name], method.name),
+            getattr(services[service.full_name], method.name),
             method.server_streaming,
         )
         for service in api_pb2.DESCRIPTOR.services_by_name.values()
@@ -343,10 +343,9 @@ def _unimplemented(message: str) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-def _v1alpha2_version(servicer: Callable[..., Any]) -> Callable[..., Any]:
-    def version(request: api_pb2.VersionRequest, context: grpc.ServicerContext) -> api_pb2.VersionResponse:
-        response: api_pb2.VersionResponse = servicer(request, context)
-        response.runtime_api_version = "v1alpha2"
-        return response
-
-    return version
+def _v1alpha2_version(
+    answer: Callable[..., api_pb2.VersionResponse], request: api_pb2.VersionRequest
+) -> api_pb2.VersionResponse:
+    response = answer(request)
+    response.runtime_api_version = "v1alpha2"
+    return response

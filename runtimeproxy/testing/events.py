@@ -1,4 +1,4 @@
-"""Life-cycle events: every subscriber gets every event that happens while it listens, in order."""
+"""Life-cycle events: every subscriber gets all events from its subscription on, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.messages import container_status, sandbox_status
-from runtimeproxy.testing.state import EventType, RuntimeState, Sandbox
+from runtimeproxy.testing.state import EventType, RuntimeState
 
 Subscription = queue.SimpleQueue[api_pb2.ContainerEventResponse | None]
 """Events that wait for one subscriber; ``None`` ends the stream."""
@@ -22,7 +22,7 @@ class EventBroadcast:
         self._state = state
         self._changed = threading.Condition()
         self._subscriptions: list[Subscription] = []
-        state.listeners.append(self._happened)
+        state.listeners.append(self._on_change)
 
     @contextmanager
     def subscribed(self) -> Iterator[Subscription]:
@@ -55,26 +55,19 @@ class EventBroadcast:
             for subscription in self._subscriptions:
                 subscription.put(None)
 
-    def _happened(self, owner_id: str, kind: EventType) -> None:
+    def _on_change(self, owner_id: str, kind: EventType) -> None:
         with self._changed:
             if not self._subscriptions:
                 return
-        self.publish(self._event(owner_id, kind))
-
-    def _event(self, owner_id: str, kind: EventType) -> api_pb2.ContainerEventResponse:
         event = api_pb2.ContainerEventResponse(
             container_id=owner_id,
             container_event_type=kind,
             created_at=self._state.clock_ns(),
         )
-        sandbox = self._sandbox_of(owner_id)
+        container = self._state.containers.get(owner_id)
+        sandbox = self._state.sandboxes.get(owner_id if container is None else container.sandbox_id)
         if sandbox is not None:
             event.pod_sandbox_status.CopyFrom(sandbox_status(sandbox))
             containers = self._state.containers_of(sandbox.id)
             event.containers_statuses.extend(container_status(entry) for entry in containers)
-        return event
-
-    def _sandbox_of(self, owner_id: str) -> Sandbox | None:
-        container = self._state.containers.get(owner_id)
-        sandbox_id = owner_id if container is None else container.sandbox_id
-        return self._state.sandboxes.get(sandbox_id)
+        self.publish(event)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -72,7 +73,8 @@ class KoordProxy:
         self._policies = tuple(policies)
         self._policy_settings = dict(settings or {})
         self._settings = self._daemon_settings(Path(folder), hooks or HooksSettings(budget_s=_BUDGET_S))
-        self._audit = _Audit()
+        self._audit: list[AuditEntry] = []
+        self._audited = threading.Condition()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._daemon: Daemon | None = None
@@ -86,7 +88,8 @@ class KoordProxy:
     @property
     def audit(self) -> list[AuditEntry]:
         """What policies changed, refused or failed at, so far; post hooks run after the answer."""
-        return self._audit.entries
+        with self._audited:
+            return list(self._audit)
 
     def wait_for_audit(
         self, kind: AuditKind | str, count: int = 1, *, policy: str | None = None, timeout_s: float = 30.0
@@ -96,7 +99,15 @@ class KoordProxy:
         Raises:
             TimeoutError: There are fewer after the time.
         """
-        return self._audit.wait(AuditKind(kind), count, policy, timeout_s)
+        wanted = AuditKind(kind)
+
+        def found() -> list[AuditEntry]:
+            return [each for each in self._audit if each.kind is wanted and policy in (None, each.policy)]
+
+        with self._audited:
+            if not self._audited.wait_for(lambda: len(found()) >= count, timeout_s):
+                raise TimeoutError(f"{len(found())} of {count} audit entries of kind {wanted}")
+            return found()
 
     @cached_property
     def channel(self) -> grpc.Channel:
@@ -166,7 +177,7 @@ class KoordProxy:
         self._loop = asyncio.get_running_loop()
         loader = _Given(self._policies, self._policy_settings)
         daemon = self._daemon = Daemon(
-            self._settings, lambda: self._settings, {}, loader=loader, sink=self._audit.add
+            self._settings, lambda: self._settings, {}, loader=loader, sink=self._on_audit
         )
         ready = self._loop.create_task(daemon.ready.wait())
         ended = self._loop.create_task(daemon.serve())
@@ -178,17 +189,14 @@ class KoordProxy:
         if not serving.done():
             raise RuntimeError("the proxy ended before it served")
 
+    def _on_audit(self, entry: AuditEntry) -> None:
+        with self._audited:
+            self._audit.append(entry)
+            self._audited.notify_all()
+
     def _daemon_settings(self, folder: Path, hooks: HooksSettings) -> Settings:
         files = self.fake_runtime.state.cgroups.files
         nowhere = str(folder.absolute() / "sys")
-        values = {name: getattr(hooks, name) for name in HooksSettings.__dataclass_fields__}
-        values |= {
-            "third_party": False,
-            "policies_dir": "",
-            "server_config_dir": str(folder.absolute() / "hookserver.d"),
-            # Policies are loaded before the socket is there, so no call comes too early for them.
-            "on_load_error": "stop",
-        }
         return Settings(
             proxy=ProxySettings(
                 endpoint=str(self.socket_path),
@@ -196,7 +204,14 @@ class KoordProxy:
                 own_services=False,
                 drain_s=0.5,
             ),
-            hooks=HooksSettings(**values),
+            hooks=replace(
+                hooks,
+                third_party=False,
+                policies_dir="",
+                server_config_dir=str(folder.absolute() / "hookserver.d"),
+                # Policies are loaded before the socket is there, so no call comes too early for them.
+                on_load_error="stop",
+            ),
             policies=self._policy_settings,
             cgroups=CgroupsSettings(enabled=False, root=nowhere)
             if files is None
@@ -247,30 +262,3 @@ class _Given(PolicyLoader):
                 loaded.append(bind(made[each], chosen))
         loaded.sort(key=lambda policy: (policy.priority, policy.name))
         return LoadResult(tuple(loaded), (), classes)
-
-
-class _Audit:
-    """The audit entries, safe to read while calls are decided."""
-
-    def __init__(self) -> None:
-        self._arrived = threading.Condition()
-        self._entries: list[AuditEntry] = []
-
-    @property
-    def entries(self) -> list[AuditEntry]:
-        with self._arrived:
-            return list(self._entries)
-
-    def add(self, entry: AuditEntry) -> None:
-        with self._arrived:
-            self._entries.append(entry)
-            self._arrived.notify_all()
-
-    def wait(self, kind: AuditKind, count: int, policy: str | None, timeout_s: float) -> list[AuditEntry]:
-        def found() -> list[AuditEntry]:
-            return [each for each in self._entries if each.kind is kind and policy in (None, each.policy)]
-
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: len(found()) >= count, timeout_s):
-                raise TimeoutError(f"{len(found())} of {count} audit entries of kind {kind}")
-            return found()

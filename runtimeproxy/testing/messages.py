@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -16,13 +16,8 @@ from runtimeproxy.testing.state import (
     RuntimeState,
     Sandbox,
     image_of,
-    matches_labels,
     normalized,
 )
-
-if TYPE_CHECKING:
-    from cri_api.runtime.v1 import api_pb2
-    from runtimeproxy.testing.state import Container, Sandbox
 
 
 def image_id(container: Container) -> str:
@@ -84,7 +79,7 @@ def container_entry(container: Container) -> api_pb2.Container:
 
 def container_status(container: Container) -> api_pb2.ContainerStatus:
     """A container as its status shows it, with its resources as applied."""
-    config = container.config
+    config, folder = container.config, container.sandbox_config.log_directory
     status = api_pb2.ContainerStatus(
         id=container.id,
         metadata=config.metadata,
@@ -99,7 +94,7 @@ def container_status(container: Container) -> api_pb2.ContainerStatus:
         labels=config.labels,
         annotations=config.annotations,
         mounts=config.mounts,
-        log_path=_log_path(container),
+        log_path=f"{folder}/{config.log_path}" if folder and config.log_path else "",
         image_id=image_id(container),
         stop_signal=config.stop_signal,
     )
@@ -122,25 +117,18 @@ def image_entry(image: Image) -> api_pb2.Image:
 def list_sandboxes(state: RuntimeState, wanted: api_pb2.PodSandboxFilter) -> Iterator[api_pb2.PodSandbox]:
     """Sandboxes that match all conditions of the filter."""
     with state.lock:
-        for sandbox in state.sandboxes.values():
-            if (
-                sandbox.id.startswith(wanted.id)
-                and (not wanted.HasField("state") or wanted.state.state == sandbox_state(sandbox))
-                and matches_labels(sandbox.config.labels, wanted.label_selector)
-            ):
+        for sandbox in _matching(state.sandboxes, wanted):
+            if not wanted.HasField("state") or wanted.state.state == sandbox_state(sandbox):
                 yield sandbox_entry(sandbox)
 
 
 def list_containers(state: RuntimeState, wanted: api_pb2.ContainerFilter) -> Iterator[api_pb2.Container]:
     """Containers that match all conditions of the filter."""
     with state.lock:
-        for container in state.containers.values():
+        for container in _matching(state.containers, wanted):
             if (
-                container.id.startswith(wanted.id)
-                and (not wanted.HasField("state") or wanted.state.state == container.state)
-                and container.sandbox_id.startswith(wanted.pod_sandbox_id)
-                and matches_labels(container.config.labels, wanted.label_selector)
-            ):
+                not wanted.HasField("state") or wanted.state.state == container.state
+            ) and container.sandbox_id.startswith(wanted.pod_sandbox_id):
                 yield container_entry(container)
 
 
@@ -153,12 +141,24 @@ def list_images(state: RuntimeState, wanted: api_pb2.ImageFilter) -> Iterator[ap
                 yield image_entry(image)
 
 
-def _log_path(container: Container) -> str:
-    folder, path = container.sandbox_config.log_directory, container.config.log_path
-    return f"{folder}/{path}" if folder and path else ""
+def _matching(entries: Mapping[str, _Entry], wanted: _Filter) -> Iterator[_Entry]:
+    """Sandboxes or containers whose id has the prefix and which have the labels of a filter."""
+    for entry in entries.values():
+        labels = entry.config.labels
+        has_labels = all(labels.get(key) == value for key, value in wanted.label_selector.items())
+        if has_labels and entry.id.startswith(wanted.id):
+            yield entry
 
 
 Document = dict[str, Any]
+
+_Entry = TypeVar("_Entry", Sandbox, Container)
+_Filter: TypeAlias = (
+    api_pb2.PodSandboxFilter
+    | api_pb2.ContainerFilter
+    | api_pb2.ContainerStatsFilter
+    | api_pb2.PodSandboxStatsFilter
+)
 
 RUNTIME_TYPE = "io.containerd.runc.v2"
 """Runtime type of the default handler."""
@@ -168,60 +168,62 @@ SANDBOX_CPU_SHARES = 2
 
 
 def container_info(container: Container, driver: CgroupDriver) -> dict[str, str]:
-    """The ``info`` map of a container's status."""
-    parent = container.sandbox_config.linux.cgroup_parent
-    document = {
-        "sandboxID": container.sandbox_id,
-        "pid": container.pid,
-        "removing": False,
-        "snapshotKey": container.id,
-        "snapshotter": "overlayfs",
-        "runtimeType": RUNTIME_TYPE,
-        "runtimeOptions": {"systemd_cgroup": driver is CgroupDriver.SYSTEMD},
-        "config": plain(container.config),
-        "runtimeSpec": {
-            "ociVersion": "1.2.0",
-            "process": _process(container.config, container.resources),
-            "annotations": {
-                "io.kubernetes.cri.container-name": container.config.metadata.name,
-                "io.kubernetes.cri.container-type": "container",
-                "io.kubernetes.cri.sandbox-id": container.sandbox_id,
-            },
-            "linux": {
-                "resources": spec_resources(container.resources),
-                "cgroupsPath": spec_path(parent, container.id, driver),
-            },
+    """The ``info`` map of a container's verbose status, in the form of containerd.
+
+    Source: containerd 1.6 to 2.2, ``toCRISandboxInfo`` and ``toCRIContainerInfo`` of the CRI plugin: one
+    JSON document under the key ``info`` with the CRI configuration (Go field tags: names as in the .proto
+    file, numbers as numbers, empty fields left out) and the OCI specification.
+    """
+    own = {"sandboxID": container.sandbox_id, "removing": False}
+    spec = {
+        "process": _process(container.config, container.resources),
+        "annotations": {
+            "io.kubernetes.cri.container-name": container.config.metadata.name,
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.sandbox-id": container.sandbox_id,
         },
     }
-    return {"info": json.dumps(document)}
+    parent = container.sandbox_config.linux.cgroup_parent
+    return _info(container, parent, driver, own, spec, spec_resources(container.resources))
 
 
 def sandbox_info(sandbox: Sandbox, driver: CgroupDriver) -> dict[str, str]:
-    """The ``info`` map of a sandbox's status."""
-    parent = sandbox.config.linux.cgroup_parent
-    document = {
-        "pid": sandbox.pid,
+    """The ``info`` map of a sandbox's verbose status; see ``container_info``."""
+    own = {
         "processStatus": "running" if sandbox.ready else "deleted",
         "netNamespaceClosed": not sandbox.ready,
         "image": "registry.k8s.io/pause:3.10",
-        "snapshotKey": sandbox.id,
-        "snapshotter": "overlayfs",
         "runtimeHandler": sandbox.runtime_handler,
+    }
+    spec = {
+        "process": {"args": ["/pause"], "oomScoreAdj": -998},
+        "annotations": {
+            "io.kubernetes.cri.container-type": "sandbox",
+            "io.kubernetes.cri.sandbox-id": sandbox.id,
+        },
+    }
+    resources = {"cpu": {"shares": SANDBOX_CPU_SHARES}}
+    return _info(sandbox, sandbox.config.linux.cgroup_parent, driver, own, spec, resources)
+
+
+def _info(
+    entry: Container | Sandbox,
+    parent: str,
+    driver: CgroupDriver,
+    own: Document,
+    spec: Document,
+    resources: Document,
+) -> dict[str, str]:
+    linux = {"resources": resources, "cgroupsPath": spec_path(parent, entry.id, driver)}
+    document = {
+        **own,
+        "pid": entry.pid,
+        "snapshotKey": entry.id,
+        "snapshotter": "overlayfs",
         "runtimeType": RUNTIME_TYPE,
         "runtimeOptions": {"systemd_cgroup": driver is CgroupDriver.SYSTEMD},
-        "config": plain(sandbox.config),
-        "runtimeSpec": {
-            "ociVersion": "1.2.0",
-            "process": {"args": ["/pause"], "oomScoreAdj": -998},
-            "annotations": {
-                "io.kubernetes.cri.container-type": "sandbox",
-                "io.kubernetes.cri.sandbox-id": sandbox.id,
-            },
-            "linux": {
-                "resources": {"cpu": {"shares": SANDBOX_CPU_SHARES}},
-                "cgroupsPath": spec_path(parent, sandbox.id, driver),
-            },
-        },
+        "config": plain(entry.config),
+        "runtimeSpec": {"ociVersion": "1.2.0", **spec, "linux": linux},
     }
     return {"info": json.dumps(document)}
 
@@ -352,13 +354,9 @@ def list_container_stats(
 ) -> Iterator[api_pb2.ContainerStats]:
     """Usage of the running containers that match all conditions of the filter."""
     with state.lock:
-        for container in state.containers.values():
-            if (
-                container.state == api_pb2.CONTAINER_RUNNING
-                and container.id.startswith(wanted.id)
-                and container.sandbox_id.startswith(wanted.pod_sandbox_id)
-                and matches_labels(container.config.labels, wanted.label_selector)
-            ):
+        for container in _matching(state.containers, wanted):
+            is_running = container.state == api_pb2.CONTAINER_RUNNING
+            if is_running and container.sandbox_id.startswith(wanted.pod_sandbox_id):
                 yield container_stats(container, state.clock_ns())
 
 
@@ -367,12 +365,8 @@ def list_sandbox_stats(
 ) -> Iterator[api_pb2.PodSandboxStats]:
     """Usage of the ready sandboxes that match all conditions of the filter."""
     with state.lock:
-        for sandbox in state.sandboxes.values():
-            if (
-                sandbox.ready
-                and sandbox.id.startswith(wanted.id)
-                and matches_labels(sandbox.config.labels, wanted.label_selector)
-            ):
+        for sandbox in _matching(state.sandboxes, wanted):
+            if sandbox.ready:
                 yield sandbox_stats(state, sandbox)
 
 

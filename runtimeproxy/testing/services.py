@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 
-from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
+from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.behaviours import CallError, not_found
 from runtimeproxy.testing.cgroups import CgroupDriver
 from runtimeproxy.testing.events import EventBroadcast
@@ -49,7 +49,7 @@ STREAM_CHUNK = 100
 """Items in one message of a streamed list."""
 
 
-class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
+class FakeRuntimeService:
     """The runtime service: calls about the node, sandboxes, containers and usage, as a synchronous servicer.
 
     A method raises ``CallError`` to end its call with an error.
@@ -63,9 +63,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         self.state = state
         self.events = events
 
-    def Version(
-        self, request: api_pb2.VersionRequest, context: grpc.ServicerContext
-    ) -> api_pb2.VersionResponse:
+    def Version(self, request: api_pb2.VersionRequest) -> api_pb2.VersionResponse:
         """Names the runtime."""
         return api_pb2.VersionResponse(
             version="0.1.0",
@@ -74,7 +72,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             runtime_api_version="v1",
         )
 
-    def Status(self, request: api_pb2.StatusRequest, context: grpc.ServicerContext) -> api_pb2.StatusResponse:
+    def Status(self, request: api_pb2.StatusRequest) -> api_pb2.StatusResponse:
         """Everything is ready."""
         response = api_pb2.StatusResponse()
         for condition in ("RuntimeReady", "NetworkReady"):
@@ -88,9 +86,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             response.info["config"] = json.dumps({"systemdCgroup": systemd})
         return response
 
-    def RuntimeConfig(
-        self, request: api_pb2.RuntimeConfigRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RuntimeConfigResponse:
+    def RuntimeConfig(self, request: api_pb2.RuntimeConfigRequest) -> api_pb2.RuntimeConfigResponse:
         """Names the cgroup driver."""
         systemd = self.state.cgroups.driver is CgroupDriver.SYSTEMD
         response = api_pb2.RuntimeConfigResponse()
@@ -98,36 +94,28 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         return response
 
     def UpdateRuntimeConfig(
-        self, request: api_pb2.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
+        self, request: api_pb2.UpdateRuntimeConfigRequest
     ) -> api_pb2.UpdateRuntimeConfigResponse:
         """Keeps the pod network range."""
         self.state.pod_cidr = request.runtime_config.network_config.pod_cidr
         return api_pb2.UpdateRuntimeConfigResponse()
 
-    def RunPodSandbox(
-        self, request: api_pb2.RunPodSandboxRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RunPodSandboxResponse:
+    def RunPodSandbox(self, request: api_pb2.RunPodSandboxRequest) -> api_pb2.RunPodSandboxResponse:
         """Creates a ready sandbox."""
         sandbox = self.state.run_sandbox(request.config, request.runtime_handler)
         return api_pb2.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
-    def StopPodSandbox(
-        self, request: api_pb2.StopPodSandboxRequest, context: grpc.ServicerContext
-    ) -> api_pb2.StopPodSandboxResponse:
+    def StopPodSandbox(self, request: api_pb2.StopPodSandboxRequest) -> api_pb2.StopPodSandboxResponse:
         """Stops a sandbox and its containers."""
         self.state.stop_sandbox(request.pod_sandbox_id)
         return api_pb2.StopPodSandboxResponse()
 
-    def RemovePodSandbox(
-        self, request: api_pb2.RemovePodSandboxRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RemovePodSandboxResponse:
+    def RemovePodSandbox(self, request: api_pb2.RemovePodSandboxRequest) -> api_pb2.RemovePodSandboxResponse:
         """Removes a sandbox and its containers."""
         self.state.remove_sandbox(request.pod_sandbox_id)
         return api_pb2.RemovePodSandboxResponse()
 
-    def PodSandboxStatus(
-        self, request: api_pb2.PodSandboxStatusRequest, context: grpc.ServicerContext
-    ) -> api_pb2.PodSandboxStatusResponse:
+    def PodSandboxStatus(self, request: api_pb2.PodSandboxStatusRequest) -> api_pb2.PodSandboxStatusResponse:
         """Reports a sandbox; without the statuses of its containers, as containerd does (tried with 2.2)."""
         with self.state.lock:
             sandbox = self.state.find_sandbox(request.pod_sandbox_id)
@@ -136,9 +124,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
                 info=sandbox_info(sandbox, self.state.cgroups.driver) if request.verbose else {},
             )
 
-    def ListPodSandbox(
-        self, request: api_pb2.ListPodSandboxRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ListPodSandboxResponse:
+    def ListPodSandbox(self, request: api_pb2.ListPodSandboxRequest) -> api_pb2.ListPodSandboxResponse:
         """Lists sandboxes."""
         return api_pb2.ListPodSandboxResponse(items=list_sandboxes(self.state, request.filter))
 
@@ -150,22 +136,18 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             yield api_pb2.StreamPodSandboxesResponse(pod_sandboxes=chunk)
 
     def UpdatePodSandboxResources(
-        self, request: api_pb2.UpdatePodSandboxResourcesRequest, context: grpc.ServicerContext
+        self, request: api_pb2.UpdatePodSandboxResourcesRequest
     ) -> api_pb2.UpdatePodSandboxResourcesResponse:
         """Keeps new pod-level resources."""
         self.state.update_sandbox(request.pod_sandbox_id, request.overhead, request.resources)
         return api_pb2.UpdatePodSandboxResourcesResponse()
 
-    def PortForward(
-        self, request: api_pb2.PortForwardRequest, context: grpc.ServicerContext
-    ) -> api_pb2.PortForwardResponse:
+    def PortForward(self, request: api_pb2.PortForwardRequest) -> api_pb2.PortForwardResponse:
         """Names an endpoint where nothing listens."""
         sandbox = self.state.find_sandbox(request.pod_sandbox_id)
         return api_pb2.PortForwardResponse(url=f"http://127.0.0.1:1/portforward/{sandbox.id[:8]}")
 
-    def CheckpointPod(
-        self, request: api_pb2.CheckpointPodRequest, context: grpc.ServicerContext
-    ) -> api_pb2.CheckpointPodResponse:
+    def CheckpointPod(self, request: api_pb2.CheckpointPodRequest) -> api_pb2.CheckpointPodResponse:
         """Keeps a checkpoint under the output path; no file is written."""
         with self.state.lock:
             sandbox = self.state.find_sandbox(request.pod_sandbox_id)
@@ -176,9 +158,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             self.state.checkpoints[request.output_path] = (sandbox, kept)
         return api_pb2.CheckpointPodResponse()
 
-    def RestorePod(
-        self, request: api_pb2.RestorePodRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RestorePodResponse:
+    def RestorePod(self, request: api_pb2.RestorePodRequest) -> api_pb2.RestorePodResponse:
         """Creates a sandbox and its running containers from a checkpoint of this runtime."""
         with self.state.lock:
             kept = self.state.checkpoints.get(request.checkpoint_path)
@@ -192,38 +172,28 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
                 restored_containers=[self._restored(sandbox, entry, request) for entry in kept[1]],
             )
 
-    def CreateContainer(
-        self, request: api_pb2.CreateContainerRequest, context: grpc.ServicerContext
-    ) -> api_pb2.CreateContainerResponse:
+    def CreateContainer(self, request: api_pb2.CreateContainerRequest) -> api_pb2.CreateContainerResponse:
         """Creates a container."""
         sandbox_config = request.sandbox_config if request.HasField("sandbox_config") else None
         made = self.state.create_container(request.pod_sandbox_id, request.config, sandbox_config)
         return api_pb2.CreateContainerResponse(container_id=made.id)
 
-    def StartContainer(
-        self, request: api_pb2.StartContainerRequest, context: grpc.ServicerContext
-    ) -> api_pb2.StartContainerResponse:
+    def StartContainer(self, request: api_pb2.StartContainerRequest) -> api_pb2.StartContainerResponse:
         """Starts a created container."""
         self.state.start_container(request.container_id)
         return api_pb2.StartContainerResponse()
 
-    def StopContainer(
-        self, request: api_pb2.StopContainerRequest, context: grpc.ServicerContext
-    ) -> api_pb2.StopContainerResponse:
+    def StopContainer(self, request: api_pb2.StopContainerRequest) -> api_pb2.StopContainerResponse:
         """Stops a container at once, whatever the grace period."""
         self.state.stop_container(request.container_id)
         return api_pb2.StopContainerResponse()
 
-    def RemoveContainer(
-        self, request: api_pb2.RemoveContainerRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RemoveContainerResponse:
+    def RemoveContainer(self, request: api_pb2.RemoveContainerRequest) -> api_pb2.RemoveContainerResponse:
         """Removes a container."""
         self.state.remove_container(request.container_id)
         return api_pb2.RemoveContainerResponse()
 
-    def ListContainers(
-        self, request: api_pb2.ListContainersRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ListContainersResponse:
+    def ListContainers(self, request: api_pb2.ListContainersRequest) -> api_pb2.ListContainersResponse:
         """Lists containers."""
         listed = list_containers(self.state, request.filter)
         return api_pb2.ListContainersResponse(containers=listed)
@@ -235,9 +205,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         for chunk in chunks(list(list_containers(self.state, request.filter))):
             yield api_pb2.StreamContainersResponse(containers=chunk)
 
-    def ContainerStatus(
-        self, request: api_pb2.ContainerStatusRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ContainerStatusResponse:
+    def ContainerStatus(self, request: api_pb2.ContainerStatusRequest) -> api_pb2.ContainerStatusResponse:
         """Reports a container."""
         with self.state.lock:
             container = self.state.find_container(request.container_id)
@@ -248,38 +216,36 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             )
 
     def UpdateContainerResources(
-        self, request: api_pb2.UpdateContainerResourcesRequest, context: grpc.ServicerContext
+        self, request: api_pb2.UpdateContainerResourcesRequest
     ) -> api_pb2.UpdateContainerResourcesResponse:
         """Changes resources of a container."""
         self.state.update_container(request.container_id, request.linux, request.annotations)
         return api_pb2.UpdateContainerResourcesResponse()
 
     def ReopenContainerLog(
-        self, request: api_pb2.ReopenContainerLogRequest, context: grpc.ServicerContext
+        self, request: api_pb2.ReopenContainerLogRequest
     ) -> api_pb2.ReopenContainerLogResponse:
         """Does nothing for a running container."""
         self._running(request.container_id)
         return api_pb2.ReopenContainerLogResponse()
 
-    def ExecSync(
-        self, request: api_pb2.ExecSyncRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ExecSyncResponse:
+    def ExecSync(self, request: api_pb2.ExecSyncRequest) -> api_pb2.ExecSyncResponse:
         """Answers with the words of the command, as ``echo`` would."""
         self._running(request.container_id)
         return api_pb2.ExecSyncResponse(stdout=f"{' '.join(request.cmd)}\n".encode())
 
-    def Exec(self, request: api_pb2.ExecRequest, context: grpc.ServicerContext) -> api_pb2.ExecResponse:
+    def Exec(self, request: api_pb2.ExecRequest) -> api_pb2.ExecResponse:
         """Names an endpoint where nothing listens."""
         container = self._running(request.container_id)
         return api_pb2.ExecResponse(url=f"http://127.0.0.1:1/exec/{container.id[:8]}")
 
-    def Attach(self, request: api_pb2.AttachRequest, context: grpc.ServicerContext) -> api_pb2.AttachResponse:
+    def Attach(self, request: api_pb2.AttachRequest) -> api_pb2.AttachResponse:
         """Names an endpoint where nothing listens."""
         container = self._running(request.container_id)
         return api_pb2.AttachResponse(url=f"http://127.0.0.1:1/attach/{container.id[:8]}")
 
     def CheckpointContainer(
-        self, request: api_pb2.CheckpointContainerRequest, context: grpc.ServicerContext
+        self, request: api_pb2.CheckpointContainerRequest
     ) -> api_pb2.CheckpointContainerResponse:
         """Does nothing for a running container."""
         self._running(request.container_id)
@@ -295,9 +261,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             while (event := subscription.get()) is not None:
                 yield event
 
-    def ContainerStats(
-        self, request: api_pb2.ContainerStatsRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ContainerStatsResponse:
+    def ContainerStats(self, request: api_pb2.ContainerStatsRequest) -> api_pb2.ContainerStatsResponse:
         """Usage of a container."""
         with self.state.lock:
             container = self.state.find_container(request.container_id)
@@ -305,7 +269,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             return api_pb2.ContainerStatsResponse(stats=stats)
 
     def ListContainerStats(
-        self, request: api_pb2.ListContainerStatsRequest, context: grpc.ServicerContext
+        self, request: api_pb2.ListContainerStatsRequest
     ) -> api_pb2.ListContainerStatsResponse:
         """Usage of the running containers."""
         listed = list_container_stats(self.state, request.filter)
@@ -318,16 +282,14 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         for chunk in chunks(list(list_container_stats(self.state, request.filter))):
             yield api_pb2.StreamContainerStatsResponse(container_stats=chunk)
 
-    def PodSandboxStats(
-        self, request: api_pb2.PodSandboxStatsRequest, context: grpc.ServicerContext
-    ) -> api_pb2.PodSandboxStatsResponse:
+    def PodSandboxStats(self, request: api_pb2.PodSandboxStatsRequest) -> api_pb2.PodSandboxStatsResponse:
         """Usage of a sandbox."""
         with self.state.lock:
             sandbox = self.state.find_sandbox(request.pod_sandbox_id)
             return api_pb2.PodSandboxStatsResponse(stats=sandbox_stats(self.state, sandbox))
 
     def ListPodSandboxStats(
-        self, request: api_pb2.ListPodSandboxStatsRequest, context: grpc.ServicerContext
+        self, request: api_pb2.ListPodSandboxStatsRequest
     ) -> api_pb2.ListPodSandboxStatsResponse:
         """Usage of the ready sandboxes."""
         listed = list_sandbox_stats(self.state, request.filter)
@@ -341,13 +303,13 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             yield api_pb2.StreamPodSandboxStatsResponse(pod_sandbox_stats=chunk)
 
     def ListMetricDescriptors(
-        self, request: api_pb2.ListMetricDescriptorsRequest, context: grpc.ServicerContext
+        self, request: api_pb2.ListMetricDescriptorsRequest
     ) -> api_pb2.ListMetricDescriptorsResponse:
         """Describes the metrics."""
         return api_pb2.ListMetricDescriptorsResponse(descriptors=METRIC_DESCRIPTORS)
 
     def ListPodSandboxMetrics(
-        self, request: api_pb2.ListPodSandboxMetricsRequest, context: grpc.ServicerContext
+        self, request: api_pb2.ListPodSandboxMetricsRequest
     ) -> api_pb2.ListPodSandboxMetricsResponse:
         """Metrics of the ready sandboxes."""
         return api_pb2.ListPodSandboxMetricsResponse(pod_metrics=list_metrics(self.state))
@@ -375,7 +337,7 @@ class FakeRuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         return api_pb2.RestoredContainer(name=name, container_id=made.id)
 
 
-class FakeImageService(api_pb2_grpc.ImageServiceServicer):
+class FakeImageService:
     """A synchronous servicer over the images of a state.
 
     Attributes:
@@ -385,9 +347,7 @@ class FakeImageService(api_pb2_grpc.ImageServiceServicer):
     def __init__(self, state: RuntimeState) -> None:
         self.state = state
 
-    def ListImages(
-        self, request: api_pb2.ListImagesRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ListImagesResponse:
+    def ListImages(self, request: api_pb2.ListImagesRequest) -> api_pb2.ListImagesResponse:
         """Lists images."""
         return api_pb2.ListImagesResponse(images=list_images(self.state, request.filter))
 
@@ -398,18 +358,14 @@ class FakeImageService(api_pb2_grpc.ImageServiceServicer):
         for chunk in chunks(list(list_images(self.state, request.filter))):
             yield api_pb2.StreamImagesResponse(images=chunk)
 
-    def ImageStatus(
-        self, request: api_pb2.ImageStatusRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ImageStatusResponse:
+    def ImageStatus(self, request: api_pb2.ImageStatusRequest) -> api_pb2.ImageStatusResponse:
         """Reports an image; a missing one gives an empty answer."""
         with self.state.lock:
             image = self.state.images.find(request.image.image)
         info = {"info": '{"chainID":""}'} if request.verbose and image is not None else {}
         return api_pb2.ImageStatusResponse(image=None if image is None else image_entry(image), info=info)
 
-    def PullImage(
-        self, request: api_pb2.PullImageRequest, context: grpc.ServicerContext
-    ) -> api_pb2.PullImageResponse:
+    def PullImage(self, request: api_pb2.PullImageRequest) -> api_pb2.PullImageResponse:
         """Adds an image; every reference can be pulled."""
         if not request.image.image:
             raise CallError("INVALID_ARGUMENT", "no image reference")
@@ -418,18 +374,14 @@ class FakeImageService(api_pb2_grpc.ImageServiceServicer):
             image = self.state.images.add(request.image.image)
         return api_pb2.PullImageResponse(image_ref=image.id)
 
-    def RemoveImage(
-        self, request: api_pb2.RemoveImageRequest, context: grpc.ServicerContext
-    ) -> api_pb2.RemoveImageResponse:
+    def RemoveImage(self, request: api_pb2.RemoveImageRequest) -> api_pb2.RemoveImageResponse:
         """Removes an image; a missing one is no error."""
         with self.state.lock:
             self.state.generation += 1
             self.state.images.remove(request.image.image)
         return api_pb2.RemoveImageResponse()
 
-    def ImageFsInfo(
-        self, request: api_pb2.ImageFsInfoRequest, context: grpc.ServicerContext
-    ) -> api_pb2.ImageFsInfoResponse:
+    def ImageFsInfo(self, request: api_pb2.ImageFsInfoRequest) -> api_pb2.ImageFsInfoResponse:
         """Sum of the images' sizes."""
         with self.state.lock:
             used_bytes = sum(image.size_bytes for image in self.state.images)

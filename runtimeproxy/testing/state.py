@@ -147,11 +147,6 @@ def merge_resources(into: Resources, update: Resources) -> None:
     into.oom_score_adj = oom_score_adj
 
 
-def matches_labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether all labels of the selector are there with the same values."""
-    return all(labels.get(key) == value for key, value in selector.items())
-
-
 def find(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry:
     """The entry with this id or unique prefix of one; raises ``CallError`` if there is none."""
     if wanted in entries:
