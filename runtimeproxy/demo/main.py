@@ -1,52 +1,98 @@
-"""Runs the demo: a runtime, the real daemon in front of it, pods through it, the audit as a table."""
+"""Runs the demo: a runtime, the real daemon in front of it, and a pod of each QoS class through both."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups import DEFAULT_ROOT
 from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
-from runtimeproxy.demo.cgroups import demo_cgroup_parent, remove_demo_cgroups
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
-from runtimeproxy.demo.runtime import (
-    RUN_LABEL,
-    USUAL_SOCKETS,
-    DemoRuntime,
-    channel,
-    find_runtime,
-    remove_demo_pods,
-)
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.audit import TROUBLE, AuditKind
+from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
-from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
+from runtimeproxy.testing.builders import (
+    container_config,
+    create_container_request,
+    kubelet_cgroup_parent,
+    pod_sandbox_config,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.hooks import Policy
+
+USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock")
+"""Where containerd and CRI-O listen by default."""
+
+RUN_LABEL: Final = "koord-runtime-proxy/demo"
+"""Label of the demo's pods; its value tells one run from another."""
+
+CGROUP_TREE: Final = "koordproxydemo"
+"""Name of the cgroup (or slice) of the demo's pods: the kubelet removes unknown pods from its own."""
 
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
+_PROBE_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.02
 _SOCKET: Final = "proxy.sock"
-_COLUMNS: Final = ("container", "field", "from", "to", "policy", "reason")
-
-Row = tuple[str, ...]
 
 
 class DemoError(RuntimeProxyError):
     """The demo cannot be shown; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRuntime:
+    """A runtime that can run the demo's pods.
+
+    Attributes:
+        socket_path: its socket.
+        name: name and version by its own account.
+        image: an image that it has; the demo pulls none.
+        driver: how it wants cgroup parents written.
+    """
+
+    socket_path: str
+    name: str
+    image: str
+    driver: CgroupDriver
+
+
+class Change(NamedTuple):
+    """A field that a policy changed, or failed to change.
+
+    Attributes:
+        pod: name of the pod.
+        policy: name of the policy.
+        reason: why it changes the field, or why it failed.
+        container: the container's name, or `pod` for the pod's own cgroup and configuration.
+        field: such as `resources.cpu_shares`.
+        values: from and to; empty if it failed.
+    """
+
+    pod: str
+    policy: str
+    reason: str
+    container: str
+    field: str
+    values: str
 
 
 def run_demo(settings: Settings) -> int:
@@ -55,55 +101,92 @@ def run_demo(settings: Settings) -> int:
     Raises:
         DemoError: the proxy did not start.
     """
-    _end_as_by_ctrl_c()
-    with tempfile.TemporaryDirectory(prefix="koord-runtime-proxy-demo-") as folder:
-        _check_length(Path(folder))
-        runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
-        if runtime is not None:
-            print(f"runtime: {runtime.name} on {runtime.socket_path}")
-            rows = _driven(Path(folder), runtime)
-            if rows is not None:
-                return _report(rows)
-            reason = "that runtime cannot run the pods of the demo"
-        print(f"runtime: the built-in fake ({reason})")
-        return _report(_on_fake_runtime(Path(folder)) or [])
-
-
-def _check_length(folder: Path) -> None:
-    try:
-        parse_endpoint(str(folder / _SOCKET), spare_bytes=TEMPORARY_SUFFIX_BYTES)
-    except ValueError as error:
-        raise DemoError(f"{error}; let TMPDIR name a folder with a shorter path") from None
-
-
-def _end_as_by_ctrl_c() -> None:
-    """Lets the other usual ends of a process clean up as well, unless they are ignored (nohup)."""
+    # Other usual ends of a process clean up as Ctrl-C does, unless they are ignored (nohup).
     for end in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(end) is signal.SIG_DFL:
             signal.signal(end, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="koord-runtime-proxy-demo-") as name:
+        folder = Path(name)
+        try:
+            parse_endpoint(str(folder / _SOCKET), spare_bytes=TEMPORARY_SUFFIX_BYTES)
+        except ValueError as error:
+            raise DemoError(f"{error}; let TMPDIR name a folder with a shorter path") from None
+        runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
+        if runtime is not None:
+            print(f"runtime: {runtime.name} on {runtime.socket_path}")
+            changes = _drive(folder, runtime)
+            if changes is not None:
+                return _report(changes)
+            reason = "that runtime cannot run the pods of the demo"
+        print(f"runtime: the built-in fake ({reason})")
+        return _report(_drive_on_fake_runtime(folder) or [])
 
 
-def _on_fake_runtime(folder: Path) -> list[Row] | None:
+def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
+    """Returns the first runtime that answers and has an image, or None and why."""
+    reason = "no runtime listens on its usual socket"
+    for path in dict.fromkeys(str(Path(candidate).resolve()) for candidate in candidates):
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(path):
+                continue
+        try:
+            runtime = _probe(path)
+        except grpc.RpcError as error:
+            reason = f"{path} does not answer: {error.code().name}"
+            continue
+        if runtime is not None:
+            return runtime, ""
+        reason = f"{path} has no image, and the demo pulls none"
+    return None, reason
+
+
+def _probe(path: str) -> DemoRuntime | None:
+    """Returns a runtime with the smallest of its images; None if it has no image."""
+    with channel(path) as opened:
+        runtime = api_pb2_grpc.RuntimeServiceStub(opened)
+        images = api_pb2_grpc.ImageServiceStub(opened)
+        version = runtime.Version(api_pb2.VersionRequest(), timeout=_PROBE_TIMEOUT_S)
+        listed = images.ListImages(api_pb2.ListImagesRequest(), timeout=_PROBE_TIMEOUT_S).images
+        names = [(image.size, image.repo_tags[0]) for image in listed if image.repo_tags]
+        if not names:
+            return None
+        driver = CgroupDriver.CGROUPFS
+        # Runtimes before CRI 1.28 do not know the call; most of them use cgroupfs.
+        with contextlib.suppress(grpc.RpcError):
+            config = runtime.RuntimeConfig(api_pb2.RuntimeConfigRequest(), timeout=_PROBE_TIMEOUT_S)
+            if config.HasField("linux") and config.linux.cgroup_driver == api_pb2.SYSTEMD:
+                driver = CgroupDriver.SYSTEMD
+        return DemoRuntime(path, f"{version.runtime_name} {version.runtime_version}", min(names)[1], driver)
+
+
+def channel(socket_path: str) -> grpc.Channel:
+    """Opens a channel as the kubelet does."""
+    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", -1))
+    return grpc.insecure_channel(f"unix:{socket_path}", options=options)
+
+
+def _drive_on_fake_runtime(folder: Path) -> list[Change] | None:
     """Drives the pods on the built-in fake, with plain files in place of cgroups."""
     cgroups = CgroupFiles(folder / "cgroup", version=2)
     state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, cgroups))
     with FakeRuntime(folder / "fake.sock", state=state) as fake:
         runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", CgroupDriver.CGROUPFS)
-        return _driven(folder, runtime, cgroups)
+        return _drive(folder, runtime, cgroups)
 
 
-def _driven(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> list[Row] | None:
-    """Starts the daemon, drives the pods; returns the table's rows, None if the runtime refused a pod.
+def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> list[Change] | None:
+    """Starts the daemon and drives the pods; returns the changes, None if the runtime refused a pod.
 
     Args:
-        folder: for everything that is made.
-        runtime: what runs the pods.
+        folder: for all files.
+        runtime: runs the pods.
         cgroups: plain files, where the pods get their cgroups first, as by a kubelet; None for the kernel's.
     """
     log = folder / "proxy.log"
     cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
     try:
-        with _proxy(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
+        with _daemon(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
             calls = api_pb2_grpc.RuntimeServiceStub(opened)
             for pod in DEMO_PODS:
                 _run_pod(calls, pod, runtime, cgroups, folder.name)
@@ -111,13 +194,13 @@ def _driven(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = No
         print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
         return None
     finally:
-        remove_demo_pods(runtime, folder.name)
-        remove_demo_cgroups(cgroup_root)
-    return _rows(log.read_text(encoding="utf-8"))
+        _remove_pods(runtime, folder.name)
+        _remove_cgroups(cgroup_root)
+    return _changes(log.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
-def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> Iterator[Path]:
+def _daemon(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> Iterator[Path]:
     """The real daemon, in a process of its own, with all its paths in the folder."""
     socket_path = folder / _SOCKET
     config = folder / "config.toml"
@@ -138,28 +221,21 @@ def _proxy(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> 
         ) as process,
     ):
         try:
-            if not _comes(socket_path, process):
-                raise DemoError(f"the proxy did not start: {_last_message(log)}")
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            while not socket_path.exists():
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise DemoError(f"the proxy did not start: {_last_message(log)}")
+                time.sleep(_POLL_S)
             yield socket_path
         finally:
             process.terminate()
             process.wait(START_TIMEOUT_S)
 
 
-def _comes(socket_path: Path, process: subprocess.Popen[bytes]) -> bool:
-    """Waits for the proxy's socket; returns whether it came in time."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not socket_path.exists():
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
 def _last_message(log: Path) -> str:
-    """What the proxy said last: a line of JSON, or plain text where it ended before it could log."""
+    """The last message of the log: a line of JSON, or plain text if the daemon ended before it could log."""
     lines = log.read_text(encoding="utf-8").splitlines()
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "its log is empty"
     try:
         return str(json.loads(last)["message"])
     except (ValueError, TypeError, KeyError):
@@ -173,6 +249,7 @@ def _run_pod(
     cgroups: CgroupFiles | None,
     run: str,
 ) -> None:
+    """Creates, starts and removes a pod with one container, as the kubelet does."""
     uid = str(uuid.uuid4())
     config = pod_sandbox_config(
         pod.name,
@@ -181,7 +258,7 @@ def _run_pod(
         qos=pod.qos,
         labels={RUN_LABEL: run},
         annotations=pod.annotations,
-        cgroup_parent=demo_cgroup_parent(uid, pod.kubelet_qos, runtime.driver),
+        cgroup_parent=kubelet_cgroup_parent(uid, pod.kubelet_qos, runtime.driver, CGROUP_TREE),
         host_network=True,
     )
     if cgroups is not None:
@@ -193,40 +270,81 @@ def _run_pod(
     request = create_container_request(pod_id, wanted, config)
     container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
     start = api_pb2.StartContainerRequest(container_id=container_id)
-    with contextlib.suppress(grpc.RpcError):  # an image may need a command that nobody knows
+    with contextlib.suppress(grpc.RpcError):  # the image may have no command of its own
         calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
+    _remove_pod(calls, pod_id)
+
+
+def _remove_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod_id: str) -> None:
     calls.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
     calls.RemovePodSandbox(api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
 
 
-def _rows(log: str) -> list[Row]:
+def _remove_pods(runtime: DemoRuntime, run: str) -> None:
+    """Removes the pods that a run left, at the runtime: the proxy may be what failed."""
+    label = api_pb2.PodSandboxFilter(label_selector={RUN_LABEL: run})
+    with channel(runtime.socket_path) as opened, contextlib.suppress(grpc.RpcError):
+        calls = api_pb2_grpc.RuntimeServiceStub(opened)
+        listing = api_pb2.ListPodSandboxRequest(filter=label)
+        for pod in calls.ListPodSandbox(listing, timeout=_PROBE_TIMEOUT_S).items:
+            with contextlib.suppress(grpc.RpcError):
+                _remove_pod(calls, pod.id)
+
+
+def _remove_cgroups(root: Path) -> None:
+    """Removes the cgroups that the runtime left; systemd collects its slices itself."""
+    for hierarchy in (root, *root.glob("*/")):
+        folders = (hierarchy / CGROUP_TREE).glob("**/")
+        for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _changes(log: str) -> list[Change]:
     """Reads the audit lines of the daemon's log, where libraries may have written lines of their own."""
-    rows: list[Row] = []
+    changes: list[Change] = []
     for line in log.splitlines():
         if '"runtimeproxy.audit"' not in line:
             continue
         entry = json.loads(line)
-        if entry["kind"] != "changed":
-            continue
-        name = f"{entry['pod'].split('/')[-1]}/{entry['container'] or '(pod)'}"
-        rows += [
-            (name, change["field"], change["from"] or "-", change["to"] or "-", *_why(change))
-            for change in entry["changes"]
-        ]
-    return rows
+        pod, container = entry["pod"].split("/")[-1], entry["container"] or "pod"
+        for each in entry["changes"]:
+            if entry["kind"] == AuditKind.CHANGED:
+                reason, values = each["reason"], f"{each['from'] or '-'} -> {each['to'] or '-'}"
+            elif entry["kind"] in TROUBLE:
+                reason, values = f"{entry['kind']}: {each['reason']}", ""
+            else:
+                continue
+            changes.append(Change(pod, each["policy"], reason, container, each["field"], values))
+    return changes
 
 
-def _why(change: dict[str, str]) -> Row:
-    return change["policy"], change["reason"]
+def _report(changes: list[Change]) -> int:
+    """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
+    policies = built_in()
+    names = max(len(policy.name) for policy in policies)
+    containers = max((len(each.container) for each in changes), default=0)
+    fields = max((len(each.field) for each in changes), default=0)
+    for pod in DEMO_PODS:
+        own = [each for each in changes if each.pod == pod.name]
+        title = f"{pod.name}, QoS class {pod.qos}" if pod.qos else f"{pod.name}, no QoS class"
+        print(f"\n{title}{'' if own else ': untouched'}")
+        for policy in () if own else policies:
+            print(f"  {policy.name:<{names}}  {_why_untouched(policy, pod)}")
+        for (name, reason), group in itertools.groupby(own, key=lambda each: (each.policy, each.reason)):
+            print(f"  {name}: {reason}")
+            for each in group:
+                print(f"    {each.container:<{containers}}  {each.field:<{fields}}  {each.values}".rstrip())
+    total, changed = len(DEMO_PODS), len({each.pod for each in changes if each.values})
+    print("\n-: not set; -1: unlimited; <set>: values of variables are never logged")
+    print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")
+    return 0 if changed else 1
 
 
-def _report(rows: list[Row]) -> int:
-    """Prints the table; an empty one means that the policies did nothing."""
-    table = [_COLUMNS, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
-    print()
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    untouched = [pod.name for pod in DEMO_PODS if not any(row[0].startswith(f"{pod.name}/") for row in rows)]
-    print(f"\n{len(DEMO_PODS)} pods ran through the proxy; untouched: {', '.join(untouched) or 'none'}")
-    return 0 if rows else 1
+def _why_untouched(policy: type[Policy], pod: DemoPod) -> str:
+    classes, annotations = policy.concern.qos_classes, policy.concern.annotations
+    if classes is not None and pod.qos not in classes:
+        return f"selects QoS class {' or '.join(sorted(classes))} only"
+    if annotations and not set(annotations) & set(pod.annotations):
+        return f"no annotation {' or '.join(annotations)}"
+    return "selects this pod, and found nothing to change"

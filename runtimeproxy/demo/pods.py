@@ -59,7 +59,7 @@ DEMO_PODS: Final = (
     DemoPod("logging", "SYSTEM", KubeletQos.BURSTABLE),
     DemoPod("web", "", KubeletQos.BURSTABLE),
 )
-"""One pod of each class; the last two show that a pod without a decision passes untouched."""
+"""One pod of each class; no policy selects the last two."""
 
 
 def kubelet_resources(pod: DemoPod) -> api_pb2.LinuxContainerResources:

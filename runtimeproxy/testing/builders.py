@@ -132,12 +132,14 @@ def default_resources() -> api_pb2.LinuxContainerResources:
     return api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, oom_score_adj=1000)
 
 
-def kubelet_cgroup_parent(uid: str, qos: KubeletQos, driver: CgroupDriver = CgroupDriver.CGROUPFS) -> str:
+def kubelet_cgroup_parent(
+    uid: str, qos: KubeletQos, driver: CgroupDriver = CgroupDriver.CGROUPFS, root: str = "kubepods"
+) -> str:
     """The kubelet's cgroup of a pod; of guaranteed pods it lies directly under the root.
 
     Source: kubelet, cm.PodContainerManager and CgroupName.ToSystemd.
     """
-    words = ["kubepods", *([] if qos is KubeletQos.GUARANTEED else [qos.value])]
+    words = [root, *([] if qos is KubeletQos.GUARANTEED else [qos.value])]
     if driver is CgroupDriver.CGROUPFS:
         return f"/{'/'.join(words)}/pod{uid}"
     words.append(f"pod{uid.replace('-', '_')}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,11 +16,21 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.demo.main import DemoError, _driven, _report, _rows
+from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.demo.main import (
+    Change,
+    DemoError,
+    _changes,
+    _drive,
+    _report,
+    channel,
+    find_runtime,
+    run_demo,
+)
 from runtimeproxy.demo.pods import DEMO_PODS, kubelet_resources
-from runtimeproxy.demo.runtime import channel, find_runtime
 from runtimeproxy.testing import CallError, CgroupDriver, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos
+from runtimeproxy.testing.services import RUNTIME_VERSION
 from tests.lab.deadline import quickest_s, time_s
 from tests.lab.programs import REPOSITORY
 
@@ -29,89 +41,87 @@ def demo_command(runtime: str) -> list[str]:
     return [sys.executable, "-m", "runtimeproxy", "demo", "--remote-runtime-service-endpoint", runtime]
 
 
-def run_demo(runtime: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        demo_command(runtime),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_it_shows_what_changes(fake_runtime: FakeRuntime) -> None:
-    fake_runtime.state.images.add("busybox:latest")
-    done = run_demo(str(fake_runtime.socket_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    first, _, header, *rows, _, last = done.stdout.splitlines()
-    assert first == f"runtime: fake-runtime {fake_runtime_version()} on {fake_runtime.socket_path}"
-    assert header.split() == ["container", "field", "from", "to", "policy", "reason"]
-    shown = {tuple(row.split()[:5]) for row in rows}
-    assert ("spark/main", "resources.cpu_shares", "2", "512", "batch-resource") in shown
-    assert ("trading/main", "resources.cpu_quota_us", "100000", "-1", "cpuset") in shown
-    assert ("inference/main", "env[NVIDIA_VISIBLE_DEVICES]", "-", "<set>", "gpu-env") in shown
-    assert last == f"{len(DEMO_PODS)} pods ran through the proxy; untouched: logging, web"
-    assert not fake_runtime.state.sandboxes
-
-
-def fake_runtime_version() -> str:
-    from runtimeproxy.testing.services import RUNTIME_VERSION
-
-    return RUNTIME_VERSION
-
-
-def test_it_takes_seconds(fake_runtime: FakeRuntime) -> None:
-    fake_runtime.state.images.add("busybox:latest")
-    measured_s = partial(time_s, partial(run_demo, str(fake_runtime.socket_path)))
-    assert quickest_s(measured_s, LONGEST_S) < LONGEST_S
-
-
-def test_a_runtime_that_refuses_its_pods_is_replaced_by_the_fake(fake_runtime: FakeRuntime) -> None:
-    fake_runtime.state.images.add("busybox:latest")
-    fake_runtime.on("RunPodSandbox", error=CallError("UNKNOWN", "no network plugin"))
-    done = run_demo(str(fake_runtime.socket_path))
-    assert "not written" not in done.stdout
-    assert done.returncode == 0
-    assert "the runtime refused a pod: UNKNOWN: no network plugin" in done.stdout
-    assert "runtime: the built-in fake (that runtime cannot run the pods of the demo)" in done.stdout
-
-
-def test_a_pod_that_the_runtime_half_made_is_removed(fake_runtime: FakeRuntime) -> None:
-    fake_runtime.state.images.add("busybox:latest")
-    fake_runtime.on("CreateContainer", error=CallError("UNKNOWN", "no space left"))
-    done = run_demo(str(fake_runtime.socket_path))
-    assert "the runtime refused a pod: UNKNOWN: no space left" in done.stdout
-    assert not fake_runtime.state.sandboxes
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
-def hangup_counts() -> Iterator[None]:
-    """Also where the tests themselves run below nohup, which all children inherit."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def default_ends() -> Iterator[None]:
+    """Lets signals end what a test starts, also if they are ignored here (nohup, `&` in a script)."""
+    before = {end: signal.signal(end, signal.SIG_DFL) for end in ENDS}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for end, handler in before.items():
+        signal.signal(end, handler)
 
 
-@pytest.mark.usefixtures("hangup_counts")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_nothing_is_left_behind_when_it_is_ended(fake_runtime: FakeRuntime, end: signal.Signals) -> None:
+def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRuntime) -> None:
     fake_runtime.state.images.add("busybox:latest")
-    fake_runtime.on("CreateContainer", hang=True)
     command = demo_command(str(fake_runtime.socket_path))
-    with subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True) as process:
-        fake_runtime.recorded.wait("CreateContainer")
-        os.killpg(process.pid, end)  # a terminal's Ctrl-C goes to all processes of the group
-        assert process.wait(60) == 130
+    outputs: list[subprocess.CompletedProcess[str]] = []
+
+    def run() -> None:
+        outputs.append(
+            subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+        )
+
+    assert quickest_s(partial(time_s, run), LONGEST_S) < LONGEST_S
+    done = outputs[-1]
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *blocks = done.stdout.split("\n\n")
+    assert first == f"runtime: fake-runtime {RUNTIME_VERSION} on {fake_runtime.socket_path}"
+    shown = {block.split(",")[0]: [line.split() for line in block.splitlines()] for block in blocks}
+    assert ["main", "resources.cpu_shares", "2", "->", "512"] in shown["spark"]
+    assert ["main", "resources.cpu_quota_us", "100000", "->", "-1"] in shown["trading"]
+    assert ["main", "env[NVIDIA_VISIBLE_DEVICES]", "-", "->", "<set>"] in shown["inference"]
+    assert shown["logging"][0] == ["logging,", "QoS", "class", "SYSTEM:", "untouched"]
+    assert ["batch-resource", "selects", "QoS", "class", "BE", "only"] in shown["web"]
+    assert ["cpuset", "no", "annotation", "scheduling.koordinator.sh/resource-status"] in shown["web"]
+    assert done.stdout.endswith("6 pods ran through the proxy: 4 changed, 2 untouched\n")
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    assert "\x1b" not in done.stdout
     assert not fake_runtime.state.sandboxes
 
 
-def test_other_lines_in_the_daemons_log_are_no_rows() -> None:
+@pytest.mark.usefixtures("default_ends")  # the demo sets handlers of its own
+def test_a_runtime_that_refuses_a_pod_is_cleaned_up_and_replaced_by_the_fake(
+    fake_runtime: FakeRuntime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_runtime.state.images.add("busybox:latest")
+    fake_runtime.on("CreateContainer", error=CallError("UNKNOWN", "no space left"))
+    proxy = ProxySettings(runtime_endpoint=str(fake_runtime.socket_path))
+    assert run_demo(Settings(proxy=proxy)) == 0
+    shown = capsys.readouterr().out
+    assert "the runtime refused a pod: UNKNOWN: no space left" in shown
+    assert "runtime: the built-in fake (that runtime cannot run the pods of the demo)" in shown
+    assert "4 changed, 2 untouched" in shown
+    assert not fake_runtime.state.sandboxes
+
+
+@pytest.mark.usefixtures("default_ends")
+def test_nothing_is_left_behind_when_it_is_ended(fake_runtime: FakeRuntime) -> None:
+    fake_runtime.state.images.add("busybox:latest")
+    fake_runtime.on("CreateContainer", hang=True)
+    command = demo_command(str(fake_runtime.socket_path))
+    with contextlib.ExitStack() as running:
+        processes = [
+            running.enter_context(subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True))
+            for _ in ENDS
+        ]
+        fake_runtime.recorded.wait("CreateContainer", len(ENDS))
+        for process, end in zip(processes, ENDS, strict=True):
+            os.killpg(process.pid, end)  # a terminal's Ctrl-C goes to all processes of the group
+        assert [process.wait(60) for process in processes] == [130] * len(ENDS)
+    assert not fake_runtime.state.sandboxes
+
+
+def test_other_lines_in_the_daemons_log_are_no_changes() -> None:
     change = {"field": "f", "from": "", "to": "1", "policy": "p", "reason": "r"}
     audit = {"logger": "runtimeproxy.audit", "pod": "demo/web", "container": "main", "changes": [change]}
     lines = ["I0000 00:00:00.000 a line of a C library", '{"logger": "runtimeproxy"}']
-    lines += [json.dumps({**audit, "kind": kind}) for kind in ("changed", "left-out")]
-    assert _rows("\n".join(lines)) == [("web/main", "f", "-", "1", "p", "r")]
+    lines += [json.dumps({**audit, "kind": kind}) for kind in ("changed", "left-out", "pending")]
+    assert _changes("\n".join(lines)) == [
+        Change("web", "p", "r", "main", "f", "- -> 1"),
+        Change("web", "p", "left-out: r", "main", "f", ""),
+    ]
 
 
 def test_one_pod_of_each_qos_class() -> None:
@@ -130,7 +140,16 @@ def test_guaranteed_pods_ask_for_a_core(pod: object) -> None:
 
 def test_a_demo_without_changes_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert _report([]) == 1
-    assert "untouched: trading, search" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "trading, QoS class LSE: untouched" in shown
+    assert "selects this pod, and found nothing to change" in shown
+
+
+def test_a_failure_of_a_policy_is_shown_and_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report([Change("web", "p", "left-out: r", "main", "f", "")]) == 1
+    shown = capsys.readouterr().out
+    assert "web, no QoS class\n  p: left-out: r\n    main  f\n" in shown
+    assert "0 changed, 6 untouched" in shown
 
 
 class TestFindRuntime:
@@ -196,21 +215,15 @@ def test_the_channel_speaks_as_the_kubelet_does(fake_runtime: FakeRuntime) -> No
         assert call(api_pb2.VersionRequest(), timeout=30).runtime_name == "fake-runtime"
 
 
-def test_a_folder_with_too_long_a_path_is_named(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("default_ends")
+def test_a_folder_with_too_long_a_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ("x" * 110)
     folder.mkdir()
-    done = subprocess.run(
-        demo_command("/nowhere.sock"),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"TMPDIR": str(folder)},
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("koord-runtime-proxy: the socket path has ")
-    assert line.endswith("; let TMPDIR name a folder with a shorter path")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(
+        DemoError, match=r"the socket path has .*; let TMPDIR name a folder with a shorter path"
+    ):
+        run_demo(Settings())
 
 
 def test_a_proxy_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +233,4 @@ def test_a_proxy_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pyte
         runtime, _ = find_runtime((str(fake.socket_path),))
         assert runtime is not None
         with pytest.raises(DemoError, match=r"did not start: .*WORKER_THREADS"):
-            _driven(tmp_path, runtime)
+            _drive(tmp_path, runtime)
