@@ -7,11 +7,12 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TEST_PROCESSES ?= auto
 # Of `make fuzz`: hostile clients; SEED repeats a run, FUZZERS names some of the fuzzers.
 SESSIONS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test wheel lint format bench readability restarts fuzz e2e e2e-node tools proto lock clean
+.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -28,8 +29,11 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
 	@$(BIN)/koord-runtime-proxy demo
 
-test: $(INSTALLED)  ## all tests that this machine can run
-	$(BIN)/pytest
+test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow"
+
+test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 12 minutes
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow
 
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
@@ -46,12 +50,10 @@ format: $(INSTALLED)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-tools:  ## build containerd 2, grpcurl, h2spec and the kubelet's client (needs Go)
-	bash tests/lab/build_tools.sh
+tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2spec and the kubelet's client (needs Go)
+	sh tests/lab/prepare.sh
 
-e2e: $(INSTALLED)  ## install and build what they need (as root), then the tests on a real containerd
-	bash tests/lab/install.sh
-	bash tests/lab/build_tools.sh
+e2e: $(INSTALLED) tools  ## the tests on a real containerd
 	$(BIN)/pytest tests/e2e tests/lab
 
 e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 10 minutes

@@ -1,9 +1,10 @@
-"""What counts for all tests."""
+"""Settings of all tests, and which of them are slow."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,10 +15,30 @@ settings.register_profile(
 )
 settings.load_profile("any-machine")
 
+_TESTS = Path(__file__).parent
+_NEED_MORE_THAN_PYTHON = ("containerd", "debian", "golang")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `make test-slow`, and keeps those that share a containerd on one worker."""
+    for item in items:
+        if item.path.is_relative_to(_TESTS / "e2e"):
+            item.add_marker(pytest.mark.containerd)
+        if any(map(item.get_closest_marker, _NEED_MORE_THAN_PYTHON)) or _second_event_loop(item):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("containerd"):
+            item.add_marker(pytest.mark.xdist_group("containerd"))
+
+
+def _second_event_loop(item: pytest.Item) -> bool:
+    """Whether the test runs in asyncio's own loop and another time in uvloop."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "asyncio" in callspec.id.split("-")
+
 
 @pytest.fixture(autouse=True)
 def usual_turns() -> Iterator[None]:
-    """What a test leaves behind with a policy that hangs must not slow down the others' threads."""
+    """A policy that hangs changes the switch interval; the next test begins with the usual one."""
     usual_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(usual_s)

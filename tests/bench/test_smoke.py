@@ -20,6 +20,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
     rows = "version,list,held,hooked,start"

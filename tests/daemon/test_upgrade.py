@@ -44,6 +44,7 @@ def command(daemon: ProxyProcess) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @BOTH_LOOPS
 def test_no_call_fails_under_load(family: Family) -> None:
     with Load(family.daemon.socket) as load:

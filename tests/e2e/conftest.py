@@ -17,13 +17,6 @@ from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 CONTAINERD_WITH_EVENTS = pytest.param("2.2", id="containerd-2.2", marks=pytest.mark.golang)
 CONTAINERD_WITHOUT_EVENTS = pytest.param("1.6", id="containerd-1.6")
 CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, CONTAINERD_WITH_EVENTS]
-_FOLDER = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(_FOLDER):
-            item.add_marker(pytest.mark.containerd)
 
 
 @dataclass(frozen=True)

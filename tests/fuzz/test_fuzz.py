@@ -20,6 +20,7 @@ SESSIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUZZERS)
 def test_nothing_ends_the_daemon_or_harms_another_client(name: str) -> None:
     report = FUZZERS[name](Plan(random.randrange(2**20), SESSIONS[name]))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
-import uvloop
 
 from runtimeproxy.hooks.workers import Workers
+from tests.event_loops import pytest_asyncio_loop_factories
 from tests.hooks.policy_classes import Hanging
 
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

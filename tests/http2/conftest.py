@@ -1,12 +1,5 @@
-"""Each asynchronous test here runs on asyncio and on uvloop."""
+"""Each asynchronous test of this folder runs in both event loops."""
 
-from __future__ import annotations
+from tests.event_loops import pytest_asyncio_loop_factories
 
-import asyncio
-from collections.abc import Callable, Mapping
-
-import uvloop
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+__all__ = ["pytest_asyncio_loop_factories"]

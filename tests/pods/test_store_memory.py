@@ -7,6 +7,8 @@ import tracemalloc
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore, RecordIndex
@@ -49,6 +51,7 @@ def test_a_life_cycle_fills_each_table_and_leaves_all_empty() -> None:
         assert not any(entries(index).values()), entries(index)
 
 
+@pytest.mark.slow
 def test_ten_thousand_life_cycles_leave_nothing() -> None:
     store = PodStore()
     live(store, range(100))

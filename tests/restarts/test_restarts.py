@@ -15,7 +15,7 @@ from tests.restarts.stands import Stand, stand
 from tests.restarts.supervisors import Kind
 from tests.restarts.verdicts import proxy_faults, runtime_faults
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 RESTARTS = 5
 RUNTIME_RESTARTS = 3

@@ -52,18 +52,21 @@ def analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.debian
 def test_systemd_finds_nothing_wrong_with_the_units(folder: Path) -> None:
     names = ("koord-runtime-proxy.service", "koord-runtime-proxy.socket", "kubelet.service")
     done = analyze(folder, "verify", "--man=no", *(str(folder / name) for name in names))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.debian
 def test_systemd_does_find_what_is_wrong(folder: Path) -> None:
     service = folder / SERVICE.name
     service.write_text(service.read_text().replace("[Service]", "[Service]\nWatchdogSeconds=1"))
     assert "WatchdogSeconds" in analyze(folder, "verify", "--man=no", str(service)).stderr
 
 
+@pytest.mark.debian
 def test_the_service_is_no_more_exposed_than_it_was(folder: Path) -> None:
     done = analyze(folder, "security", "--offline=yes", "--no-pager", str(folder / SERVICE.name))
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)

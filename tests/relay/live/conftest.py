@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
+from tests.event_loops import pytest_asyncio_loop_factories
 from tests.relay.live.harness import LiveRelay, RawServer, StartRelay
 
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def h2load() -> str:
     return found
 
 
+@pytest.mark.debian
 @pytest.mark.parametrize("path", [ECHO, HELD_ECHO], ids=["passing", "held"])
 async def test_all_requests_succeed(
     start_relay: StartRelay, services: Services, h2load: str, folder: Path, path: str

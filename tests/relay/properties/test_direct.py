@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def outcomes(endpoint: Endpoint) -> dict[int, Outcome]:
     return {stream_id: outcome(stream) for stream_id, stream in endpoint.streams.items()}
 
 
+@pytest.mark.slow
 @bounded(60)
 @given(
     plans(kinds=(PASSING, UNCHANGED), ends=(NORMAL,)).filter(

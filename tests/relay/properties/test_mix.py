@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from tests.relay.properties.claims import check
@@ -16,6 +17,7 @@ def test_every_stream_arrives_within_all_windows(plan: Plan, schedule: bytes) ->
     check(Match(plan, schedule))
 
 
+@pytest.mark.slow
 @bounded(50)
 @given(plans(), schedules)
 def test_the_endpoints_agree_without_the_relay(plan: Plan, schedule: bytes) -> None:

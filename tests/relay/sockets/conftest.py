@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import uvloop
 
+from tests.event_loops import pytest_asyncio_loop_factories
 from tests.relay.sockets.stage import Stage
 
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Which loops the tests run in."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

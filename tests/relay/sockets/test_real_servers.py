@@ -211,6 +211,7 @@ NGHTTPD = shutil.which("nghttpd") or shutil.which("nghttpd", path="/usr/sbin")
 H2LOAD = shutil.which("h2load")
 
 
+@pytest.mark.debian
 @pytest.mark.skipif(NGHTTPD is None or H2LOAD is None, reason="nghttpd and h2load are not installed")
 async def test_nghttp2_under_load(tmp_path: Path) -> None:
     (tmp_path / "www").mkdir()
