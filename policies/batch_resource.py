@@ -28,10 +28,10 @@ from policies.annotations import (
 )
 from runtimeproxy.hooks import (
     CgroupChange,
-    Concern,
     ContainerChange,
     ContainerView,
     PodChange,
+    PodSelector,
     PodView,
     Policy,
     ResourceChange,
@@ -201,7 +201,7 @@ class BatchResource(Policy):
     """Sets CPU shares, quota and memory limit of `BE` pods and their containers from batch resources."""
 
     name: ClassVar[str] = "batch-resource"
-    concern: ClassVar[Concern] = Concern(
+    concern: ClassVar[PodSelector] = PodSelector(
         qos_classes=frozenset({QoSClass.BE}), annotations=(EXTENDED_RESOURCE_SPEC,)
     )
     priority: ClassVar[int] = 20

@@ -15,10 +15,10 @@ from typing import ClassVar, Final
 from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, AnnotationError, parse
 from runtimeproxy.hooks import (
     CgroupChange,
-    Concern,
     ContainerChange,
     ContainerView,
     PodChange,
+    PodSelector,
     PodView,
     Policy,
     ResourceChange,
@@ -62,7 +62,7 @@ class Cpuset(Policy):
     """Sets the CPU set from `resource-status` and unsets the CPU quota, whatever the QoS class."""
 
     name: ClassVar[str] = "cpuset"
-    concern: ClassVar[Concern] = Concern(annotations=(RESOURCE_STATUS,))
+    concern: ClassVar[PodSelector] = PodSelector(annotations=(RESOURCE_STATUS,))
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
 from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, read
-from runtimeproxy.hooks import Concern, ContainerChange, ContainerView, MountSpec, Policy
+from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container toolkit: which GPUs to show."""
@@ -206,7 +206,7 @@ class GpuEnv(Policy):
     """Sets `NVIDIA_VISIBLE_DEVICES`, and HAMi-core's variables and mounts, from `device-allocated`."""
 
     name: ClassVar[str] = "gpu-env"
-    concern: ClassVar[Concern] = Concern(annotations=(DEVICE_ALLOCATED,))
+    concern: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
     priority: ClassVar[int] = 60
     options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runtimeproxy.hooks import Concern, ContainerChange, ContainerView, Policy, ResourceChange
+from runtimeproxy.hooks import ContainerChange, ContainerView, PodSelector, Policy, ResourceChange
 from runtimeproxy.qos import QoSClass
 
 
@@ -30,7 +30,7 @@ class Template(Policy):
     """Sets the OOM score of latency-sensitive containers."""
 
     name: ClassVar[str] = "template"
-    concern: ClassVar[Concern] = Concern(qos_classes=frozenset({QoSClass.LS}))
+    concern: ClassVar[PodSelector] = PodSelector(qos_classes=frozenset({QoSClass.LS}))
     priority: ClassVar[int] = 70
     options_type: ClassVar[type[TemplateOptions] | None] = TemplateOptions
 

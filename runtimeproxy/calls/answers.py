@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.cgroups import Outcome
 from runtimeproxy.hooks import PodChange
+from runtimeproxy.hooks.audit import Written
 from runtimeproxy.hooks.fields import CGROUP, Field
-from runtimeproxy.hooks.merge import Step
-from runtimeproxy.hooks.written import Written
+from runtimeproxy.hooks.merge import FieldUpdate
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.cri_call import Operation, Question
@@ -94,7 +94,7 @@ def audit_late_writes(
     for name, result in written.items():
         if not (result.is_unchanged or result.is_pending):
             field = Field(CGROUP, name)
-            step = Step(field, result.old or None, result.new)
+            step = FieldUpdate(field, result.old or None, result.new)
             reason = result.failed or result.skipped or "the cgroup is there now"
             sink(subject.entry(result.kind(), owners.get(str(field), ""), reason, step))
 

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING
 from runtimeproxy.calls.answers import audit_late_writes, edited_request, write_answer
 from runtimeproxy.calls.cri_call import answered
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks.audit import Subject
-from runtimeproxy.hooks.call import Order
-from runtimeproxy.hooks.written import Written
+from runtimeproxy.hooks.audit import Subject, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from runtimeproxy.calls.call_order import Turn
     from runtimeproxy.calls.cri_call import Operation, Question, Questions
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.methods import Method
-    from runtimeproxy.hooks.call import Call
-    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.chain import Chain, ChainRun
     from runtimeproxy.hooks.decision import Decision, Refusal
     from runtimeproxy.hooks.fields import View
+    from runtimeproxy.hooks.loaded import LoadedPolicy
 
 
 class NoDecisionError(RuntimeProxyError):
@@ -75,6 +73,7 @@ class Deciding:
         self._operation = operation
         self._until_s = until_s
         self._first: Question | None = None
+        self._policies: Sequence[LoadedPolicy] = ()
         self._questions: Questions | None = None
         self._answers: list[tuple[Question, Decision]] = []
         self._carried = False
@@ -89,7 +88,7 @@ class Deciding:
             return Readiness.WAITS
         if not self._desk.lanes.is_idle(operation.turn_key, operation.pod_key):
             return Readiness.WAITS
-        if not any(map(chain.wants, self._method.before)):
+        if not any(map(chain.has_policies, self._method.before)):
             return Readiness.NEEDLESS
         self._questions = operation.questions()
         self._first = next(self._questions, None)
@@ -97,9 +96,10 @@ class Deciding:
             return Readiness.NEEDLESS
         if not operation.asks_once:
             return Readiness.WAITS
-        return Readiness.ASKS if self._desk.concerns(chain, self._first) else Readiness.NEEDLESS
+        self._policies = self._desk.policies_for(chain, self._first)
+        return Readiness.ASKS if self._policies else Readiness.NEEDLESS
 
-    def ask(self, decided: Callable[[Decision], None]) -> Call:
+    def ask(self, decided: Callable[[Decision], None]) -> ChainRun:
         """Puts the one question of a call that `ASKS`; no task waits for the decision.
 
         Raises:
@@ -108,7 +108,14 @@ class Deciding:
         chain, question = self._desk.chain, self._first
         if chain is None or question is None:
             raise NoDecisionError("there is nothing to ask")
-        return chain.begin(self._order(question, question.view()), decided)
+        return chain.begin(
+            question.hook,
+            question.view(),
+            self._policies,
+            decided,
+            budget_s=self._left_s(),
+            apply=partial(self._carry_out, question),
+        )
 
     def verdict_on(self, decision: Decision) -> Verdict | None:
         """What becomes of the call now that its one question is decided.
@@ -181,7 +188,7 @@ class Deciding:
         """Whether there are the records that the policies' questions need, if there are any questions."""
         if self._operation.is_complete:
             return True
-        return not any(map(chain.wants, (*self._method.before, *self._method.after)))
+        return not any(map(chain.has_policies, (*self._method.before, *self._method.after)))
 
     async def _ask_all(self, chain: Chain) -> Refusal | None:
         """Puts all questions; returns the first refusal."""
@@ -197,9 +204,17 @@ class Deciding:
         return None
 
     async def _ask(self, chain: Chain, question: Question) -> Decision | None:
-        if not self._desk.concerns(chain, question):
+        policies = self._desk.policies_for(chain, question)
+        if not policies:
             return None
-        decision = await chain.decide(self._order(question, await self._view(question)))
+        decision = await chain.decide(
+            question.hook,
+            await self._view(question),
+            policies,
+            budget_s=self._left_s(),
+            apply=partial(self._carry_out, question) if self._operation.asks_once else _put_off,
+            is_short=self._operation.elsewhere is None,
+        )
         self._note(question, decision)
         return decision
 
@@ -213,10 +228,8 @@ class Deciding:
         except TimeoutError:
             raise NoDecisionError("the request could not be made ready for policies in time") from None
 
-    def _order(self, question: Question, view: View) -> Order:
-        finish = partial(self._carry_out, question) if self._operation.asks_once else _put_off
-        left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
-        return Order(question.hook, view, left_s, finish, self._operation.elsewhere is None)
+    def _left_s(self) -> float:
+        return max(0.0, self._until_s - asyncio.get_running_loop().time())
 
     def _note(self, question: Question, decision: Decision) -> None:
         if decision.refusal is None and decision.change is not None:
@@ -244,7 +257,7 @@ class Deciding:
         if chain is None:
             return
         for (question, decision), written in zip(self._answers, all_written, strict=True):
-            subject = Subject(question.hook, decision.fold.start, time.time())
+            subject = Subject(question.hook, decision.merged.start, time.time())
             audit_late_writes(chain.audit, subject, decision.owners, written)
 
 

@@ -20,6 +20,7 @@ from runtimeproxy.logs import FailureLog
 if TYPE_CHECKING:
     from runtimeproxy.cgroups import WriteResult
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.selector import PodTraits
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -142,13 +143,11 @@ class Desk:
                 return None
         return self.chain
 
-    def concerns(self, chain: Chain, question: Question) -> bool:
-        """Whether a question has to be put to the policies; costs no thread."""
-        return (
-            chain.wants(question.hook)
-            and not self.skips(question.pod)
-            and chain.concerns(question.hook, question.pod)
-        )
+    def policies_for(self, chain: Chain, question: Question) -> Sequence[LoadedPolicy]:
+        """The policies that a question has to be put to; costs no thread."""
+        if not chain.has_policies(question.hook) or self.skips(question.pod):
+            return ()
+        return chain.policies_for(question.hook, question.pod)
 
 
 def _load() -> Operations:

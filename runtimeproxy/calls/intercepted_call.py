@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.desk import Desk, Operations
     from runtimeproxy.calls.long_work import Check
     from runtimeproxy.calls.methods import Method
-    from runtimeproxy.hooks.call import Call
+    from runtimeproxy.hooks.chain import ChainRun
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.interception import CallHead, Reply
 
@@ -83,7 +83,7 @@ class HeldCall:
         self._reply = reply
         self._operation: Operation | None = None
         self._task: asyncio.Task[None] | None = None
-        self._asked: Call | None = None
+        self._asked: ChainRun | None = None
         self._turn: Turn | None = None
         self._until_s = 0.0
         self._is_unseen = False

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, TypeAlias, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks.switch_interval import SWITCH_INTERVAL
+from runtimeproxy.hooks.workers import SWITCH_INTERVAL
 
 ResultT = TypeVar("ResultT")
 

@@ -13,7 +13,6 @@ from runtimeproxy.calls.desk import INTERNAL_ERROR
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.hooks.audit import Subject
-from runtimeproxy.hooks.call import Order
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.cri_call import DueWrites, Operation, Question
     from runtimeproxy.calls.desk import Desk
     from runtimeproxy.calls.methods import Method
+    from runtimeproxy.hooks.audit import Written
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.written import Written
 
 
 def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
@@ -57,12 +56,12 @@ def _is_disturbed(desk: Desk, operation: Operation) -> bool:
 def _is_asked(desk: Desk, method: Method, operation: Operation) -> bool:
     """Whether any policy has to be asked, as far as that can be told at once."""
     chain = desk.chain
-    if chain is None or not any(map(chain.wants, method.after)):
+    if chain is None or not any(map(chain.has_policies, method.after)):
         return False
     if not operation.asks_once or not operation.is_complete:
         return True
     question = next(operation.afterwards(), None)
-    return question is not None and desk.concerns(chain, question)
+    return question is not None and bool(desk.policies_for(chain, question))
 
 
 async def settle(desk: Desk, method: Method, operation: Operation) -> None:
@@ -114,7 +113,7 @@ async def _look_after_cgroups(desk: Desk, operation: Operation) -> None:
 
 async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operation) -> None:
     """Puts the questions after success; there is nothing left to refuse."""
-    if not any(map(chain.wants, method.after)):
+    if not any(map(chain.has_policies, method.after)):
         return
     if not operation.is_complete:
         await operation.complete()
@@ -125,10 +124,16 @@ async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operatio
 
 
 async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Question) -> Decision | None:
-    if not desk.concerns(chain, question):
+    policies = desk.policies_for(chain, question)
+    if not policies:
         return None
-    finish = partial(_write, desk, operation, question)
-    return await chain.decide(Order(question.hook, question.view(), desk.settings.budget_s, finish))
+    return await chain.decide(
+        question.hook,
+        question.view(),
+        policies,
+        budget_s=desk.settings.budget_s,
+        apply=partial(_write, desk, operation, question),
+    )
 
 
 def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> Mapping[str, Written]:

@@ -17,6 +17,7 @@ from runtimeproxy.hooks.selector import (
     LabelOperator,
     LabelRequirement,
     LabelSelector,
+    PodSelector,
 )
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
@@ -37,6 +38,7 @@ __all__ = [
     "Mode",
     "MountSpec",
     "PodChange",
+    "PodSelector",
     "PodView",
     "Policy",
     "ResourceChange",

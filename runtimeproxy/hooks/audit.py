@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.fields import ENV, Field, Value, View
+from runtimeproxy.hooks.fields import CGROUP, ENV, Field, Value, View
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Step
+from runtimeproxy.hooks.merge import FieldUpdate
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node import FixedNode, Node
@@ -83,6 +83,11 @@ class Subject(NamedTuple):
     """What answers have to suit."""
 
     @property
+    def is_refusable(self) -> bool:
+        """Whether the call is still ahead: what has happened cannot be refused."""
+        return self.hook.startswith("pre_")
+
+    @property
     def names(self) -> dict[str, Any]:
         """Pod and container, for log lines."""
         pod = self.view if isinstance(self.view, PodView) else self.view.pod
@@ -96,7 +101,7 @@ class Subject(NamedTuple):
         kind: AuditKind,
         policy: LoadedPolicy | str,
         reason: str,
-        step: Step | None = None,
+        step: FieldUpdate | None = None,
         note: str = "",
     ) -> AuditEntry:
         """Return an entry about this call, and about one field of it if `step` is given.
@@ -142,3 +147,53 @@ def shown(field: Field, value: Value) -> str:
         return f"{value.host_path}:{value.container_path}:{value.permissions}"
     text = str(value)
     return text if len(text) <= _MAX_VALUE_LENGTH else text[:_MAX_VALUE_LENGTH] + "..."
+
+
+class Written(NamedTuple):
+    """The result of writing one cgroup value."""
+
+    new: str = ""
+    """The value to write; empty where no audit entry needs it."""
+    old: str = ""
+    """What the file held before; empty if unknown."""
+    failed: str = ""
+    """The error of the kernel or the writer; empty if there was none."""
+    skipped: str = ""
+    """Why it was not written although nothing failed, such as a cgroup that is gone; else empty."""
+    is_unchanged: bool = False
+    """Whether the file held it already."""
+    is_pending: bool = False
+    """Whether it waits for the container's cgroup."""
+
+    def kind(self) -> AuditKind:
+        if self.failed:
+            return AuditKind.FAILED
+        if self.skipped:
+            return AuditKind.LEFT_OUT
+        return AuditKind.PENDING if self.is_pending else AuditKind.CHANGED
+
+
+def with_written(
+    entries: Iterable[AuditEntry], owners: Mapping[str, str], written: Mapping[str, Written]
+) -> tuple[AuditEntry, ...]:
+    """Return a decision's audit after its cgroup values were written.
+
+    Entries of values that the files held already are left out, and so are those of values that another
+    policy replaced: the entry about their conflict reports that.
+
+    Args:
+        entries: the decision's.
+        owners: the owning policy of each field.
+        written: by cgroup parameter; entries of others stay as they are.
+    """
+    updated = []
+    for entry in entries:
+        name = entry.field.removeprefix(f"{CGROUP}[").removesuffix("]")
+        if entry.kind is not AuditKind.CHANGED or name == entry.field or name not in written:
+            updated.append(entry)
+            continue
+        value = written[name]
+        if not value.is_unchanged and owners.get(entry.field, entry.policy) == entry.policy:
+            reason = value.failed or value.skipped or entry.reason
+            updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
+    return tuple(updated)

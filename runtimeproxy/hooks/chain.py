@@ -1,46 +1,71 @@
-"""The chain of policies: decides on one call in one worker thread, and watches that it comes back.
+"""The chain of policies: runs the policies of one call in order and merges their changes into a decision.
 
-All policies of this process run in one thread in sequence, so a call costs one hop there and back. The loop's
-thread keeps the time: a policy that takes too long is left behind with its thread, stays disabled until that
-thread returns, and the policies after it go on in another thread, from where the call was before it. For a
-policy in another process no thread waits: the loop's thread asks it, and looks at its answer.
+Everything here runs in the event loop's thread. The policies of this process run in one worker thread, in
+sequence (`chain_worker`), so a call costs one hop there and back. The loop keeps the time: a policy that
+takes too long is left behind with its thread, stays disabled until that thread returns, and those after it
+continue in another thread, from the state before it. No thread waits for a policy in another process: the
+loop sends the request, and evaluates the response.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeAlias
 
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject
-from runtimeproxy.hooks.call import Call, Order
-from runtimeproxy.hooks.deadlines import Watch
-from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.evaluation import Outcome, OutcomeKind
-from runtimeproxy.hooks.fields import View
-from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Fold
-from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.reports import ChainStats
+from runtimeproxy.errors import RuntimeProxyError, StatusCode
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
+from runtimeproxy.hooks.chain_worker import Stage, WorkerRun, WorkerTask
+from runtimeproxy.hooks.decision import (
+    HANGS,
+    Decision,
+    Failure,
+    FailureKind,
+    Progress,
+    Refusal,
+    add_failure,
+    error_texts,
+    make_decision,
+    refuse,
+    run_policy,
+)
+from runtimeproxy.hooks.fields import CGROUP, View
+from runtimeproxy.hooks.loaded import (
+    Cancellable,
+    HookMethod,
+    LoadedPolicy,
+    RemoteHook,
+    RemoteRequest,
+)
+from runtimeproxy.hooks.merge import Merged
+from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.switch_interval import Turns
-from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.hooks.views import ContainerView
+from runtimeproxy.hooks.workers import RunTimer, Workers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node import FixedNode, Node
 
-_REPORTED: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.INVALID, OutcomeKind.TIMED_OUT})
+ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
+"""Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
 
+Of a short call whose decision has no cgroup values, it may run in the loop's thread. May return the results
+of writing the cgroup values, by parameter."""
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The policies of one hook, in their order."""
+GRACE_S: Final = 0.25
+"""How long writes, or reading a response, may take when the chain's budget is spent: what came in time still
+counts."""
+SMALL_BYTES: Final = 64 * 1024
+"""The most that the loop's thread works with; more goes to a worker thread."""
 
-    policies: tuple[LoadedPolicy, ...]
-    has_dry_run: bool
+_ENTRY_BYTES: Final = 64
+"""About what an entry of a map takes beside its value."""
+_NO_WORKER: Final = "no worker thread is left"
+_NO_TIME: Final = "the time for this call's policies is spent"
 
 
 class Chain:
@@ -51,12 +76,14 @@ class Chain:
         workers: threads for the policies of this process.
         sink: gets the audit entries.
         rule: whose value counts when two policies set one field.
-        node: what the policies' answers have to suit.
+        node: what the policies' changes have to suit.
         failures: logs failures.
 
     Attributes:
         policies: in the order in which they run.
-        stats: counters.
+        hung: the policies that are disabled at present, with the number of threads that hang in each. Worker
+            threads look into it, too.
+        timer: watches the runs that have a worker thread.
     """
 
     def __init__(
@@ -69,89 +96,114 @@ class Chain:
         node: Node | None = None,
         failures: FailureLog | None = None,
     ) -> None:
-        self.stats = ChainStats()
         self.workers = workers
         self.rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
-        self.watch = Watch()
+        self.hung: Counter[str] = Counter()
+        self.timer = RunTimer(self.hung)
         self._sink = sink
-        self._hung: Counter[str] = Counter()
-        self.turns = Turns(self.watch.calls, lambda: bool(self._hung))
         self.policies: tuple[LoadedPolicy, ...] = ()
-        self._plans: dict[Hook, Plan] = {}
+        self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
+        self._has_dry_run = False
         self.use(policies)
 
     def use(self, policies: Iterable[LoadedPolicy]) -> None:
-        """Take other policies from the next call on; counters and what hangs just now are kept."""
+        """Run other policies from the next call on; those that hang now stay disabled."""
         self.policies = tuple(policies)
-        self._plans = {hook: plan for hook in Hook if (plan := _plan(hook, self.policies)).policies}
+        self._by_hook = {}
+        self._has_dry_run = any(policy.mode is Mode.DRY_RUN for policy in self.policies)
+        for policy in self.policies:
+            for hook in (*policy.methods, *policy.remote_hooks):
+                self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
 
-    def wants(self, hook: Hook) -> bool:
-        """Return whether any policy implements the hook; a look-up, to be asked before anything is parsed."""
-        return hook in self._plans
+    def has_policies(self, hook: Hook) -> bool:
+        """Return whether any policy implements the hook; a look-up, before anything is parsed."""
+        return hook in self._by_hook
 
-    def concerns(self, hook: Hook, view: PodTraits | View) -> bool:
-        """Return whether any policy that implements the hook is about this pod: else `decide` is in vain."""
-        plan = self._plans.get(hook)
-        return plan is not None and any(each.concern.matches(view) for each in plan.policies)
+    def policies_for(self, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
+        """Return the policies to run at a hook for this pod; if there are none, `begin` is needless.
 
-    @property
-    def hung(self) -> Mapping[str, int]:
-        """The policies that are disabled just now, with the number of threads that hang in each."""
-        return MappingProxyType(self._hung)
-
-    async def decide(self, order: Order) -> Decision:
-        """Ask all policies of a hook, in order, and return their merged decision. Never raises for a policy.
-
-        If cancelled, nothing more happens: `order.finish` is not begun, nothing is audited.
+        At RunPodSandbox an earlier policy may change what selectors look at. So there all policies of the
+        hook are returned as soon as one matches, and each selector is matched again at its policy's turn.
         """
-        if order.hook not in self._plans:
-            return Decision(hook=order.hook, fold=Fold(order.view))
+        policies = self._by_hook.get(hook, ())
+        matching = [policy for policy in policies if policy.selector.matches(pod)]
+        return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
+
+    async def decide(
+        self,
+        hook: Hook,
+        view: View,
+        policies: Sequence[LoadedPolicy],
+        *,
+        budget_s: float,
+        apply: ApplyDecision | None = None,
+        is_short: bool = True,
+    ) -> Decision:
+        """Run the policies; as `begin`, for callers that can wait.
+
+        If cancelled, nothing more happens: `apply` is not called, nothing is audited.
+        """
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
 
-        def take(decision: Decision) -> None:
-            # The one that waits may be cancelled in this very turn of the loop.
+        def on_decided(decision: Decision) -> None:
+            # The waiting task may be cancelled in this very turn of the loop.
             if not decided.done():
                 decided.set_result(decision)
 
-        call = self.begin(order, take)
+        run = self.begin(hook, view, policies, on_decided, budget_s=budget_s, apply=apply, is_short=is_short)
         try:
             return await decided
         except asyncio.CancelledError:
-            call.cancel()
+            run.cancel()
             raise
 
-    def begin(self, order: Order, decided: Callable[[Decision], None]) -> Call:
-        """Ask all policies of a hook that one of them implements; `decide` for who cannot wait for a task.
+    def begin(
+        self,
+        hook: Hook,
+        view: View,
+        policies: Sequence[LoadedPolicy],
+        on_decided: Callable[[Decision], None],
+        *,
+        budget_s: float,
+        apply: ApplyDecision | None = None,
+        is_short: bool = True,
+    ) -> ChainRun:
+        """Run the policies in order and merge their changes. Never raises for a policy.
 
         Args:
-            order: what to decide.
-            decided: called once with the decision, unless the call is cancelled; maybe before this returns.
+            hook: the hook point of the call.
+            view: the pod or container that the hook is about.
+            policies: what `policies_for` has returned.
+            on_decided: called once with the decision, unless the run is cancelled; maybe before this returns.
+            budget_s: the time for the whole chain.
+            apply: called after the last policy, unless the call is refused or nothing changes.
+            is_short: whether the call's message is so short that the loop's thread may work with all of it.
         """
-        self.stats.calls[order.hook] += 1
-        call = Call(self, order, decided)
-        call.begin(self._plans[order.hook])
-        return call
+        subject = Subject(hook, view, time.time(), self.node)
+        run = ChainRun(self, subject, on_decided, time.monotonic() + budget_s, apply, is_short)
+        merged = Merged(view)
+        progress = Progress(merged, merged if self._has_dry_run else None)
+        if self.hung:
+            hung = [policy for policy in policies if policy.name in self.hung]
+            policies = [policy for policy in policies if policy.name not in self.hung]
+            progress = run.skip(hung, progress, HANGS)
+        run.proceed(policies, progress)
+        return run
 
-    def concluded(self, decision: Decision, subject: Subject) -> None:
-        """Count and audit a decision."""
+    def on_decided(self, decision: Decision, subject: Subject) -> None:
+        """Audit a decision, and log its conflicts and failed writes."""
         for entry in decision.audit:
             if entry.kind is AuditKind.CONFLICT:
-                self.stats.conflicts += 1
                 text = f"{entry.field}: {entry.reason}"
                 self.failures.report(entry.policy, f"conflict {entry.field}", text, **subject.names)
             self.audit(entry)
-        self.stats.refused += decision.refusal is not None
         if decision.unwritten:
-            self.stats.unwritten += 1
             self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
 
     def audit(self, entry: AuditEntry) -> None:
-        """Count and audit what happened to one value; of a decision's values `concluded` does it."""
-        if entry.kind is AuditKind.LEFT_OUT:
-            # Keys of maps are the policies' own words, of which there is no end.
-            self.stats.left_out[entry.policy, entry.field.partition("[")[0]] += 1
+        """Hand one entry to the audit sink; the entries of decisions need no call."""
         if self._sink is None:
             return
         try:
@@ -159,27 +211,301 @@ class Chain:
         except Exception as error:  # noqa: BLE001 - an audit that fails must not fail the call
             self.failures.report("audit", type(error).__name__, f"the sink raised {type(error).__name__}")
 
-    def count(self, subject: Subject, outcome: Outcome, duration_s: float = 0.0) -> None:
-        """Count one policy's turn, and log it if it failed."""
-        self.stats.count(outcome, duration_s)
-        if outcome.kind in _REPORTED:
-            kind = outcome.kind.replace("_", " ")
-            text = f"policy {kind} in {subject.hook}: {outcome.reason}"
-            self.failures.report(
-                outcome.policy.name, f"{subject.hook} {outcome.cause}", text, **subject.names
-            )
-
-    def disable(self, policy: LoadedPolicy) -> None:
-        """Leave a policy out while a thread hangs in it."""
-        self._hung[policy.name] += 1
+    def log_failure(self, subject: Subject, failure: Failure) -> None:
+        """Log that a policy failed; one that was skipped has been logged when it began to hang."""
+        if failure.kind is not FailureKind.SKIPPED:
+            text = f"policy {failure.kind.replace('_', ' ')} in {subject.hook}: {failure.reason}"
+            cause = f"{subject.hook} {failure.cause}"
+            self.failures.report(failure.policy.name, cause, text, **subject.names)
 
     def enable(self, policy: LoadedPolicy) -> None:
-        """One of the threads that hang in the policy is back."""
-        self._hung[policy.name] -= 1
-        if not self._hung[policy.name]:
-            del self._hung[policy.name]
+        """Note that one of the threads that hang in the policy is back."""
+        self.hung[policy.name] -= 1
+        if not self.hung[policy.name]:
+            del self.hung[policy.name]
 
 
-def _plan(hook: Hook, policies: Sequence[LoadedPolicy]) -> Plan:
-    wanted = tuple(policy for policy in policies if hook in policy.methods or hook in policy.remote_hooks)
-    return Plan(wanted, has_dry_run=any(not policy.enforces for policy in wanted))
+class ChainRun:
+    """One call's run through the chain, in the event loop's thread.
+
+    Attributes:
+        chain, subject, apply: set once; worker threads read them.
+        is_over: whether the call is decided or cancelled.
+    """
+
+    __slots__ = (
+        "_deadline_s",
+        "_is_short",
+        "_on_decided",
+        "_pending",
+        "_worker",
+        "apply",
+        "chain",
+        "is_over",
+        "subject",
+    )
+
+    def __init__(
+        self,
+        chain: Chain,
+        subject: Subject,
+        on_decided: Callable[[Decision], None],
+        deadline_s: float,
+        apply: ApplyDecision | None,
+        is_short: bool,
+    ) -> None:
+        self.chain = chain
+        self.subject = subject
+        self.apply = apply
+        self.is_over = False
+        self._on_decided = on_decided
+        self._deadline_s = deadline_s
+        self._is_short = is_short
+        self._worker: WorkerRun | None = None
+        self._pending: Cancellable | None = None
+
+    def cancel(self) -> None:
+        """Discard the result; the timer still looks for a thread that hangs."""
+        self.is_over = True
+        if self._worker is not None:
+            self._worker.give_up()
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+
+    def proceed(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
+        """Run the remaining policies, each where it belongs; after the last one, apply the decision."""
+        now_s = time.monotonic()
+        if progress.refusal is not None or not policies:
+            self._apply(progress, now_s)
+        elif now_s >= self._deadline_s:
+            self._apply(self.skip(policies, progress, _NO_TIME), now_s)
+        elif self.subject.hook in policies[0].remote_hooks:
+            self._make_request(policies, progress)
+        else:
+            self._start_worker(policies, progress, now_s)
+
+    def _apply(self, progress: Progress, now_s: float) -> None:
+        """Apply the decision here if that is short, else in a worker thread, and conclude."""
+        decision = make_decision(self.subject, progress)
+        if decision.change is not None and self.apply is not None:
+            if decision.change.cgroup or not self._is_short:
+                self._start_worker((), progress, now_s)
+                return
+            try:
+                self.apply(decision)
+            except Exception as error:  # noqa: BLE001 - whatever it raises, the call gets an answer
+                decision = self._with_unwritten(decision, error_texts(error, self.subject.view)[0])
+        self._conclude(decision)
+
+    # --- policies of this process, and writes: in a worker thread -------------------------------------------
+
+    def _start_worker(self, policies: Sequence[LoadedPolicy], progress: Progress, now_s: float) -> None:
+        """Run the policies before the first one in another process, or the writes, in a worker thread."""
+        count = 0
+        for policy in policies:
+            if self.subject.hook in policy.remote_hooks:
+                break
+            count += 1
+        until_s = self._deadline_s if policies else max(self._deadline_s, now_s + GRACE_S)
+        self._worker = worker = WorkerRun(self, policies[:count], policies[count:], progress, until_s)
+        self.chain.timer.add(self)
+        # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
+        if not self.chain.workers.submit(worker):
+            self.on_worker_dropped(worker)
+
+    def on_worker_done(self, worker: WorkerRun) -> None:
+        """A worker thread is back, in time or long after it was left behind."""
+        if worker.blamed is not None:
+            self.chain.enable(worker.blamed)
+        if worker is not self._worker:
+            return
+        self._detach_worker()
+        if self.is_over:
+            return
+        for failure in worker.failures:
+            self.chain.log_failure(self.subject, failure)
+        if worker.decision is None:  # a bug of the proxy's own
+            remaining = worker.policies[worker.index :]
+            self.proceed(worker.following, self.skip(remaining, worker.progress, "internal error"))
+        elif worker.following:
+            self.proceed(worker.following, worker.progress)
+        elif worker.unwritten:
+            self._conclude(self._with_unwritten(worker.decision, worker.unwritten))
+        else:
+            self._conclude(self._with_written(worker.decision, worker.written))
+
+    def on_worker_dropped(self, worker: WorkerRun) -> None:
+        """No thread is left: the failure policies decide on the remaining policies at once."""
+        if worker.is_given_up or self.is_over:
+            return
+        self._detach_worker()
+        progress = self.skip(worker.policies, worker.progress, _NO_WORKER)
+        if worker.following:
+            self.proceed(worker.following, progress)
+        else:
+            self._conclude(self._with_unwritten(make_decision(self.subject, progress), _NO_WORKER))
+
+    def on_tick(self, now_s: float) -> None:
+        """Leave the worker thread behind if its time is up; called every few milliseconds."""
+        worker = self._worker
+        if worker is None or not worker.is_overdue(now_s):
+            return
+        self._detach_worker()
+        if worker.stage is Stage.POLICIES and worker.index < len(worker.policies):
+            worker.blamed = worker.policies[worker.index]
+            self.chain.hung[worker.blamed.name] += 1
+        if worker.stage is not Stage.WAITING:
+            self.chain.workers.give_up(worker)
+        if not self.is_over:
+            self._proceed_without(worker)
+
+    def _proceed_without(self, worker: WorkerRun) -> None:
+        for failure in worker.failures:
+            self.chain.log_failure(self.subject, failure)
+        if worker.decision is not None or not worker.policies:
+            decision = worker.decision or make_decision(self.subject, worker.progress)
+            self._conclude(self._with_unwritten(decision, "the cgroup writes take too long"))
+            return
+        remaining, progress = worker.policies[worker.index :], worker.progress
+        if worker.blamed is not None:
+            reason = f"no answer within {worker.blamed.timeout_s:g} s"
+            if time.monotonic() >= self._deadline_s:
+                reason = f"no answer before {_NO_TIME}"
+            failure = Failure(worker.blamed, FailureKind.TIMED_OUT, reason, "timeout")
+            progress = add_failure(self.subject, progress, failure)
+            self.chain.log_failure(self.subject, failure)
+            remaining = remaining[1:]
+        self.proceed((*remaining, *worker.following), progress)
+
+    def _detach_worker(self) -> None:
+        self._worker = None
+        self.chain.timer.runs.discard(self)
+
+    def postpone(self, paused_s: float) -> None:
+        """Move all deadlines: no thread of this process ran for that time."""
+        self._deadline_s += paused_s
+        if self._worker is not None:
+            self._worker.postpone(paused_s)
+
+    # --- a policy in another process ------------------------------------------------------------------------
+
+    def _make_request(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
+        """Make the request to the first policy, if it is still about the pod as earlier policies left it."""
+        policy, view = policies[0], progress.enforced.view
+        if not policy.selector.matches(progress.enforced.pod):
+            self.proceed(policies[1:], progress)
+            return
+        make = partial(_made_request, policy.remote_hooks[self.subject.hook], view)
+        if self._is_short and _is_small(view):
+            self._send(policies, progress, make())
+        else:
+            self._run_elsewhere(make, partial(self._send, policies, progress), RuntimeProxyError)
+
+    def _send(
+        self, policies: Sequence[LoadedPolicy], progress: Progress, request: RemoteRequest | Exception
+    ) -> None:
+        self._pending = None
+        on_response = partial(self._on_response, policies, progress)
+        timeout_s = min(policies[0].timeout_s, self._deadline_s - time.monotonic())
+        if isinstance(request, Exception):
+            on_response(partial(_raise, request), False)
+        elif timeout_s <= 0:
+            self.proceed(policies, progress)
+        else:
+            self._pending = request.send(timeout_s, on_response)
+
+    def _on_response(
+        self, policies: Sequence[LoadedPolicy], progress: Progress, response: HookMethod, is_long: bool
+    ) -> None:
+        self._pending = None
+        if self.is_over:
+            return
+        evaluate = partial(run_policy, policies[0], self.subject, progress, self.chain.rule, response)
+        on_evaluated = partial(self._on_evaluated, policies[1:])
+        if is_long or not self.chain.node.is_fresh:
+            self._run_elsewhere(evaluate, on_evaluated, partial(self._unread, policies[0], progress))
+        else:
+            on_evaluated(evaluate())
+
+    def _on_evaluated(
+        self, following: Sequence[LoadedPolicy], result: tuple[Progress, Failure | None]
+    ) -> None:
+        self._pending = None
+        progress, failure = result
+        if failure is not None:
+            self.chain.log_failure(self.subject, failure)
+        self.proceed(following, progress)
+
+    def _unread(
+        self, policy: LoadedPolicy, progress: Progress, reason: str
+    ) -> tuple[Progress, Failure | None]:
+        return self.skip((policy,), progress, reason), None
+
+    def _run_elsewhere(
+        self, work: Callable[[], Any], on_result: Callable[[Any], None], without: Callable[[str], object]
+    ) -> None:
+        """Do something long in a worker thread; see `WorkerTask`."""
+        self._pending = task = WorkerTask(work, on_result, without)
+        task.limit(max(self._deadline_s - time.monotonic(), GRACE_S), _NO_TIME)
+        if not self.chain.workers.submit(task):
+            task.end_without(_NO_WORKER)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def skip(self, policies: Iterable[LoadedPolicy], progress: Progress, reason: str) -> Progress:
+        """Let policies fail without running them."""
+        for policy in policies:
+            progress = add_failure(self.subject, progress, Failure(policy, FailureKind.SKIPPED, reason))
+        return progress
+
+    def _with_unwritten(self, decision: Decision, reason: str) -> Decision:
+        """Return the decision when its writes were not made, or not to the end."""
+        if decision.change is None or self.apply is None:
+            return decision
+        failed = {name: Written(failed=reason) for name in decision.change.cgroup}
+        return self._with_written(replace(decision, unwritten=reason), failed)
+
+    def _with_written(self, decision: Decision, written: Mapping[str, Written]) -> Decision:
+        """Return the decision after its writes; refused if one failed whose policy must not fail."""
+        if not written:
+            return decision
+        decision = replace(decision, audit=with_written(decision.audit, decision.owners, written))
+        if not self.subject.is_refusable:
+            return decision
+        strict = {policy.name for policy in self.chain.policies if policy.refuses_on_failure}
+        for name, value in written.items():
+            if value.failed:
+                owner = decision.owners.get(f"{CGROUP}[{name}]", "")
+                if owner in strict:
+                    text = f"{owner}: {name}: {value.failed}"
+                    return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
+        return decision
+
+    def _conclude(self, decision: Decision) -> None:
+        if not self.is_over:
+            self.is_over = True
+            # The waiting call goes on first; the audit has its turn right after it.
+            asyncio.get_running_loop().call_soon(self.chain.on_decided, decision, self.subject)
+            self._on_decided(decision)
+
+
+def _is_small(view: View) -> bool:
+    """Return whether a view is of the size of a short message; one of a record may be long all the same."""
+    pod = view.pod if isinstance(view, ContainerView) else view
+    size = 0
+    for entries in (pod.labels, pod.annotations, view.annotations):
+        size += sum(map(len, entries)) + sum(map(len, entries.values())) + _ENTRY_BYTES * len(entries)
+    return size <= SMALL_BYTES
+
+
+def _made_request(hook: RemoteHook, view: View) -> RemoteRequest | Exception:
+    """Return the request to another process, or the error that making it ended with."""
+    try:
+        return hook(view)
+    except Exception as error:  # noqa: BLE001 - a failure of that policy, whatever it is
+        return error
+
+
+def _raise(error: Exception, _: View) -> object:
+    raise error

@@ -13,10 +13,10 @@ from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.selector import (
-    Concern,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
+    PodSelector,
     selector_problems,
 )
 from runtimeproxy.qos import QoSClass
@@ -68,8 +68,8 @@ def _check_attributes(policy: type[Policy]) -> None:
 def _check_concern(policy: type[Policy]) -> None:
     """The event loop looks at it, in the request's own maps: nothing in it may raise, or change them."""
     concern: object = policy.concern
-    if type(concern) is not Concern:
-        raise _error(policy, f"concern {concern!r} is not a Concern")
+    if type(concern) is not PodSelector:
+        raise _error(policy, f"concern {concern!r} is not a PodSelector")
     keys: object = concern.annotations
     if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
         raise _error(policy, f"concern: annotations {keys!r} is not a tuple of annotations' keys")

@@ -17,7 +17,7 @@ from runtimeproxy.hooks.changes import (
     ResourceChange,
 )
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.units import UNLIMITED
 
 View: TypeAlias = PodView | ContainerView
@@ -63,7 +63,15 @@ _GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
     Hook.PRE_UPDATE_CONTAINER_RESOURCES: frozenset({RESOURCES, UNIFIED, ANNOTATIONS, CGROUP}),
     Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: frozenset({RESOURCES, UNIFIED, CGROUP}),
 }
+"""The groups of fields that count at a hook; at all others only cgroup values do."""
 _CGROUP_ONLY: Final = frozenset({CGROUP})
+_CHANGE_TYPES: Final[Mapping[Hook, type[CgroupChange]]] = {
+    Hook.PRE_RUN_POD_SANDBOX: PodChange,
+    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: PodChange,
+    Hook.PRE_CREATE_CONTAINER: ContainerChange,
+    Hook.PRE_UPDATE_CONTAINER_RESOURCES: ContainerChange,
+}
+"""The type of the merged change at a hook; at all others it is a plain CgroupChange."""
 
 
 class Field(NamedTuple):
@@ -80,57 +88,41 @@ class Field(NamedTuple):
 
 Fields: TypeAlias = Mapping[Field, Value]
 
-_RESOURCE_FIELDS: Final = tuple(Field(RESOURCES, name) for name in RESOURCE_NAMES)
 
-
-def counting_groups(hook: Hook) -> frozenset[str]:
-    """Return the groups of fields that count at a hook; the others of an answer are left out."""
-    return _GROUPS.get(hook, _CGROUP_ONLY)
-
-
-def change_type(hook: Hook) -> type[CgroupChange]:
-    """Return the type of the merged change at a hook."""
-    if hook in (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES):
-        return PodChange
-    if hook in (Hook.PRE_CREATE_CONTAINER, Hook.PRE_UPDATE_CONTAINER_RESOURCES):
-        return ContainerChange
-    return CgroupChange
-
-
-def fields_of(change: CgroupChange, groups: frozenset[str]) -> dict[Field, Value]:
-    """Return what a change sets, in these groups, as flat fields. It is a copy."""
+def fields_of(change: CgroupChange, hook: Hook) -> dict[Field, Value]:
+    """Return a copy of a change as flat fields, without those that do not count at the hook."""
+    counting = _GROUPS.get(hook, _CGROUP_ONLY)
     fields: dict[Field, Value] = {}
-    if isinstance(change, PodChange | ContainerChange):
-        if change.resources is not None:
-            _add_resources(fields, groups, change.resources)
-        _add(fields, groups, ANNOTATIONS, change.annotations)
-        if change.cgroup_parent is not None and CGROUP_PARENT in groups:
-            fields[Field(CGROUP_PARENT)] = change.cgroup_parent
-    if isinstance(change, PodChange):
-        _add(fields, groups, LABELS, change.labels)
-    if isinstance(change, ContainerChange):
-        _add(fields, groups, ENV, change.env)
-        _add(fields, groups, MOUNTS, {mount.container_path: mount for mount in change.mounts})
-        _add(fields, groups, DEVICES, {device.container_path: device for device in change.devices})
-    _add(fields, groups, CGROUP, change.cgroup)
+    for group, entries in _entries_by_group(change):
+        if group in counting:
+            for key, value in entries.items():
+                fields[Field(group, key)] = value
     return fields
 
 
-def _add(
-    fields: dict[Field, Value], groups: frozenset[str], group: str, entries: Mapping[str, Value]
-) -> None:
-    if group in groups:
-        for key, value in entries.items():
-            fields[Field(group, key)] = value
-
-
-def _add_resources(fields: dict[Field, Value], groups: frozenset[str], resources: ResourceChange) -> None:
-    if RESOURCES in groups:
-        for field in _RESOURCE_FIELDS:
-            value = getattr(resources, field.key)
-            if value is not None:
-                fields[field] = value
-    _add(fields, groups, UNIFIED, resources.unified)
+def _entries_by_group(change: CgroupChange) -> list[tuple[str, Mapping[str, Value]]]:
+    groups: list[tuple[str, Mapping[str, Value]]] = []
+    if isinstance(change, PodChange | ContainerChange):
+        resources = change.resources
+        if resources is not None:
+            given: dict[str, Value] = {}
+            for name in RESOURCE_NAMES:
+                value = getattr(resources, name)
+                if value is not None:
+                    given[name] = value
+            groups.append((RESOURCES, given))
+            groups.append((UNIFIED, resources.unified))
+        groups.append((ANNOTATIONS, change.annotations))
+        if change.cgroup_parent is not None:
+            groups.append((CGROUP_PARENT, {"": change.cgroup_parent}))
+    if isinstance(change, PodChange):
+        groups.append((LABELS, change.labels))
+    if isinstance(change, ContainerChange):
+        groups.append((ENV, change.env))
+        groups.append((MOUNTS, {mount.container_path: mount for mount in change.mounts}))
+        groups.append((DEVICES, {device.container_path: device for device in change.devices}))
+    groups.append((CGROUP, change.cgroup))
+    return groups
 
 
 def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
@@ -148,20 +140,22 @@ def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
             arguments[group] = entries
     if RESOURCES in groups or UNIFIED in groups:
         arguments[RESOURCES] = ResourceChange(**groups.get(RESOURCES, {}), unified=groups.get(UNIFIED, {}))
-    return change_type(hook)(**arguments)
+    return _CHANGE_TYPES.get(hook, CgroupChange)(**arguments)
 
 
 def current_value(view: View, field: Field) -> Value:
     """Return what a view shows for a field; None for nothing, and for what views do not show."""
     group, key = field
+    pod = view if isinstance(view, PodView) else view.pod
+    resources = view.resources if isinstance(view, PodView) else view.current
     if group == RESOURCES:
-        value: Value = getattr(_resources(view), key)
+        value: Value = getattr(resources, key)
         return value
     if group == CGROUP_PARENT:
-        return _pod(view).cgroup_parent or None
+        return pod.cgroup_parent or None
     entries: Mapping[str, Value] = {}
     if group == UNIFIED:
-        entries = _resources(view).unified
+        entries = resources.unified
     elif group == ANNOTATIONS:
         entries = view.annotations
     elif group == LABELS:
@@ -183,11 +177,3 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
     if isinstance(old, bytes) and isinstance(new, str):
         return old == new.encode()
     return old == new
-
-
-def _resources(view: View) -> Resources:
-    return view.resources if isinstance(view, PodView) else view.current
-
-
-def _pod(view: View) -> PodView:
-    return view if isinstance(view, PodView) else view.pod

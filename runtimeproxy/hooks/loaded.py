@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
-from runtimeproxy.hooks.selector import EVERY_POD, Concern
+from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.settings import PolicySettings
 
 HookMethod: TypeAlias = Callable[[Any], object]
@@ -19,36 +19,36 @@ HookMethod: TypeAlias = Callable[[Any], object]
 
 FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
 """Begins the names of the modules that policies in files are run as."""
-Answered: TypeAlias = Callable[[HookMethod, bool], None]
-"""Takes the answer of another process as a hook that has it at hand, or raises what came instead of it.
+OnResponse: TypeAlias = Callable[[HookMethod, bool], None]
+"""Gets the response of another process as a hook: calling it returns the change, or raises the error.
 
-The second argument says whether it takes long, and so belongs into a worker thread."""
+The second argument says whether that call takes long, and so belongs into a worker thread."""
 
 MIN_PRIORITY: Final = 0
 MAX_PRIORITY: Final = 99
 
 
-class Asking(Protocol):
-    """A question that another process has not answered."""
+class Cancellable(Protocol):
+    """Something under way, such as a request that another process has not answered."""
 
     def cancel(self) -> None:
-        """The answer no longer counts."""
+        """Discard its result."""
 
 
-class RemoteQuestion(Protocol):
-    """What another process is to be asked."""
+class RemoteRequest(Protocol):
+    """A request to another process, ready to be sent."""
 
-    def put(self, timeout_s: float, answered: Answered, /) -> Asking:
-        """Put the question; in the loop's thread.
+    def send(self, timeout_s: float, on_response: OnResponse, /) -> Cancellable:
+        """Send the request; in the loop's thread.
 
         Args:
-            timeout_s: the longest time until there is an answer; above 0.
-            answered: called once, in the loop's thread, after this has returned.
+            timeout_s: the longest time until there is a response; above 0.
+            on_response: called once, in the loop's thread, after this has returned.
         """
 
 
-RemoteHook: TypeAlias = Callable[[Any], RemoteQuestion]
-"""A hook that another process implements: a view in, the question out, in any thread."""
+RemoteHook: TypeAlias = Callable[[Any], RemoteRequest]
+"""A hook that another process implements: makes the request from a view, in any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class LoadedPolicy:
     """The hooks that it implements in this process."""
     remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
     """The hooks that another process implements for it: a policy has either these or `methods`."""
-    concern: Concern = EVERY_POD
+    selector: PodSelector = EVERY_POD
     """Which pods it is asked about: the policy's own conditions and the operator's."""
 
     @property
@@ -125,6 +125,6 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         timeout_s=timeout_s,
         mode=settings.mode,
         failure_policy=settings.failure_policy,
-        concern=concern,
+        selector=concern,
         methods=MappingProxyType({hook: getattr(policy, hook) for hook in overridden_hooks(type(policy))}),
     )

@@ -1,6 +1,6 @@
-"""How the changes of several policies become one. All functions are pure.
+"""Merging the changes of several policies. All functions are pure.
 
-Changes are folded in the policies' order: each policy sees what the earlier ones changed, and every changed
+Changes are merged in the policies' order: each policy sees what the earlier ones changed, and every changed
 field has one owner. A field that two policies set to different values is a conflict: it is reported, and
 the later policy's value counts unless the rule says otherwise.
 """
@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from runtimeproxy import qos
 from runtimeproxy.hooks import fields as flat
-from runtimeproxy.hooks.changes import CLEAR, CgroupChange
-from runtimeproxy.hooks.fields import CGROUP, Field, Fields, Value, View
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.fields import Field, Fields, Value, View
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
@@ -24,7 +23,7 @@ _NO_CLAIMS: Final[Mapping[Field, Claim]] = MappingProxyType({})
 
 
 class Claim(NamedTuple):
-    """Who owns a field."""
+    """The owner of a field, and its value."""
 
     policy: str
     value: Value
@@ -34,8 +33,8 @@ class Claim(NamedTuple):
     """Whether the owner is a hook server."""
 
 
-class Step(NamedTuple):
-    """What folding did with one field of a change."""
+class FieldUpdate(NamedTuple):
+    """What merging did with one field of a change."""
 
     field: Field
     old: Value
@@ -45,7 +44,7 @@ class Step(NamedTuple):
     """The earlier owner of the field, if this is a conflict."""
 
 
-class Fold(NamedTuple):
+class Merged(NamedTuple):
     """The changes of the policies so far."""
 
     start: View
@@ -55,73 +54,50 @@ class Fold(NamedTuple):
 
     @property
     def view(self) -> View:
-        """With these changes; made anew each time, for most calls end without anybody looking."""
+        """With these changes; made anew each time, since most calls end without using it."""
         if not self.claims:
             return self.start
         return apply_fields(self.start, {key: claim.value for key, claim in self.claims.items()})
 
     @property
     def pod(self) -> PodView:
-        """What conditions on the pod look at: no change of a container touches that."""
+        """The pod that selectors look at; no change of a container touches that."""
         view = self.start if isinstance(self.start, ContainerView) else self.view
         return view.pod if isinstance(view, ContainerView) else view
 
-    @property
-    def owners(self) -> dict[str, str]:
-        """The owner of each claimed field, by the field's name; also where the value was there already."""
-        return {str(field): claim.policy for field, claim in self.claims.items()}
 
-    @property
-    def written_once(self) -> frozenset[str]:
-        """The cgroup parameters that hook servers own: whether they stay is the servers' business."""
-        claims = self.claims.items()
-        return frozenset(field.key for field, claim in claims if claim.is_remote and field.group == CGROUP)
-
-    def change(self, hook: Hook) -> CgroupChange | None:
-        """Return the merged change; None when nothing differs from what there was before any policy."""
-        changed = {
-            field: claim.value
-            for field, claim in self.claims.items()
-            if not flat.is_same(field, claim.original, claim.value)
-        }
-        return flat.change_from(hook, changed, "; ".join(self.reasons)) if changed else None
-
-
-def fold(
-    so_far: Fold,
+def merge(
+    merged: Merged,
     policy: str,
     change: Fields,
     *,
     reason: str = "",
     rule: ConflictRule = ConflictRule.LATER,
     is_remote: bool = False,
-) -> tuple[Fold, tuple[Step, ...]]:
-    """Add one policy's change; returns the new fold and what was done, for the audit.
+) -> tuple[Merged, tuple[FieldUpdate, ...]]:
+    """Merge one policy's change into those of the earlier policies.
 
-    A value that is there already changes nothing and makes no step, but the policy owns the field.
+    Returns:
+        The merged changes and the updates, for the audit. A value that is there already is no update, but
+        the policy owns the field.
     """
     accepted: dict[Field, Claim] = {}
-    steps: list[Step] = []
+    updates: list[FieldUpdate] = []
     for key, value in change.items():
-        claim = so_far.claims.get(key)
+        claim = merged.claims.get(key)
         if claim is None:
-            old = flat.current_value(so_far.start, key)
+            old = flat.current_value(merged.start, key)
             accepted[key] = Claim(policy, value, old, is_remote)
             if not flat.is_same(key, old, value):
-                steps.append(Step(key, old, value))
+                updates.append(FieldUpdate(key, old, value))
         elif claim.value != value:
-            steps.append(Step(key, claim.value, value, claim.policy))
+            updates.append(FieldUpdate(key, claim.value, value, claim.policy))
             if rule is ConflictRule.LATER:
                 accepted[key] = Claim(policy, value, claim.original, is_remote)
     if not accepted:
-        return so_far, tuple(steps)
-    reasons = (*so_far.reasons, f"{policy}: {reason}") if reason else so_far.reasons
-    return Fold(so_far.start, MappingProxyType({**so_far.claims, **accepted}), reasons), tuple(steps)
-
-
-def apply(view: View, change: CgroupChange, hook: Hook) -> View:
-    """Return the view as later policies see it after a change."""
-    return apply_fields(view, flat.fields_of(change, flat.counting_groups(hook)))
+        return merged, tuple(updates)
+    reasons = (*merged.reasons, f"{policy}: {reason}") if reason else merged.reasons
+    return Merged(merged.start, MappingProxyType({**merged.claims, **accepted}), reasons), tuple(updates)
 
 
 def apply_fields(view: View, change: Fields) -> View:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, PodChange
-from runtimeproxy.hooks.selector import EVERY_POD, Concern
+from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.views import ContainerView, PodView
 
 
@@ -62,7 +62,7 @@ class Policy:
     """0 to 99: lower runs earlier; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
     """How long one call of a hook may take before it counts as hung."""
-    concern: ClassVar[Concern] = EVERY_POD
+    concern: ClassVar[PodSelector] = EVERY_POD
     """Which pods the policy is about: for all others it is not asked, and their calls need no thread."""
     options_type: ClassVar[type[object] | None] = None
     """A frozen dataclass with the policy's own settings, all with defaults; None when it has none.

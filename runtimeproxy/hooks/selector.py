@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from runtimeproxy.hooks.views import ContainerView
 from runtimeproxy.qos import QoSClass
 
 
@@ -85,7 +84,7 @@ EVERY_LABEL: Final = LabelSelector()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concern:
+class PodSelector:
     """Conditions on a pod; all must hold. The event loop looks at them, so that no thread is asked in vain.
 
     The pod is the one that the policy would be shown, with the changes of earlier policies.
@@ -100,7 +99,7 @@ class Concern:
     labels: LabelSelector = EVERY_LABEL
     """The pod's labels match."""
 
-    def narrowed(self, namespaces: Collection[str], labels: LabelSelector | None) -> Concern:
+    def narrowed(self, namespaces: Collection[str], labels: LabelSelector | None) -> PodSelector:
         """Return these conditions and more: one of these namespaces, if there are any, and these labels."""
         chosen = frozenset(namespaces) if namespaces else self.namespaces
         if namespaces and self.namespaces is not None:
@@ -117,19 +116,25 @@ class Concern:
         selector = LabelSelector(match_labels=own.match_labels, match_expressions=expressions)
         return replace(self, namespaces=chosen, labels=selector)
 
-    def matches(self, view: PodTraits | ContainerView) -> bool:
-        """Return whether the policy is about this pod, or about the pod of this container."""
-        pod = view.pod if isinstance(view, ContainerView) else view
+    def matches(self, pod: PodTraits) -> bool:
+        """Return whether the pod fulfils all conditions."""
         if self.qos_classes is not None and pod.qos not in self.qos_classes:
             return False
         if self.namespaces is not None and pod.namespace not in self.namespaces:
             return False
-        if self.annotations and not any(key in pod.annotations for key in self.annotations):
-            return False
+        if self.annotations:
+            for key in self.annotations:
+                if key in pod.annotations:
+                    break
+            else:
+                return False
         return self.labels is EVERY_LABEL or self.labels.matches(pod.labels)
 
 
-EVERY_POD: Final = Concern()
+Concern = PodSelector
+"""The name of `PodSelector` in version 0.1."""
+
+EVERY_POD: Final = PodSelector()
 """No conditions."""
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

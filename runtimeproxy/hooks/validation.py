@@ -17,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeGuard
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
 from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, cgroup_path
@@ -38,7 +39,7 @@ from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
-_ANSWERS_NOTHING: Final = frozenset(
+HOOKS_WITHOUT_ANSWER: Final = frozenset(
     {
         Hook.POST_STOP_CONTAINER,
         Hook.POST_STOP_POD_SANDBOX,
@@ -48,6 +49,8 @@ _ANSWERS_NOTHING: Final = frozenset(
         Hook.POST_REMOVE_POD_SANDBOX,
     }
 )
+"""Hooks at which there is nothing left to change."""
+
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_SHOWN: Final = 64
@@ -118,39 +121,34 @@ _UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
 """Files of version 2 with one number, or `max`. Source: Linux Documentation/admin-guide/cgroup-v2.rst."""
 
 
-def answers_nothing(hook: Hook) -> bool:
-    """Return whether a hook has no answer: there is nothing left to change."""
-    return hook in _ANSWERS_NOTHING
-
-
 def problem_of(hook: Hook, answer: object) -> str | None:
-    """Return why a policy's answer at a hook is none as a whole; None when its fields can be looked at."""
-    if answers_nothing(hook):
+    """Return why a policy's answer is not valid at a hook; None when its fields can be checked."""
+    if hook in HOOKS_WITHOUT_ANSWER:
         return f"{hook} answers nothing"
     if not isinstance(answer, CgroupChange):
         return f"answered a {type(answer).__name__}, not a change"
-    other = ContainerChange if hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook else PodChange
+    other = ContainerChange if "_pod_sandbox" in hook else PodChange
     if isinstance(answer, other):
         return f"answered a {other.__name__}"
     return None
 
 
 def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_NODE) -> Usable:
-    """Return what can be used of a change, in the form in which every reader takes it.
+    """Return the usable fields of a change, in the form that every reader accepts.
 
     Args:
-        hook: where it was answered.
-        change: an answer that is a change, see `problem_of`.
-        view: what the policy was asked about, as it saw it.
-        node: what the node can take.
+        hook: the hook that returned it.
+        change: a change that is valid at this hook, see `problem_of`.
+        view: the view that the policy was given.
+        node: the features of the node.
     """
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
     change = _well_formed(change, left_out)
-    for field, value in flat.fields_of(change, flat.counting_groups(hook)).items():
+    for field, value in flat.fields_of(change, hook).items():
         try:
-            fields[field], note = _fitted(field, value, node)
+            fields[field], note = _FITTERS[field.group](field.key, value, node)
         except ValueError as error:
             left_out.append(_left_out(field, value, str(error)))
         else:
@@ -159,7 +157,8 @@ def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_N
     if left_out:
         _without_dependents(fields, change.requires, left_out)
     _without_contradictions(hook, fields, view, left_out)
-    left_out.extend(LeftOut("", "", problem) for problem in change.problems)
+    if change.problems:
+        left_out.extend(LeftOut("", "", problem) for problem in change.problems)
     return Usable(fields, tuple(left_out), notes)
 
 
@@ -175,59 +174,50 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
+_MAPPING: Final = (dict, Mapping)
+"""`dict` comes first: an abstract class takes several times as long to ask."""
+_SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
+    "cgroup": (_MAPPING, {}, "a mapping"),
+    "labels": (_MAPPING, {}, "a mapping"),
+    "annotations": (_MAPPING, {}, "a mapping"),
+    "env": (_MAPPING, {}, "a mapping"),
+    "requires": (_MAPPING, {}, "a mapping of field names"),
+    "mounts": ((tuple,), (), "a tuple of mounts"),
+    "devices": ((tuple,), (), "a tuple of devices"),
+    "problems": ((tuple,), (), "a tuple of texts"),
+    "reason": ((str,), "", "a text"),
+    "resources": ((ResourceChange, NoneType), None, "a ResourceChange"),
+    "cgroup_parent": ((str, NoneType), None, "a path"),
+}
+"""The types of a change's attributes, the value that changes nothing, and the type's name."""
+
+
 def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
-    """Return the change without what is of a wrong type as a whole."""
+    """Return the change without attributes of a wrong type."""
     wrong: dict[str, Any] = {}
     for each in dataclasses.fields(change):
-        value: object = getattr(change, each.name)
-        empty, what = _EMPTY[each.name]
-        if not _has_type(each.name, value):
-            left_out.append(LeftOut(each.name, "", f"is a {type(value).__name__}, not {what}"))
+        value: Any = getattr(change, each.name)
+        types, empty, name = _SHAPES[each.name]
+        if not isinstance(value, types) or (value and not _has_texts(each.name, value)):
+            left_out.append(LeftOut(each.name, "", f"is a {type(value).__name__}, not {name}"))
             wrong[each.name] = empty
-        elif each.name in (flat.MOUNTS, flat.DEVICES) and value:
-            kept = _specs(each.name, value, left_out)
-            if kept != value:
-                wrong[each.name] = kept
-    resources: object = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
-    if isinstance(resources, ResourceChange) and not _is_mapping(resources.unified):
+        elif value and each.name in (flat.MOUNTS, flat.DEVICES):
+            specs = _specs(each.name, value, left_out)
+            if specs != value:
+                wrong[each.name] = specs
+    resources: Any = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
+    if resources is not None and not isinstance(resources.unified, _MAPPING):
         kind = type(resources.unified).__name__
         left_out.append(LeftOut(flat.UNIFIED, "", f"is a {kind}, not a mapping"))
         wrong[flat.RESOURCES] = dataclasses.replace(resources, unified={})
     return dataclasses.replace(change, **wrong) if wrong else change
 
 
-_EMPTY: Final[Mapping[str, tuple[Any, str]]] = {
-    "cgroup": ({}, "a mapping"),
-    "labels": ({}, "a mapping"),
-    "annotations": ({}, "a mapping"),
-    "env": ({}, "a mapping"),
-    "requires": ({}, "a mapping of field names"),
-    "mounts": ((), "a tuple of mounts"),
-    "devices": ((), "a tuple of devices"),
-    "problems": ((), "a tuple of texts"),
-    "reason": ("", "a text"),
-    "resources": (None, "a ResourceChange"),
-    "cgroup_parent": (None, "a path"),
-}
-"""What stands in a change that says nothing, and the name of its type."""
-
-
-def _has_type(name: str, value: object) -> bool:
-    match name:
-        case "reason":
-            return isinstance(value, str)
-        case "cgroup_parent":
-            return value is None or isinstance(value, str)
-        case "resources":
-            return value is None or isinstance(value, ResourceChange)
-        case "mounts" | "devices":
-            return isinstance(value, tuple)
-        case "problems":
-            return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
-        case "requires":
-            return _is_mapping(value) and all(isinstance(each, str) for each in value.values())
-        case _:
-            return _is_mapping(value)
+def _has_texts(name: str, value: Any) -> bool:  # noqa: ANN401 - a policy may answer anything
+    """Return whether the items of `problems` and `requires` are texts."""
+    if name == "problems":
+        return all(isinstance(each, str) for each in value)
+    return name != "requires" or all(isinstance(each, str) for each in value.values())
 
 
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
@@ -242,34 +232,9 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
     return tuple(kept)
 
 
-def _is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
-    # Nearly always it is a dictionary, and asking an abstract class takes several times as long.
-    return type(value) is dict or isinstance(value, Mapping)
-
-
-def _fitted(field: Field, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    """Return a value as it is used, and what was done to it.
-
-    Raises:
-        ValueError: it cannot be used; says why.
-    """
-    group, key = field
-    if group == flat.RESOURCES:
-        return (value, "") if value is CLEAR else _fitted_resource(key, value, node)
-    if group == flat.CGROUP:
-        return _fitted_parameter(key, value, node)
-    if group == flat.UNIFIED:
-        return _fitted_file(key, value, node)
-    if group == flat.CGROUP_PARENT:
-        _check_cgroup_parent(value)
-    elif group in (flat.MOUNTS, flat.DEVICES):
-        _check_spec(value)
-    else:
-        _check_entry(group, key, value)
-    return value, ""
-
-
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if value is CLEAR:
+        return value, ""
     if name == "cpuset_cpus":
         return _fitted_cpus(value, node)
     if name == "cpuset_mems":
@@ -289,7 +254,7 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
 
 
 def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    _check_entry(flat.UNIFIED, name, value)
+    _fitted_text(name, value, node)
     if not _FILE_NAME.fullmatch(name):
         raise ValueError("no cgroup file has such a name")
     if value is CLEAR:
@@ -361,20 +326,25 @@ def _fitted_list(value: object, last: int | None) -> tuple[str, str]:
     return plain, "" if plain == value else f"{_shown(value)!r} in plain spelling"
 
 
-def _check_entry(group: str, key: object, value: object) -> None:
+def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     if not isinstance(key, str) or not key or not _is_text(key):
         raise ValueError("the name is empty, not UTF-8, or holds NUL")
-    if group == flat.ENV and not _is_variable_name(key):
-        raise ValueError("a variable's name holds =")
     if value is not CLEAR and not _is_text(value):
         raise ValueError(f"is a {type(value).__name__}, not UTF-8, or holds NUL")
+    return value, ""
+
+
+def _fitted_variable(key: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if isinstance(key, str) and "=" in key and _is_text(key):
+        raise ValueError("a variable's name holds =")
+    return _fitted_text(key, value, node)
 
 
 def _is_variable_name(name: object) -> bool:
     return isinstance(name, str) and name != "" and "=" not in name and _is_text(name)
 
 
-def _check_spec(value: object) -> None:
+def _fitted_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if not isinstance(value, MountSpec | DeviceSpec):
         raise ValueError("is neither mount nor device")  # noqa: TRY004 - one type for all that cannot be used
     if not (_is_absolute_path(value.host_path) and _is_absolute_path(value.container_path)):
@@ -383,27 +353,43 @@ def _check_spec(value: object) -> None:
         raise ValueError("readonly is neither true nor false")
     if isinstance(value, DeviceSpec) and not _are_permissions(value.permissions):
         raise ValueError("permissions are not out of rwm")
+    return value, ""
 
 
 def _are_permissions(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) == len(set(value) & set("rwm"))
 
 
-def _check_cgroup_parent(value: object) -> None:
+def _fitted_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if not isinstance(value, str) or not _is_text(value):
         raise ValueError("is not a path")
     try:
         cgroup_path(value)
     except CgroupPathError as error:
         raise ValueError(str(error)) from None
+    return value, ""
+
+
+_FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
+    flat.RESOURCES: _fitted_resource,
+    flat.CGROUP: _fitted_parameter,
+    flat.UNIFIED: _fitted_file,
+    flat.CGROUP_PARENT: _fitted_cgroup_parent,
+    flat.MOUNTS: _fitted_spec,
+    flat.DEVICES: _fitted_spec,
+    flat.ENV: _fitted_variable,
+    flat.LABELS: _fitted_text,
+    flat.ANNOTATIONS: _fitted_text,
+}
+"""By group of fields: returns a value as it is used, and a note of what was done to it.
+
+They raise ValueError, with the reason, for a value that cannot be used."""
 
 
 def _is_text(value: object) -> bool:
     """Return whether protobuf can carry the text and a C string too."""
-    return isinstance(value, str) and "\0" not in value and (value.isascii() or _encodes(value))
-
-
-def _encodes(value: str) -> bool:
+    if not isinstance(value, str) or "\0" in value:
+        return False
     try:
         value.encode()
     except UnicodeEncodeError:

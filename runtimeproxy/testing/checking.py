@@ -7,9 +7,9 @@ from typing import Final
 
 from runtimeproxy.hooks.audit import AuditKind, Subject
 from runtimeproxy.hooks.changes import CgroupChange
-from runtimeproxy.hooks.evaluation import Progress, evaluate
+from runtimeproxy.hooks.decision import Progress, run_policy
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -44,7 +44,7 @@ def check_change(
         methods={hook: lambda _: change},
     )
     subject = Subject(hook, view, time.time())
-    progress, _ = evaluate(policy, subject, Progress(Fold(view)), ConflictRule.LATER)
+    progress, _ = run_policy(policy, subject, Progress(Merged(view)), ConflictRule.LATER)
     return tuple(
         f"{entry.field}: {entry.reason}" if entry.field else entry.reason
         for entry in progress.entries

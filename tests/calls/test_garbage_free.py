@@ -56,7 +56,7 @@ async def test_nothing_of_a_cancelled_call_is_left(desk: Surroundings) -> None:
         call.handler.cancelled()
         let_go.set()
         await desk.idle()
-        await until(lambda: not chain.watch.watched)
+        await until(lambda: not chain.timer.runs)
 
     await leaves_nothing(one_call)
 

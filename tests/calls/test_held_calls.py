@@ -11,7 +11,6 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.hooks import (
     CLEAR,
-    Concern,
     ContainerChange,
     ContainerView,
     FailurePolicy,
@@ -19,6 +18,7 @@ from runtimeproxy.hooks import (
     LabelRequirement,
     LabelSelector,
     PodChange,
+    PodSelector,
     PodView,
     ResourceChange,
 )
@@ -40,7 +40,7 @@ async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original
 @pytest.mark.parametrize("qos", ["BE", "LS"])
 async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings, qos: str) -> None:
     found = policy(pre_create_container=SHARES, post_create_container=None)
-    found.concern = Concern(qos_classes=frozenset({QoSClass.BE}))  # type: ignore[misc]
+    found.concern = PodSelector(qos_classes=frozenset({QoSClass.BE}))  # type: ignore[misc]
     await desk.load(found)
     pod = pod_sandbox_config(qos=qos)
     await desk.run_pod(pod, POD_ID)
@@ -63,9 +63,9 @@ async def test_a_pod_is_chosen_by_namespace_and_labels_without_a_thread(
 ) -> None:
     found = policy(pre_create_container=SHARES, pre_start_container=None)
     if condition == "namespace":
-        concern = Concern(namespaces=frozenset({"prod" if is_about else "test"}))
+        concern = PodSelector(namespaces=frozenset({"prod" if is_about else "test"}))
     else:
-        concern = Concern(labels=LabelSelector(match_labels={"app": "web" if is_about else "db"}))
+        concern = PodSelector(labels=LabelSelector(match_labels={"app": "web" if is_about else "db"}))
     found.concern = concern  # type: ignore[misc]
     await desk.load(found)
     pod = pod_sandbox_config(namespace="prod", labels={"app": "web"})
@@ -85,7 +85,7 @@ async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_req
 ) -> None:
     """A map of a message takes in what is looked up in it the wrong way."""
     other = policy("other", pre_create_container=None)
-    other.concern = Concern(  # type: ignore[misc]
+    other.concern = PodSelector(  # type: ignore[misc]
         annotations=("example.com/absent", "example.com/a"),
         labels=LabelSelector(
             match_labels={"app": "web"},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from runtimeproxy.hooks import ContainerView, Hook, PodView
-from runtimeproxy.hooks.audit import AuditKind
-from runtimeproxy.hooks.call import Order
+from runtimeproxy.hooks.audit import AuditKind, Written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.fields import View
 
 VIEW = ContainerView(name="main", pod=PodView(namespace="ns", name="pod", uid="u1"))
 
@@ -20,9 +20,13 @@ async def decide(
     hook: Hook = Hook.PRE_CREATE_CONTAINER,
     *,
     budget_s: float = 10.0,
-    finish: Callable[[Decision], None] | None = None,
+    apply: Callable[[Decision], Mapping[str, Written] | None] | None = None,
+    view: View = VIEW,
+    is_short: bool = True,
 ) -> Decision:
-    return await chain.decide(Order(hook, VIEW, budget_s, finish))
+    pod = view.pod if isinstance(view, ContainerView) else view
+    policies = chain.policies_for(hook, pod)
+    return await chain.decide(hook, view, policies, budget_s=budget_s, apply=apply, is_short=is_short)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,7 +46,3 @@ def shares_of(decision: Decision) -> int | None:
 
 def kinds(decision: Decision) -> list[tuple[str, AuditKind]]:
     return [(entry.policy, entry.kind) for entry in decision.audit]
-
-
-def raising(_: ContainerView) -> object:
-    raise ValueError("boom")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from runtimeproxy.hooks import CgroupChange, Hook
-from runtimeproxy.hooks.fields import Field, Fields, counting_groups, fields_of
+from runtimeproxy.hooks.fields import Field, Fields, View, fields_of
+from runtimeproxy.hooks.merge import apply_fields
 
 CREATE = Hook.PRE_CREATE_CONTAINER
 RUN = Hook.PRE_RUN_POD_SANDBOX
@@ -13,4 +14,9 @@ QUOTA = Field("resources", "cpu_quota_us")
 
 def flat(change: CgroupChange, hook: Hook = CREATE) -> Fields:
     """The fields of a change that count for a hook."""
-    return fields_of(change, counting_groups(hook))
+    return fields_of(change, hook)
+
+
+def apply(view: View, change: CgroupChange, hook: Hook) -> View:
+    """The view as later policies see it after a change."""
+    return apply_fields(view, flat(change, hook))

@@ -60,6 +60,10 @@ def nothing(_: ContainerView) -> None:
     """Answer nothing."""
 
 
+def raising(_: ContainerView) -> object:
+    raise ValueError("boom")
+
+
 class Hanging:
     """An answer that hangs until it is let go; then it asks for 999 shares."""
 

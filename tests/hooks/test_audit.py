@@ -1,12 +1,20 @@
-"""Values in audit entries."""
+"""Values in audit entries, also after the writes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runtimeproxy.hooks import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.audit import shown
+from runtimeproxy.hooks import CLEAR, CgroupChange, ContainerView, DeviceSpec, Hook, MountSpec, Policy
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Written, shown, with_written
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Field, Value
+from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.workers import Workers
+from tests.hooks.asking import decide
 
 
 @pytest.mark.parametrize(
@@ -26,3 +34,86 @@ from runtimeproxy.hooks.fields import Field, Value
 )
 def test_values_are_shown_without_secrets(group: str, value: Value, text: str) -> None:
     assert shown(Field(group, "key"), value) == text
+
+
+class Shares(Policy):
+    name = "shares"
+
+    def post_start_container(self, container: ContainerView) -> CgroupChange:
+        return CgroupChange(cgroup={"cpu.shares": 512, "cpu.bvt_warp_ns": -1}, reason="why")
+
+
+@pytest.fixture
+async def decision() -> Decision:
+    workers = Workers(1)
+    chain = Chain([bind(Shares(), PolicySettings())], workers)
+    made = await decide(chain, Hook.POST_START_CONTAINER)
+    workers.close()
+    return made
+
+
+def after(decision: Decision, written: dict[str, Written]) -> Decision:
+    return replace(decision, audit=with_written(decision.audit, decision.owners, written))
+
+
+def told(decision: Decision) -> dict[str, tuple[AuditKind, str, str]]:
+    return {entry.field: (entry.kind, entry.old, entry.reason) for entry in decision.audit}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (Written(old="0"), (AuditKind.CHANGED, "0", "why")),
+        (Written(skipped="ENOENT: no such file"), (AuditKind.LEFT_OUT, "", "ENOENT: no such file")),
+        (Written(old="0", failed="EBUSY: no"), (AuditKind.FAILED, "0", "EBUSY: no")),
+        (Written(is_pending=True), (AuditKind.PENDING, "", "why")),
+    ],
+)
+def test_changed_is_only_what_was_written(
+    decision: Decision, written: Written, expected: tuple[AuditKind, str, str]
+) -> None:
+    made = after(decision, {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": written})
+    assert told(made) == {
+        "cgroup[cpu.shares]": (AuditKind.CHANGED, "2", "why"),
+        "cgroup[cpu.bvt_warp_ns]": expected,
+    }
+
+
+def test_a_value_that_another_policy_replaced_was_not_written(decision: Decision) -> None:
+    owners = dict.fromkeys(decision.owners, "somebody-else")
+    written = {"cpu.shares": Written(old="2")}
+    assert told(after(replace(decision, owners=owners), written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
+
+
+def test_what_a_file_held_already_is_no_change(decision: Decision) -> None:
+    written = {"cpu.shares": Written(old="512", is_unchanged=True), "cpu.bvt_warp_ns": Written(old="0")}
+    assert told(after(decision, written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
+
+
+def test_what_the_writer_does_not_tell_stays(decision: Decision) -> None:
+    assert after(decision, {}).audit == decision.audit
+    assert after(decision, {"memory.high": Written(old="1")}).audit == decision.audit
+
+
+@pytest.mark.parametrize("kind", [AuditKind.CONFLICT, AuditKind.FAILED, AuditKind.WOULD_CHANGE])
+def test_other_entries_stay(decision: Decision, kind: AuditKind) -> None:
+    entries: tuple[AuditEntry, ...] = tuple(_with_kind(entry, kind) for entry in decision.audit)
+    other = Decision(hook=decision.hook, merged=decision.merged, audit=entries)
+    assert after(other, {"cpu.shares": Written(old="2")}).audit == entries
+
+
+def _with_kind(entry: AuditEntry, kind: AuditKind) -> AuditEntry:
+    return entry._replace(kind=kind)
+
+
+async def test_the_chain_tells_what_its_writer_returns() -> None:
+    workers = Workers(1)
+    sink: list[AuditEntry] = []
+    chain = Chain([bind(Shares(), PolicySettings())], workers, sink=sink.append)
+    written = {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": Written(failed="EBUSY: no")}
+    await decide(chain, Hook.POST_START_CONTAINER, apply=lambda _: written)
+    workers.close()
+    assert [(entry.field, entry.old, entry.kind, entry.reason) for entry in sink] == [
+        ("cgroup[cpu.shares]", "2", AuditKind.CHANGED, "why"),
+        ("cgroup[cpu.bvt_warp_ns]", "", AuditKind.FAILED, "EBUSY: no"),
+    ]

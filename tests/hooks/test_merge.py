@@ -21,28 +21,31 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
-from runtimeproxy.hooks.fields import (
-    Field,
-    current_value,
-)
-from runtimeproxy.hooks.merge import Fold, apply, fold
+from runtimeproxy.hooks.audit import Subject
+from runtimeproxy.hooks.decision import Decision, Progress, make_decision
+from runtimeproxy.hooks.fields import Field, current_value
+from runtimeproxy.hooks.merge import Merged, merge
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
-from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, flat
+from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, apply, flat
 
 
 def resources(**values: Any) -> ContainerChange:
     return ContainerChange(resources=ResourceChange(**values))
 
 
-def folded(
+def decided(
     view: ContainerView | PodView, *changes: CgroupChange, hook: Hook = CREATE, **options: Any
-) -> Fold:
-    """Fold changes by the policies `p0`, `p1`..."""
-    result = Fold(view)
+) -> Decision:
+    """The decision on changes by the policies `p0`, `p1`..."""
+    merged = Merged(view)
     for number, change in enumerate(changes):
-        result, _ = fold(result, f"p{number}", flat(change, hook), **options)
-    return result
+        merged, _ = merge(merged, f"p{number}", flat(change, hook), **options)
+    return decision_of(merged, hook)
+
+
+def decision_of(merged: Merged, hook: Hook = CREATE) -> Decision:
+    return make_decision(Subject(hook, merged.start, 0.0), Progress(merged))
 
 
 CONTAINER_CHANGE = ContainerChange(
@@ -58,46 +61,47 @@ CONTAINER_CHANGE = ContainerChange(
 
 
 def test_each_field_has_one_owner_and_the_merged_change_has_all() -> None:
-    fold_ = folded(ContainerView(), resources(cpu_shares=5), resources(cpu_quota_us=1_000))
-    assert fold_.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p1"}
-    assert fold_.change(CREATE) == resources(cpu_shares=5, cpu_quota_us=1_000)
+    decision = decided(ContainerView(), resources(cpu_shares=5), resources(cpu_quota_us=1_000))
+    assert decision.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p1"}
+    assert decision.change == resources(cpu_shares=5, cpu_quota_us=1_000)
 
 
 @pytest.mark.parametrize(
     ("rule", "owner", "value"), [(ConflictRule.LATER, "p1", 7), (ConflictRule.EARLIER, "p0", 5)]
 )
 def test_two_values_for_one_field_are_a_conflict(rule: ConflictRule, owner: str, value: int) -> None:
-    first, _ = fold(Fold(ContainerView()), "p0", {SHARES: 5}, rule=rule)
-    second, steps = fold(first, "p1", {SHARES: 7}, rule=rule)
-    assert [(step.old, step.new, step.other) for step in steps] == [(5, 7, "p0")]
-    assert second.owners == {"resources.cpu_shares": owner}
+    first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5}, rule=rule)
+    second, updates = merge(first, "p1", {SHARES: 7}, rule=rule)
+    assert [(update.old, update.new, update.other) for update in updates] == [(5, 7, "p0")]
+    assert decision_of(second).owners == {"resources.cpu_shares": owner}
     assert isinstance(second.view, ContainerView)
     assert second.view.current.cpu_shares == value
 
 
 def test_the_same_value_twice_is_no_conflict_and_stays_with_the_first() -> None:
-    first, _ = fold(Fold(ContainerView()), "p0", {SHARES: 5})
-    second, steps = fold(first, "p1", {SHARES: 5})
-    assert (second, steps) == (first, ())
+    first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5})
+    second, updates = merge(first, "p1", {SHARES: 5})
+    assert (second, updates) == (first, ())
 
 
 def test_a_value_that_is_there_already_is_owned_but_not_changed() -> None:
     view = ContainerView(current=Resources(cpu_shares=5))
-    result, steps = fold(Fold(view), "p0", {SHARES: 5, QUOTA: -1})
-    assert steps == ()
-    assert result.change(Hook.PRE_UPDATE_CONTAINER_RESOURCES) is None
-    assert result.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p0"}
+    merged, updates = merge(Merged(view), "p0", {SHARES: 5, QUOTA: -1})
+    assert updates == ()
+    decision = decision_of(merged, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
+    assert decision.change is None
+    assert decision.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p0"}
 
 
 def test_a_value_set_back_by_a_later_policy_is_no_change() -> None:
     view = ContainerView(current=Resources(cpu_shares=5))
-    assert folded(view, resources(cpu_shares=7), resources(cpu_shares=5)).change(CREATE) is None
+    assert decided(view, resources(cpu_shares=7), resources(cpu_shares=5)).change is None
 
 
 def test_reasons_are_gathered() -> None:
-    first, _ = fold(Fold(ContainerView()), "p0", {SHARES: 5}, reason="one")
-    second, _ = fold(first, "p1", {QUOTA: 2_000}, reason="two")
-    change = second.change(CREATE)
+    first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5}, reason="one")
+    second, _ = merge(first, "p1", {QUOTA: 2_000}, reason="two")
+    change = decision_of(second).change
     assert change is not None
     assert change.reason == "p0: one; p1: two"
 
@@ -144,9 +148,9 @@ def test_cgroup_values_and_mounts_leave_the_view_as_it_is() -> None:
 
 def test_what_a_policy_keeps_of_its_answer_changes_nothing_afterwards() -> None:
     env: dict[str, Any] = {"K": "v"}
-    result = folded(ContainerView(), ContainerChange(env=env))
+    result = decided(ContainerView(), ContainerChange(env=env))
     env["K"] = "w"
-    assert result.change(CREATE) == ContainerChange(env={"K": "v"})
+    assert result.change == ContainerChange(env={"K": "v"})
 
 
 values = st.fixed_dictionaries(
@@ -166,14 +170,14 @@ def test_the_last_value_of_each_field_counts_and_the_view_shows_it(
 ) -> None:
     original = {key: value for key, value in original.items() if value is not CLEAR}
     view = ContainerView(current=Resources(**original))
-    result = folded(view, *(resources(**each) for each in wanted))
+    result = decided(view, *(resources(**each) for each in wanted))
     last: dict[str, Any] = {}
     for each in wanted:
         last |= each
     for name, value in last.items():
         shown = current_value(result.view, Field("resources", name))
         assert shown == (None if value is CLEAR else value)
-    change = result.change(CREATE)
+    change = result.change
     changed = flat(change) if change else {}
     assert all(last[field.key] == value for field, value in changed.items())
     assert {str(field) for field in changed} <= set(result.owners) == {f"resources.{name}" for name in last}

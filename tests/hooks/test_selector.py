@@ -10,23 +10,22 @@ from policies.batch_resource import BatchResource
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks import (
     EVERY_POD,
-    Concern,
-    ContainerView,
     Hook,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
     PodChange,
+    PodSelector,
     PodView,
     Policy,
 )
-from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.qos import QoSClass
+from tests.hooks.asking import decide
 
 BE = PodView(qos=QoSClass.BE)
 WEB = PodView(namespace="prod", labels={"app": "web", "tier": "front"})
@@ -76,14 +75,16 @@ def test_the_operators_conditions_hold_beside_the_policys(
 ) -> None:
     workers = Workers()
     chain = Chain([bind(Labels(), settings)], workers)
-    assert chain.concerns(Hook.PRE_RUN_POD_SANDBOX, pod) is expected
-    decision = asyncio.run(chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, pod, 60)))
+    assert bool(chain.policies_for(Hook.PRE_RUN_POD_SANDBOX, pod)) is expected
+    decision = asyncio.run(decide(chain, Hook.PRE_RUN_POD_SANDBOX, view=pod))
     workers.close()
     assert (decision.change is not None) is expected
 
 
 def test_two_selectors_hold_together() -> None:
-    own = Concern(namespaces=frozenset({"prod", "dev"}), labels=LabelSelector(match_labels={"app": "web"}))
+    own = PodSelector(
+        namespaces=frozenset({"prod", "dev"}), labels=LabelSelector(match_labels={"app": "web"})
+    )
     assert own.narrowed(("prod",), LabelSelector(match_labels={"tier": "front"})).matches(WEB)
     assert own.narrowed((), LabelSelector(match_expressions=(require("tier", "Exists"),))).matches(WEB)
     for namespaces, labels in (
@@ -96,55 +97,62 @@ def test_two_selectors_hold_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("concern", "reason"),
+    ("selector", "reason"),
     [
-        (Concern(namespaces=("prod",)), "namespaces ('prod',) is not a frozenset"),  # type: ignore[arg-type]
-        (Concern(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not a name of a namespace"),
-        (Concern(labels={"app": "web"}), "is not a LabelSelector"),  # type: ignore[arg-type]
+        (PodSelector(namespaces=("prod",)), "namespaces ('prod',) is not a frozenset"),  # type: ignore[arg-type]
+        (PodSelector(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not a name of a namespace"),
+        (PodSelector(labels={"app": "web"}), "is not a LabelSelector"),  # type: ignore[arg-type]
         (
-            Concern(labels=LabelSelector(match_expressions=[require("a", "Exists")])),  # type: ignore[arg-type]
+            PodSelector(labels=LabelSelector(match_expressions=[require("a", "Exists")])),  # type: ignore[arg-type]
             "is not a LabelSelector of LabelRequirements",
         ),
         (
-            Concern(labels=LabelSelector(match_expressions=(require("app", "In"),))),
+            PodSelector(labels=LabelSelector(match_expressions=(require("app", "In"),))),
             "match_expressions.0.values: In needs values",
         ),
         (
-            Concern(labels=LabelSelector(match_labels={"app": "a b"})),
+            PodSelector(labels=LabelSelector(match_labels={"app": "a b"})),
             "match_labels.app: 'a b' is not a value of a label",
         ),
         (
-            Concern(labels=LabelSelector(match_expressions=(require("-/x", "Exists"),))),
+            PodSelector(labels=LabelSelector(match_expressions=(require("-/x", "Exists"),))),
             "match_expressions.0.key: '-/x' is not a name of a label",
         ),
     ],
 )
-def test_a_selector_is_checked_at_load(concern: Concern, reason: str) -> None:
-    policy = type("Picky", (Labels,), {"name": "picky", "concern": concern})
+def test_a_selector_is_checked_at_load(selector: PodSelector, reason: str) -> None:
+    policy = type("Picky", (Labels,), {"name": "picky", "concern": selector})
     with pytest.raises(PolicyLoadError, match=re.escape(reason)):
         check_policy_class(policy)
 
 
 @pytest.mark.parametrize(
-    ("concern", "pod", "expected"),
+    ("selector", "pod", "expected"),
     [
         pytest.param(EVERY_POD, PodView(), True, id="no-conditions"),
-        pytest.param(Concern(qos_classes=frozenset({QoSClass.BE})), BE, True, id="qos-class"),
-        pytest.param(Concern(qos_classes=frozenset({QoSClass.BE})), LS, False, id="other-qos-class"),
-        pytest.param(Concern(qos_classes=frozenset({QoSClass.NONE})), PodView(), True, id="no-qos-label"),
-        pytest.param(Concern(qos_classes=frozenset()), PodView(), False, id="no-class-at-all"),
-        pytest.param(Concern(annotations=("a", "b")), LS, True, id="one-of-the-annotations"),
-        pytest.param(Concern(annotations=("b",)), LS, False, id="annotation-missing"),
+        pytest.param(PodSelector(qos_classes=frozenset({QoSClass.BE})), BE, True, id="qos-class"),
+        pytest.param(PodSelector(qos_classes=frozenset({QoSClass.BE})), LS, False, id="other-qos-class"),
+        pytest.param(PodSelector(qos_classes=frozenset({QoSClass.NONE})), PodView(), True, id="no-qos-label"),
+        pytest.param(PodSelector(qos_classes=frozenset()), PodView(), False, id="no-class-at-all"),
+        pytest.param(PodSelector(annotations=("a", "b")), LS, True, id="one-of-the-annotations"),
+        pytest.param(PodSelector(annotations=("b",)), LS, False, id="annotation-missing"),
         pytest.param(
-            Concern(qos_classes=frozenset({QoSClass.BE}), annotations=("a",)), LS, False, id="both-must-hold"
+            PodSelector(qos_classes=frozenset({QoSClass.BE}), annotations=("a",)),
+            LS,
+            False,
+            id="both-must-hold",
         ),
-        pytest.param(Concern(namespaces=frozenset({"prod", "dev"})), WEB, True, id="namespace"),
-        pytest.param(Concern(namespaces=frozenset({"dev"})), WEB, False, id="other-namespace"),
-        pytest.param(Concern(labels=LabelSelector(match_labels={"app": "web"})), WEB, True, id="label"),
-        pytest.param(Concern(labels=LabelSelector(match_labels={"app": "db"})), WEB, False, id="other-value"),
-        pytest.param(Concern(labels=LabelSelector(match_labels={"x": ""})), WEB, False, id="no-such-label"),
+        pytest.param(PodSelector(namespaces=frozenset({"prod", "dev"})), WEB, True, id="namespace"),
+        pytest.param(PodSelector(namespaces=frozenset({"dev"})), WEB, False, id="other-namespace"),
+        pytest.param(PodSelector(labels=LabelSelector(match_labels={"app": "web"})), WEB, True, id="label"),
         pytest.param(
-            Concern(
+            PodSelector(labels=LabelSelector(match_labels={"app": "db"})), WEB, False, id="other-value"
+        ),
+        pytest.param(
+            PodSelector(labels=LabelSelector(match_labels={"x": ""})), WEB, False, id="no-such-label"
+        ),
+        pytest.param(
+            PodSelector(
                 namespaces=frozenset({"prod"}),
                 labels=LabelSelector(
                     match_labels={"app": "web"}, match_expressions=(require("tier", "NotIn", "front"),)
@@ -156,9 +164,8 @@ def test_a_selector_is_checked_at_load(concern: Concern, reason: str) -> None:
         ),
     ],
 )
-def test_a_concern_is_about_pods(concern: Concern, pod: PodView, expected: bool) -> None:
-    assert concern.matches(pod) is expected
-    assert concern.matches(ContainerView(pod=pod)) is expected
+def test_a_selector_matches_pods(selector: PodSelector, pod: PodView, expected: bool) -> None:
+    assert selector.matches(pod) is expected
 
 
 class Labels(Policy):
@@ -166,7 +173,7 @@ class Labels(Policy):
 
     name = "labels"
     priority = 1
-    concern = Concern(qos_classes=frozenset({QoSClass.LS}))
+    concern = PodSelector(qos_classes=frozenset({QoSClass.LS}))
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange:
         return PodChange(annotations={"b": "2"}, reason="test")
@@ -176,59 +183,59 @@ class Needs(Policy):
     """Changes pods that have the annotation."""
 
     name = "needs"
-    concern = Concern(annotations=("b",))
+    concern = PodSelector(annotations=("b",))
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange:
         return PodChange(labels={"seen": "yes"}, reason="test")
 
 
-def test_nobody_is_asked_about_a_pod_that_concerns_nobody() -> None:
+def test_no_policy_runs_for_a_pod_that_no_selector_matches() -> None:
     chain = Chain([bind(BatchResource())], Workers())
-    assert chain.wants(Hook.PRE_RUN_POD_SANDBOX)
-    assert not chain.concerns(Hook.PRE_RUN_POD_SANDBOX, BE)
-    assert not chain.concerns(Hook.POST_STOP_CONTAINER, ContainerView())
+    assert chain.has_policies(Hook.PRE_RUN_POD_SANDBOX)
+    assert not chain.policies_for(Hook.PRE_RUN_POD_SANDBOX, BE)
+    assert not chain.policies_for(Hook.POST_STOP_CONTAINER, PodView())
 
 
-async def test_a_concern_looks_at_the_pod_as_earlier_policies_left_it() -> None:
+async def test_a_selector_looks_at_the_pod_as_earlier_policies_left_it() -> None:
     workers = Workers()
     chain = Chain([bind(Labels()), bind(Needs())], workers)
-    decision = await chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, LS, 5))
+    decision = await decide(chain, Hook.PRE_RUN_POD_SANDBOX, view=LS)
     assert decision.owners == {"annotations[b]": "labels", "labels[seen]": "needs"}
-    unconcerned = await chain.decide(Order(Hook.PRE_RUN_POD_SANDBOX, BE, 5))
-    assert unconcerned.change is None
+    other = await decide(chain, Hook.PRE_RUN_POD_SANDBOX, view=BE)
+    assert other.change is None
     workers.close()
 
 
-def test_a_concern_of_another_type_is_refused_at_load() -> None:
+def test_a_selector_of_another_type_is_refused_at_load() -> None:
     class Wrong(Needs):
         """Names a class where conditions are meant."""
 
         name = "wrong"
         concern = QoSClass.BE  # type: ignore[assignment]  # the mistake that is to be found
 
-    with pytest.raises(PolicyLoadError, match="is not a Concern"):
+    with pytest.raises(PolicyLoadError, match="is not a PodSelector"):
         check_policy_class(Wrong)
 
 
-class _Broader(Concern):
+class _Broader(PodSelector):
     """One that looks where it likes."""
 
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (_Broader(), "is not a Concern"),
-        (Concern(annotations="key"), "annotations"),  # type: ignore[arg-type]
-        (Concern(annotations=(1,)), "annotations"),  # type: ignore[arg-type]
-        (Concern(annotations=(b"key",)), "annotations"),  # type: ignore[arg-type]
-        (Concern(annotations=("\ud800",)), "annotations"),
-        (Concern(annotations=("",)), "annotations"),
-        (Concern(qos_classes={QoSClass.BE}), "qos_classes"),  # type: ignore[arg-type]
-        (Concern(qos_classes=frozenset({"BE"})), "qos_classes"),  # type: ignore[arg-type]
+        (_Broader(), "is not a PodSelector"),
+        (PodSelector(annotations="key"), "annotations"),  # type: ignore[arg-type]
+        (PodSelector(annotations=(1,)), "annotations"),  # type: ignore[arg-type]
+        (PodSelector(annotations=(b"key",)), "annotations"),  # type: ignore[arg-type]
+        (PodSelector(annotations=("\ud800",)), "annotations"),
+        (PodSelector(annotations=("",)), "annotations"),
+        (PodSelector(qos_classes={QoSClass.BE}), "qos_classes"),  # type: ignore[arg-type]
+        (PodSelector(qos_classes=frozenset({"BE"})), "qos_classes"),  # type: ignore[arg-type]
     ],
     ids=["subclass", "text", "number", "bytes", "surrogate", "empty", "set", "class as text"],
 )
-def test_a_concern_that_could_disturb_the_loop_is_refused_at_load(wrong: Concern, why: str) -> None:
+def test_a_selector_that_could_disturb_the_loop_is_refused_at_load(wrong: PodSelector, why: str) -> None:
     class Wrong(Needs):
         """Has conditions that cannot be looked at."""
 

@@ -1,13 +1,25 @@
-"""The pool of worker threads."""
+"""The pool of worker threads, and the timer of runs."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.hooks.workers import (
+    SHORT_SWITCH_INTERVAL_S,
+    TICK_S,
+    RunTimer,
+    SwitchInterval,
+    Workers,
+)
 
 
 class Job:
@@ -27,10 +39,10 @@ class Job:
         self.entered.set()
         self.let_go.wait(30)
 
-    def done(self) -> None:
+    def on_done(self) -> None:
         self.finished.set()
 
-    def dropped(self) -> None:
+    def on_dropped(self) -> None:
         self.was_dropped = True
 
 
@@ -126,7 +138,7 @@ async def test_threads_do_not_keep_the_process_alive() -> None:
     assert not workers.submit(Job())
 
 
-async def test_what_hung_is_told_of_also_behind_the_end() -> None:
+async def test_a_hung_task_is_reported_after_the_pool_was_closed() -> None:
     workers = Workers(1, spares=0)
     hung = Job(waits=True)
     workers.submit(hung)
@@ -136,3 +148,172 @@ async def test_what_hung_is_told_of_also_behind_the_end() -> None:
     hung.let_go.set()
     await hung.finished.wait()
     assert workers.hung == 0
+
+
+class Run:
+    """A run that ends at one of its ticks."""
+
+    def __init__(self, timer: RunTimer, ticks: int = 1) -> None:
+        self.timer = timer
+        self.ticks = ticks
+        self.paused_s: list[float] = []
+        self.over = asyncio.Event()
+        timer.add(self)
+
+    def postpone(self, paused_s: float) -> None:
+        self.paused_s.append(paused_s)
+
+    def on_tick(self, now_s: float) -> None:
+        self.ticks -= 1
+        if self.ticks == 0:
+            self.timer.runs.discard(self)
+            self.over.set()
+
+
+async def test_each_run_is_looked_at_until_it_is_over() -> None:
+    timer = RunTimer(())
+    started_s = time.monotonic()
+    runs = [Run(timer), Run(timer, ticks=3)]
+    async with asyncio.timeout(30):
+        for run in runs:
+            await run.over.wait()
+    assert time.monotonic() - started_s >= 3 * TICK_S
+    assert [run.ticks for run in runs] == [0, 0]
+    assert timer.runs == set()
+
+
+async def test_a_run_that_raises_leaves_the_others_watched(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Run):
+        def on_tick(self, now_s: float) -> None:
+            raise RuntimeError("bug")
+
+    timer = RunTimer(())
+    broken, run = Broken(timer), Run(timer, ticks=2)
+    async with asyncio.timeout(30):
+        await run.over.wait()
+    timer.runs.discard(broken)
+    assert "cannot be ended" in caplog.text
+
+
+PAUSED = """
+import asyncio
+from runtimeproxy.hooks.workers import RunTimer
+from tests.hooks.test_workers import Run
+
+async def main():
+    timer = RunTimer(())
+    run = Run(timer, ticks=100)
+    print("armed", flush=True)
+    await run.over.wait()
+    print(sum(run.paused_s), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_pause_of_the_process_is_given_back() -> None:
+    with subprocess.Popen((sys.executable, "-c", PAUSED), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "armed\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        stopped_s = time.monotonic()
+        # For so long that it counts, by the clock and not by what else this machine does.
+        while time.monotonic() < stopped_s + 0.5:
+            os.sched_yield()
+        process.send_signal(signal.SIGCONT)
+        assert float(process.stdout.readline()) >= 0.4
+
+
+async def test_what_the_process_itself_computes_is_no_pause() -> None:
+    timer = RunTimer(())
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    run = Run(timer)
+    while time.process_time() < began_cpu_s + 0.3:
+        pass
+    async with asyncio.timeout(30):
+        await run.over.wait()
+    # On a machine with other work the process waited for a CPU meanwhile: at most that is given back.
+    others_s = time.monotonic() - began_s - (time.process_time() - began_cpu_s)
+    assert sum(run.paused_s) <= others_s + 0.01
+
+
+USUAL_S = 0.003
+
+
+@pytest.fixture
+def usual() -> Iterator[None]:
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(USUAL_S)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - nothing reports it
+            await asyncio.sleep(0)
+
+
+async def until_interval_is(length_s: float) -> None:
+    await until(lambda: sys.getswitchinterval() == pytest.approx(length_s))
+
+
+@pytest.mark.usefixtures("usual")
+async def test_the_switch_interval_is_short_while_a_run_is_long() -> None:
+    timer = RunTimer((), SwitchInterval())
+    for _ in range(2):
+        run = Run(timer, ticks=-1)
+        await until_interval_is(SHORT_SWITCH_INTERVAL_S)
+        timer.runs.discard(run)
+        await until_interval_is(USUAL_S)
+        await until(lambda: not timer._is_ticking)
+
+
+@pytest.mark.usefixtures("usual")
+async def test_short_runs_leave_the_switch_interval_as_it_is() -> None:
+    timer = RunTimer((), SwitchInterval())
+    over_s = time.monotonic() + 4 * TICK_S
+    seen_s = set()
+    while time.monotonic() < over_s:
+        run = Run(timer, ticks=-1)
+        seen_s.add(round(sys.getswitchinterval(), 9))
+        await asyncio.sleep(0)
+        timer.runs.discard(run)
+    assert seen_s == {USUAL_S}
+
+
+@pytest.mark.usefixtures("usual")
+async def test_the_switch_interval_is_short_while_a_thread_hangs() -> None:
+    hung = ["policy"]
+    timer = RunTimer(hung, SwitchInterval())
+    Run(timer)
+    await until_interval_is(SHORT_SWITCH_INTERVAL_S)
+    hung.clear()
+    await until_interval_is(USUAL_S)
+
+
+@pytest.mark.usefixtures("usual")
+async def test_the_switch_interval_is_never_made_longer() -> None:
+    sys.setswitchinterval(SHORT_SWITCH_INTERVAL_S / 2)
+    timer = RunTimer((), SwitchInterval())
+    run = Run(timer, ticks=-1)
+    await until(lambda: timer._is_shortened)
+    assert sys.getswitchinterval() == pytest.approx(SHORT_SWITCH_INTERVAL_S / 2)
+    timer.runs.discard(run)
+    await until(lambda: not timer._is_shortened)
+
+
+@pytest.mark.usefixtures("usual")
+def test_the_shortest_switch_interval_counts() -> None:
+    """The interpreter has one switch interval, and calls and long requests both ask for another."""
+    interval = SwitchInterval()
+    interval.shorten(USUAL_S / 2)
+    interval.shorten(SHORT_SWITCH_INTERVAL_S)
+    interval.shorten(SHORT_SWITCH_INTERVAL_S)
+    interval.restore(SHORT_SWITCH_INTERVAL_S)
+    assert sys.getswitchinterval() == pytest.approx(SHORT_SWITCH_INTERVAL_S)
+    interval.restore(SHORT_SWITCH_INTERVAL_S)
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S / 2)
+    interval.restore(USUAL_S / 2)
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S)

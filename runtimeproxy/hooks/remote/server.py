@@ -17,10 +17,10 @@ from google.protobuf.message import DecodeError
 
 from cri_api.parsing import TooManyPartsError
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.loaded import MAX_PRIORITY, Answered, Asking, LoadedPolicy
+from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
-from runtimeproxy.hooks.selector import Concern, PodTraits
+from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
     AnsweredError,
@@ -161,7 +161,7 @@ _Note: TypeAlias = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a server is asked; a `RemoteQuestion`."""
+    """What a server is asked; a `RemoteRequest`."""
 
     server: HookServer
     hook: Hook
@@ -171,9 +171,8 @@ class _Question:
     data: bytes
     """The message's bytes."""
 
-    def put(self, timeout_s: float, answered: Answered, /) -> Asking:
-        """Put the question."""
-        return self.server.ask(self, timeout_s, answered)
+    def send(self, timeout_s: float, on_response: OnResponse, /) -> Cancellable:
+        return self.server.ask(self, timeout_s, on_response)
 
 
 _BLOCKS: Final = {hook: request_block(exchange.method) for hook, exchange in EXCHANGES.items()}
@@ -182,12 +181,12 @@ _LIFE_SIGN: Final = request_block(NO_SUCH_METHOD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reachable(Concern):
+class _Reachable(PodSelector):
     """Every pod, as long as the breaker is closed: an open one then costs a call nothing."""
 
     breaker: Breaker
 
-    def matches(self, view: PodTraits | ContainerView) -> bool:
+    def matches(self, pod: PodTraits) -> bool:
         """Return whether the server is asked about anything just now."""
         return not self.breaker.is_open
 
@@ -226,10 +225,10 @@ class HookServer:
     def loaded(self) -> LoadedPolicy:
         """Return the server as a policy of the chain."""
         registration = self.registration
-        concern = Concern() if self.is_strict else _Reachable(breaker=self._breaker)
+        concern = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
         policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": concern})
         return LoadedPolicy(
-            concern=concern,
+            selector=concern,
             name=registration.name,
             origin=registration.endpoint,
             policy=policy(),
@@ -247,12 +246,12 @@ class HookServer:
         self._client.close()
         self._failed = None
 
-    def ask(self, question: _Question, timeout_s: float, answered: Answered) -> Asking:
+    def ask(self, question: _Question, timeout_s: float, on_response: OnResponse) -> Cancellable:
         """Ask the server, unless it is skipped."""
         if self._breaker.is_open:
             skipped = partial(_raise, self._skipped(question.hook)) if self.is_strict else _nothing
-            return asyncio.get_running_loop().call_soon(answered, skipped, False)
-        done = partial(self._done, question, timeout_s, answered)
+            return asyncio.get_running_loop().call_soon(on_response, skipped, False)
+        done = partial(self._done, question, timeout_s, on_response)
         return self._client.call(_BLOCKS[question.hook], question.data, timeout_s, done)
 
     def _question(self, hook: Hook, view: PodView | ContainerView) -> _Question:
@@ -261,13 +260,13 @@ class HookServer:
         return _Question(self, hook, view, exchange, message, message.SerializeToString())
 
     def _done(
-        self, question: _Question, timeout_s: float, answered: Answered, outcome: bytes | CallError
+        self, question: _Question, timeout_s: float, on_response: OnResponse, outcome: bytes | CallError
     ) -> None:
         # A short answer is compared with all that was shown.
         answer_bytes = len(outcome) if isinstance(outcome, bytes) else 0
         is_long = max(len(question.data), answer_bytes) > _ON_LOOP_BYTES
         note = partial(_in_loop, asyncio.get_running_loop())
-        answered(partial(self._read, question, timeout_s, outcome, note), is_long)
+        on_response(partial(self._read, question, timeout_s, outcome, note), is_long)
 
     def _read(
         self, question: _Question, timeout_s: float, outcome: bytes | CallError, note: _Note, _: object

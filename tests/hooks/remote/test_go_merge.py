@@ -18,10 +18,10 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
     PodSandboxHookResponse,
 )
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
-from runtimeproxy.hooks.merge import apply
 from runtimeproxy.hooks.remote.protocol import container_change, container_request, pod_change, pod_request
 from runtimeproxy.hooks.remote.registrations import Answers
 from runtimeproxy.hooks.validation import problem_of
+from tests.hooks.flat import apply
 from tests.hooks.remote.behaviours import echo, lay_over
 from tests.hooks.remote.go_merge import merge_container, merge_map, merge_pod, update_resource
 

@@ -11,8 +11,7 @@ import pytest
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import ContainerView, Hook
-from runtimeproxy.hooks.call import SMALL_BYTES, Order
-from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.chain import SMALL_BYTES, Chain
 from runtimeproxy.hooks.changes import CLEAR, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.loaded import MAX_PRIORITY
 from runtimeproxy.hooks.remote import server as server_module
@@ -22,7 +21,7 @@ from runtimeproxy.hooks.remote.server import ENOUGH_S, FAILURES_TO_OPEN, MAX_ENT
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
 from runtimeproxy.node import ANY_NODE, NodeFacts
-from tests.hooks.asking import until
+from tests.hooks.asking import decide, until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing
 from tests.hooks.remote.servers import PATIENT_S, POD, POST, PRE, TIMEOUT_S, VIEW, ask, concerns, registration
@@ -120,7 +119,7 @@ async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
 ) -> None:
     node = WatchedNode()
     chain = Chain([ignored.loaded()], workers, node=node)
-    decision = await chain.decide(Order(PRE, with_overlay('{"cpu_shares": 100}'), PATIENT_S))
+    decision = await decide(chain, view=with_overlay('{"cpu_shares": 100}'), budget_s=PATIENT_S)
     assert decision.change == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert node.readers
     assert threading.current_thread() not in node.readers
@@ -132,7 +131,7 @@ async def test_a_server_whose_answers_are_read_elsewhere_is_skipped_and_comes_ba
     chain = Chain([ignored.loaded()], workers, node=WatchedNode())
     serving.behave(Behaviour(kind="undecodable"))
     for _ in range(FAILURES_TO_OPEN):
-        await chain.decide(Order(PRE, VIEW, PATIENT_S))
+        await decide(chain, view=VIEW, budget_s=PATIENT_S)
     await until(lambda: not concerns(ignored))
     serving.behave(Behaviour())
     await until(lambda: concerns(ignored))
@@ -160,7 +159,7 @@ async def test_a_call_whose_time_is_nearly_up_is_cut_short_and_no_failure_of_the
     serving.behave(Behaviour(kind="hang"))
     chain = Chain([ignored.loaded()], workers)
     for _ in range(FAILURES_TO_OPEN):
-        await chain.decide(Order(PRE, VIEW, left_s))
+        await decide(chain, view=VIEW, budget_s=left_s)
     await until(lambda: not chain.hung)
     assert concerns(ignored)
 
@@ -175,7 +174,7 @@ async def test_one_that_hangs_is_skipped_though_its_own_timeout_is_longer_than_a
     # A busy machine may leave an RPC less time than enough, and then that call counts for nothing.
     for _ in range(10 * FAILURES_TO_OPEN):
         if concerns(server):
-            await chain.decide(Order(PRE, VIEW, ENOUGH_S + 0.3))
+            await decide(chain, view=VIEW, budget_s=ENOUGH_S + 0.3)
             await until(lambda: not chain.hung)
     assert not concerns(server)
 
@@ -274,11 +273,11 @@ async def test_long_questions_are_made_and_their_answers_read_in_a_worker_thread
     else:
         view = replace(view, env={**VIEW.env, "LONG": bytes(SMALL_BYTES).replace(b"\0", b"x")})
     chain = Chain([ignored.loaded()], workers)
-    decision = await chain.decide(Order(PRE, view, PATIENT_S, is_short=place != "message"))
+    decision = await decide(chain, view=view, budget_s=PATIENT_S, is_short=place != "message")
     assert decision.container_change == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert [each.startswith("policies-") for each in threads] == [True, True]
     threads.clear()
-    await chain.decide(Order(PRE, VIEW, PATIENT_S))
+    await decide(chain, view=VIEW, budget_s=PATIENT_S)
     assert threads == [threading.current_thread().name] * 2
 
 
@@ -287,7 +286,7 @@ async def test_a_short_answer_to_a_long_question_is_compared_in_a_worker_thread(
 ) -> None:
     serving.behave(Behaviour(kind="partial"))
     view = replace(VIEW, env={"LONG": b"x" * SMALL_BYTES})
-    await Chain([ignored.loaded()], workers).decide(Order(PRE, view, PATIENT_S, is_short=False))
+    await decide(Chain([ignored.loaded()], workers), view=view, budget_s=PATIENT_S, is_short=False)
     assert [each.startswith("policies-") for each in threads] == [True, True]
 
 
@@ -300,10 +299,10 @@ class Busy:
     def run(self) -> None:
         self.released.wait()
 
-    def done(self) -> None:
+    def on_done(self) -> None:
         pass
 
-    def dropped(self) -> None:
+    def on_dropped(self) -> None:
         pass
 
 
@@ -314,12 +313,12 @@ async def test_a_long_question_that_no_thread_makes_in_time_holds_the_call_no_lo
     workers.submit(busy)
     chain = Chain([ignored.loaded()], workers)
     async with asyncio.timeout(PATIENT_S):
-        decision = await chain.decide(Order(PRE, replace(VIEW, annotations=LONG), 0.1))
+        decision = await decide(chain, view=replace(VIEW, annotations=LONG), budget_s=0.1)
     (entry,) = decision.audit
     assert "the time for this call's policies is spent" in entry.reason
     busy.released.set()
     # The thread finds that nobody wants the question any more.
-    await chain.decide(Order(PRE, VIEW, PATIENT_S))
+    await decide(chain, view=VIEW, budget_s=PATIENT_S)
     workers.close()
     assert len(threads) == 2
 
@@ -350,7 +349,7 @@ async def test_an_answer_counts_though_the_breaker_has_opened_meanwhile(
     serving.behave(Behaviour(kind="hang"))
     chain = Chain([ignored.loaded()], workers)
     view = with_overlay('{"cpu_shares": 100}')
-    asked = asyncio.ensure_future(chain.decide(Order(PRE, view, PATIENT_S)))
+    asked = asyncio.ensure_future(decide(chain, view=view, budget_s=PATIENT_S))
     await until(lambda: bool(serving.asked))
     for _ in range(FAILURES_TO_OPEN):
         ignored._breaker.failed("others")

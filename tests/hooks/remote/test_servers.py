@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from runtimeproxy.hooks import Hook
-from runtimeproxy.hooks.call import Order
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
@@ -23,6 +21,7 @@ from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
 from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import Workers
+from tests.hooks.asking import decide
 from tests.hooks.remote.registration_files import content, write
 from tests.lab.deadline import wait_until
 
@@ -207,10 +206,10 @@ async def test_many_dead_servers_cost_a_call_no_thread_and_no_time(tmp_path: Pat
     threads = threading.active_count()
     for _ in range(FAILURES_TO_OPEN + 1):
         # Less than a dead server's timeout for all of them.
-        decision = await chain.decide(Order(Hook.PRE_CREATE_CONTAINER, ContainerView(), 2.0))
+        decision = await decide(chain, view=ContainerView(), budget_s=2.0)
         assert decision.change is None
         assert not any("spent" in entry.reason for entry in decision.audit)
-    assert not any(policy.concern.matches(PodView()) for policy in servers.policies)
+    assert not any(policy.selector.matches(PodView()) for policy in servers.policies)
     assert (workers.threads, threading.active_count()) == (0, threads)
     following.cancel()
     await asyncio.wait([following])

@@ -1,4 +1,4 @@
-"""One policy's turn never raises, whatever the policy does."""
+"""Running a policy never raises, whatever the policy does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook
 from runtimeproxy.hooks.audit import Subject
-from runtimeproxy.hooks.evaluation import OutcomeKind, Progress, evaluate, explained
-from runtimeproxy.hooks.merge import Fold
+from runtimeproxy.hooks.decision import Failure, FailureKind, Progress, error_texts, run_policy
+from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.settings import ConflictRule
 from tests.hooks.policy_classes import Answer, scripted
 
@@ -43,11 +43,12 @@ def raising(error: BaseException) -> Answer:
     return answer
 
 
-def turn(answer: Answer, **settings: Any) -> tuple[Progress, OutcomeKind, str]:
+def run(answer: Answer, **settings: Any) -> tuple[Progress, Failure]:
     subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
     policy = scripted("p", answer, **settings)
-    progress, outcome = evaluate(policy, subject, Progress(Fold(VIEW)), ConflictRule.LATER)
-    return progress, outcome.kind, outcome.reason
+    progress, failure = run_policy(policy, subject, Progress(Merged(VIEW)), ConflictRule.LATER)
+    assert failure is not None
+    return progress, failure
 
 
 @pytest.mark.parametrize(
@@ -62,18 +63,18 @@ def turn(answer: Answer, **settings: Any) -> tuple[Progress, OutcomeKind, str]:
     ],
 )
 def test_nothing_a_policy_does_gets_out(answer: Answer) -> None:
-    progress, kind, _ = turn(answer)
-    assert kind is OutcomeKind.FAILED
-    assert progress.real.claims == {}
+    progress, failure = run(answer)
+    assert failure.kind is FailureKind.FAILED
+    assert progress.enforced.claims == {}
     assert progress.refusal is None
 
 
 def test_a_failure_can_refuse() -> None:
-    progress, _, reason = turn(raising(ValueError("boom")), failure_policy=FailurePolicy.FAIL)
+    progress, failure = run(raising(ValueError("boom")), failure_policy=FailurePolicy.FAIL)
     assert progress.refusal is not None
     assert progress.refusal.code is StatusCode.INTERNAL
-    assert progress.refusal.text == f"p: {reason}"
-    assert reason.startswith("ValueError: boom (test_evaluation.py:")
+    assert progress.refusal.text == f"p: {failure.reason}"
+    assert failure.reason.startswith("ValueError: boom (test_decision.py:")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,6 @@ def test_a_failure_can_refuse() -> None:
 def test_texts_of_foreign_exceptions_are_left_out_where_they_may_quote_the_environment(
     error: Exception, env: dict[str, bytes], has_text: bool
 ) -> None:
-    reason, cause = explained(error, ContainerView(env=env))
+    reason, cause = error_texts(error, ContainerView(env=env))
     assert (str(error) in reason) is has_text
     assert "secret" not in cause
