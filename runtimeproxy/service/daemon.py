@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.00005
 """How long a thread may keep the interpreter while the relay's loop waits for it; Python's default is 5 ms.
-While a policy computes for long it is less: see `runtimeproxy.hooks.switch_interval`."""
+While a policy computes for long it is less: see `RunTimer` in `runtimeproxy.hooks.workers`."""
 STATUS_INTERVAL_S: Final = 1.0
 """How often bypass and status are updated."""
 POLICIES_WAIT_S: Final = 5.0
