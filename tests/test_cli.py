@@ -350,7 +350,7 @@ def test_check_config_looks_at_the_node(tmp_path: Path) -> None:
     assert "did you mean batch-resource?" in text
     assert f"state.dir: {state} is not a folder" in text
     assert f"proxy.endpoint: {tmp_path}/proxy.sock exists and is not a socket" in text
-    assert f"{servers}/d.json: remote-endpoint: 'd.sock' is no absolute path of a socket" in text
+    assert f"{servers}/d.json: remote-endpoint: 'd.sock' is not an absolute path of a socket" in text
 
 
 def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:

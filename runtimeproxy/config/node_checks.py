@@ -121,20 +121,24 @@ def _others_write(folder: Path) -> str:
 
 
 def _check_registrations(reading: Reading, findings: Findings) -> None:
-    from runtimeproxy.hooks.remote.registrations import UnreadableFileError, names_in, parse
-    from runtimeproxy.hooks.remote.registrations import read as read_registration
+    from runtimeproxy.hooks.remote.registrations import (
+        UnreadableFileError,
+        parse_registration,
+        read_registration,
+        registration_names,
+    )
 
     hooks = reading.settings.hooks
     folder = Path(hooks.server_config_dir)
     try:
-        names = names_in(folder)
+        names = registration_names(folder)
     except OSError:
         # Not there yet, or found to be no good already.
         return
     for name in names:
         source = str(folder / name)
         try:
-            parsed = parse(name, read_registration(folder / name).data, hooks.server_timeout_s)
+            parsed = parse_registration(name, read_registration(folder / name).data, hooks.server_timeout_s)
         except FileNotFoundError:
             continue
         except UnreadableFileError as error:

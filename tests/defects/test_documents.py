@@ -14,7 +14,7 @@ import pytest
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE
 from runtimeproxy.cli import main
 from runtimeproxy.config import DEFAULT_CONFIG_PATH, Settings
-from runtimeproxy.hooks.remote.registrations import ANSWERS, HOOK_NAMES, TIMEOUT, parse
+from runtimeproxy.hooks.remote.registrations import ANSWERS, HOOK_NAMES, TIMEOUT, parse_registration
 
 ROOT = Path(__file__).parents[2]
 COMPARISON = ROOT / "systemd" / "coming-from-koordinator.md"
@@ -143,7 +143,9 @@ def test_the_help_says_label_where_it_means_one() -> None:
 @pytest.mark.defect(25)
 def test_the_registration_of_the_readme_is_right() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    registration, problems = parse("koordlet.json", example.encode(), SETTINGS.hooks.server_timeout_s)
+    registration, problems = parse_registration(
+        "koordlet.json", example.encode(), SETTINGS.hooks.server_timeout_s
+    )
     assert registration is not None
     assert problems == ()
     keys = {*json.loads(example), TIMEOUT, ANSWERS}

@@ -1,76 +1,104 @@
-"""What a hook server's answer means: the change that it asks for. All functions are pure.
+"""The protocol of hook servers: a view becomes a request, and a response becomes the change that it asks for.
+
+All functions are pure. Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4).
 
 The protocol's scalars have no presence, so `oom_score_adj` 0 and an empty cpuset may mean "set 0", "clear"
-or nothing at all. Koordinator's proxy takes them for values always; koordlet relies on that, for it
-answers with everything that it was shown and its own values laid over it: an echo. Other servers fill in
-only what they want changed. Which of the two an answer is shows in what nobody would leave out of an echo.
+or nothing at all. Koordinator's proxy always takes them for values. Koordlet relies on that, because it
+responds with everything that it was sent and its own values laid over it: an echo. Other servers fill in
+only what they want changed. A response is taken for an echo if it repeats all fields whose absence could not
+mean "clear".
 
-A change holds only what differs from what the server was shown, so that a server owns what it changed.
+A change holds only what differs from the request, so that a server owns what it changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE, api_pb2
 from cri_api.parsing import parse
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.remote.registrations import Answers
+from runtimeproxy.hooks.remote.registrations import ResponseMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from google.protobuf.message import Message
-
-    from cri_api.koordinator.v1alpha1 import api_pb2
     from runtimeproxy.hooks.changes import TextEntries
     from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 
-    _ContainerPair: TypeAlias = tuple[
-        api_pb2.ContainerResourceHookRequest, api_pb2.ContainerResourceHookResponse
-    ]
+MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
+"""Of a response's annotations, variables and the like: as much as of a call, all of which it may repeat."""
 
+NUMBERS: Final[Mapping[str, str]] = {
+    "cpu_period": "cpu_period_us",
+    "cpu_quota": "cpu_quota_us",
+    "cpu_shares": "cpu_shares",
+    "memory_limit_in_bytes": "memory_limit_bytes",
+    "memory_swap_limit_in_bytes": "memory_swap_limit_bytes",
+}
+"""Fields of LinuxContainerResources where 0 means "unchanged", and their names in `ResourceChange`."""
+
+_CPUSETS: Final = ("cpuset_cpus", "cpuset_mems")
+_POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
+"""What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
+_POD_ECHO: Final = ("labels", "annotations", "cgroup_parent", "resources")
+_CONTAINER_ECHO: Final = ("container_annotations", "pod_cgroup_parent", "container_resources")
+"""Fields that an echo repeats."""
 _PIECE: Final = 1_000
-"""Entries of a map that are copied at a time, which takes about a millisecond."""
+"""Entries of a map to copy at a time, which takes about a millisecond."""
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The request and response of one hook; the types of the messages go with the hook's view."""
+
+    method: str
+    """The path of the RPC."""
+    request: Callable[[Any], Any]
+    """Makes the request of a view."""
+    response: Callable[[bytes], Any]
+    """Parses the response."""
+    change: Callable[[Any, Any, ResponseMode], CgroupChange | None] | None = None
+    """Reads the response to a request; None: it has no effect."""
 
 
 def pod_request(pod: PodView) -> api_pb2.PodSandboxHookRequest:
-    """Return what a hook of the pod is sent; resources that say nothing are absent."""
-    maps = {"labels": pod.labels, "annotations": pod.annotations}
-    long = _long(maps)
-    request = api_pb2.PodSandboxHookRequest(
+    """The request of a hook of the pod; resources without a value are absent."""
+    return _message(
+        api_pb2.PodSandboxHookRequest,
+        {"labels": pod.labels, "annotations": pod.annotations},
         pod_meta=_pod_metadata(pod),
         runtime_handler=pod.runtime_handler,
         cgroup_parent=pod.cgroup_parent,
         overhead=_present(pod.overhead),
         resources=_present(pod.resources),
-        **maps,
     )
-    _fill(request, long)
-    return request
 
 
 def container_request(container: ContainerView) -> api_pb2.ContainerResourceHookRequest:
-    """Return what a hook of the container is sent.
+    """The request of a hook of the container.
 
     `container_resources` are the accumulated ones with earlier policies' changes, and always present:
     koordlet writes into the message that it was sent.
     """
     pod = container.pod
-    maps = {
-        "container_annotations": container.annotations,
-        "pod_annotations": pod.annotations,
-        "pod_labels": pod.labels,
-        "container_envs": shown_env(container.env),
-    }
-    long = _long(maps)
-    request = api_pb2.ContainerResourceHookRequest(
+    return _message(
+        api_pb2.ContainerResourceHookRequest,
+        {
+            "container_annotations": container.annotations,
+            "pod_annotations": pod.annotations,
+            "pod_labels": pod.labels,
+            "container_envs": shown_env(container.env),
+        },
         pod_meta=_pod_metadata(pod),
         container_meta=api_pb2.ContainerMetadata(
             name=container.name, attempt=container.attempt, id=container.id
@@ -78,14 +106,11 @@ def container_request(container: ContainerView) -> api_pb2.ContainerResourceHook
         container_resources=resources_message(container.current),
         pod_resources=_present(pod.resources),
         pod_cgroup_parent=pod.cgroup_parent,
-        **maps,
     )
-    _fill(request, long)
-    return request
 
 
 def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
-    """Return resources as a message: what has no value is 0 or empty there."""
+    """Resources as a message, where what has no value is 0 or empty."""
     return api_pb2.LinuxContainerResources(
         cpu_period=resources.cpu_period_us or 0,
         cpu_quota=resources.cpu_quota_us or 0,
@@ -104,7 +129,7 @@ def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
 
 
 def shown_env(env: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the environment as text; variables that are not UTF-8 cannot be carried and are left out."""
+    """The environment as text, without the variables that are not UTF-8: a `string` cannot hold them."""
     shown: dict[str, str] = {}
     for name, value in env.items():
         try:
@@ -114,52 +139,13 @@ def shown_env(env: Mapping[str, bytes]) -> dict[str, str]:
     return shown
 
 
-def _long(maps: dict[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
-    """Take the long ones out of some maps, and return them."""
-    return {name: maps.pop(name) for name in tuple(maps) if len(maps[name]) > _PIECE}
-
-
-def _fill(request: Message, maps: Mapping[str, Mapping[str, str]]) -> None:
-    """Copy long maps into a message in pieces, between which other threads have their turn."""
-    for name, values in maps.items():
-        entries = getattr(request, name)
-        items = iter(values.items())
-        while piece := dict(islice(items, _PIECE)):
-            entries.update(piece)
-
-
-def _present(resources: Resources) -> api_pb2.LinuxContainerResources | None:
-    message = resources_message(resources)
-    return message if message.ByteSize() else None
-
-
-def _pod_metadata(pod: PodView) -> api_pb2.PodSandboxMetadata:
-    return api_pb2.PodSandboxMetadata(
-        name=pod.name, uid=pod.uid, namespace=pod.namespace, attempt=pod.attempt
-    )
-
-
-NUMBERS: Final[Mapping[str, str]] = {
-    "cpu_period": "cpu_period_us",
-    "cpu_quota": "cpu_quota_us",
-    "cpu_shares": "cpu_shares",
-    "memory_limit_in_bytes": "memory_limit_bytes",
-    "memory_swap_limit_in_bytes": "memory_swap_limit_bytes",
-}
-"""Fields of LinuxContainerResources where 0 keeps what there is, and their names in `ResourceChange`."""
-
-_CPUSETS: Final = ("cpuset_cpus", "cpuset_mems")
-_POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
-"""What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
-
-
 def pod_change(
-    request: api_pb2.PodSandboxHookRequest, response: api_pb2.PodSandboxHookResponse, answers: Answers
+    request: api_pb2.PodSandboxHookRequest, response: api_pb2.PodSandboxHookResponse, mode: ResponseMode
 ) -> PodChange | None:
-    """Return what an answer changes of a pod: its message and its own cgroup; None for nothing."""
+    """The change of a pod's message and of its own cgroup that a response asks for; None for none."""
     resources = None
     if response.HasField("resources"):
-        is_complete = _is_complete(answers, _pod_evidence(request, response))
+        is_complete = _is_complete(mode, _evidence(request, response, _POD_ECHO))
         resources = _resource_change(request.resources, response.resources, is_complete=is_complete)
     cgroup = {name: value for name, value in _cgroup_values(resources) if name in _POD_CGROUP_NAMES}
     change = PodChange(
@@ -175,10 +161,10 @@ def pod_change(
 def container_change(
     request: api_pb2.ContainerResourceHookRequest,
     response: api_pb2.ContainerResourceHookResponse,
-    answers: Answers,
+    mode: ResponseMode,
 ) -> ContainerChange | None:
-    """Return what an answer changes of a container that is created or updated; None for nothing."""
-    is_complete = _is_complete(answers, _container_evidence(request, response))
+    """The change of a created or updated container that a response asks for; None for none."""
+    is_complete = _is_complete(mode, _evidence(request, response, _CONTAINER_ECHO))
     change = ContainerChange(
         resources=_container_resources(request, response, is_complete=is_complete),
         annotations=_changed_entries(request.container_annotations, response.container_annotations),
@@ -191,67 +177,88 @@ def container_change(
 def start_change(
     request: api_pb2.ContainerResourceHookRequest,
     response: api_pb2.ContainerResourceHookResponse,
-    answers: Answers,
+    mode: ResponseMode,
 ) -> CgroupChange | None:
-    """Return what an answer changes in the cgroup of a container about to start; None for nothing.
+    """The change in the cgroup of a container about to start; None for none.
 
-    The message that starts a container carries no values, and a cgroup file cannot be cleared.
+    A StartContainer request has no fields for values, and a cgroup file cannot be cleared.
     """
-    is_complete = _is_complete(answers, _container_evidence(request, response))
+    is_complete = _is_complete(mode, _evidence(request, response, _CONTAINER_ECHO))
     cgroup = dict(_cgroup_values(_container_resources(request, response, is_complete=is_complete)))
     return CgroupChange(cgroup=cgroup) if cgroup else None
 
 
-def _is_complete(answers: Answers, evidence: Iterator[bool]) -> bool:
-    """Return whether an answer holds everything that the server was shown.
+_PATH: Final = f"/{HOOK_SERVICE}/"
+_POD_HOOK: Final = (
+    pod_request,
+    partial(parse, api_pb2.PodSandboxHookResponse, max_parts_bytes=MAX_PARTS_BYTES),
+)
+_CONTAINER_HOOK: Final = (
+    container_request,
+    partial(parse, api_pb2.ContainerResourceHookResponse, max_parts_bytes=MAX_PARTS_BYTES),
+)
 
-    Args:
-        answers: what is known of the server.
-        evidence: of each thing shown that an echo repeats, whether the answer has it.
-    """
-    if answers is not Answers.AUTO:
-        return answers is Answers.COMPLETE
+NO_SUCH_METHOD: Final = f"{_PATH}Probe"
+"""A method that no server has: its UNIMPLEMENTED is a sign of life without an effect."""
+
+EXCHANGES: Final[Mapping[Hook, Exchange]] = {
+    Hook.PRE_RUN_POD_SANDBOX: Exchange(f"{_PATH}PreRunPodSandboxHook", *_POD_HOOK, pod_change),
+    Hook.POST_STOP_POD_SANDBOX: Exchange(f"{_PATH}PostStopPodSandboxHook", *_POD_HOOK),
+    Hook.PRE_CREATE_CONTAINER: Exchange(f"{_PATH}PreCreateContainerHook", *_CONTAINER_HOOK, container_change),
+    Hook.PRE_START_CONTAINER: Exchange(f"{_PATH}PreStartContainerHook", *_CONTAINER_HOOK, start_change),
+    Hook.POST_START_CONTAINER: Exchange(f"{_PATH}PostStartContainerHook", *_CONTAINER_HOOK),
+    Hook.PRE_UPDATE_CONTAINER_RESOURCES: Exchange(
+        f"{_PATH}PreUpdateContainerResourcesHook", *_CONTAINER_HOOK, container_change
+    ),
+    Hook.POST_STOP_CONTAINER: Exchange(f"{_PATH}PostStopContainerHook", *_CONTAINER_HOOK),
+}
+"""Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4)."""
+
+
+def _message(kind: type[MessageT], maps: Mapping[str, Mapping[str, str]], **fields: Any) -> MessageT:  # noqa: ANN401
+    """A message; long maps are copied in pieces, between which other threads run."""
+    short = {name: entries for name, entries in maps.items() if len(entries) <= _PIECE}
+    message = kind(**fields, **short)
+    for name in maps.keys() - short:
+        entries = getattr(message, name)
+        items = iter(maps[name].items())
+        while piece := dict(islice(items, _PIECE)):
+            entries.update(piece)
+    return message
+
+
+def _present(resources: Resources) -> api_pb2.LinuxContainerResources | None:
+    message = resources_message(resources)
+    return message if message.ByteSize() else None
+
+
+def _pod_metadata(pod: PodView) -> api_pb2.PodSandboxMetadata:
+    return api_pb2.PodSandboxMetadata(
+        name=pod.name, uid=pod.uid, namespace=pod.namespace, attempt=pod.attempt
+    )
+
+
+def _is_complete(mode: ResponseMode, evidence: Iterator[bool]) -> bool:
+    """Whether a response is an echo, so that what it lacks is to be cleared."""
+    if mode is not ResponseMode.AUTO:
+        return mode is ResponseMode.COMPLETE
     repeated = list(evidence)
     return bool(repeated) and all(repeated)
 
 
-def _pod_evidence(
-    request: api_pb2.PodSandboxHookRequest, response: api_pb2.PodSandboxHookResponse
-) -> Iterator[bool]:
-    yield from _entry_evidence(request.labels, response.labels)
-    yield from _entry_evidence(request.annotations, response.annotations)
-    yield from _parent_evidence(request.cgroup_parent, response.cgroup_parent)
-    yield from _resource_evidence(request.resources, response.resources)
+def _evidence(request: Any, response: Any, fields: tuple[str, ...]) -> Iterator[bool]:  # noqa: ANN401
+    """Of each value that an echo repeats, whether the response has it.
 
-
-def _container_evidence(
-    request: api_pb2.ContainerResourceHookRequest, response: api_pb2.ContainerResourceHookResponse
-) -> Iterator[bool]:
-    yield from _entry_evidence(request.container_annotations, response.container_annotations)
-    yield from _parent_evidence(request.pod_cgroup_parent, response.pod_cgroup_parent)
-    yield from _resource_evidence(request.container_resources, response.container_resources)
-
-
-def _resource_evidence(
-    shown: api_pb2.LinuxContainerResources, answered: api_pb2.LinuxContainerResources
-) -> Iterator[bool]:
-    """What may mean "clear" is no evidence: cpusets and the OOM score."""
-    for field in NUMBERS:
-        if getattr(shown, field):
-            yield bool(getattr(answered, field))
-    page_sizes = {limit.page_size for limit in answered.hugepage_limits}
-    yield from (limit.page_size in page_sizes for limit in shown.hugepage_limits)
-    yield from _entry_evidence(shown.unified, answered.unified)
-
-
-def _entry_evidence(shown: Mapping[str, str], answered: Mapping[str, str]) -> Iterator[bool]:
-    if shown:
-        yield all(key in answered for key in shown)
-
-
-def _parent_evidence(shown: str, answered: str) -> Iterator[bool]:
-    if shown:
-        yield bool(answered)
+    Cpusets and the OOM score are no evidence: their absence may mean "clear".
+    """
+    for field in fields:
+        shown, answered = getattr(request, field), getattr(response, field)
+        if isinstance(shown, api_pb2.LinuxContainerResources):
+            yield from _evidence(shown, answered, (*NUMBERS, "unified"))
+            page_sizes = {limit.page_size for limit in answered.hugepage_limits}
+            yield from (limit.page_size in page_sizes for limit in shown.hugepage_limits)
+        elif shown:
+            yield bool(answered) if isinstance(shown, int | str) else all(key in answered for key in shown)
 
 
 def _container_resources(
@@ -273,13 +280,13 @@ def _resource_change(
     *,
     is_complete: bool,
 ) -> ResourceChange | None:
-    """Huge page limits of an answer count nowhere, as in Koordinator's proxy."""
+    """Huge page limits of a response have no effect, as in Koordinator's proxy."""
     fields: dict[str, Any] = {}
     for field, name in NUMBERS.items():
         value = getattr(answered, field)
-        # Of an echo Koordinator's proxy takes no "unlimited" for memory, so koordlet's never had an effect.
-        is_moot = value < 0 and is_complete and field.startswith("memory")
-        if value and value != getattr(shown, field) and not is_moot:
+        # Koordinator's proxy ignores "unlimited" for memory in an echo, so koordlet's never had an effect.
+        is_ignored = value < 0 and is_complete and field.startswith("memory")
+        if value and value != getattr(shown, field) and not is_ignored:
             fields[name] = value
     if answered.oom_score_adj != shown.oom_score_adj and (answered.oom_score_adj or is_complete):
         fields["oom_score_adj"] = answered.oom_score_adj
@@ -292,15 +299,15 @@ def _resource_change(
 
 
 def _changed_entries(shown: Mapping[str, str], answered: Mapping[str, str]) -> dict[str, str]:
-    """Nothing is ever taken away: that cannot be said in the protocol."""
+    """The new and changed entries; the protocol cannot express a removal."""
     # For messages' maps it is the quickest way.
     return {key: answered[key] for key in answered if shown.get(key) != answered[key]}
 
 
 def _changed_env(shown: Mapping[str, str], answered: Mapping[str, str], *, is_complete: bool) -> TextEntries:
-    """Return what becomes of the variables that the server could see; an empty answer leaves them alone."""
+    """The changes of the variables that the server was sent; an empty response leaves them alone."""
     entries = _changed_entries(shown, answered)
-    # The order of a map on the wire is another one in each answer, and that of variables counts.
+    # A map has another order in each message, and the order of variables counts.
     changed: dict[str, Any] = {name: entries[name] for name in sorted(entries)}
     if answered and is_complete:
         changed.update((name, CLEAR) for name in shown if name not in answered)
@@ -318,51 +325,3 @@ def _cgroup_values(resources: ResourceChange | None) -> Iterator[tuple[str, int 
         value = getattr(resources, field)
         if value is not None and value is not CLEAR:
             yield name, value
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One hook's question and answer; the types of the messages go with the hook's view."""
-
-    method: str
-    """The path of the RPC."""
-    request: Callable[[Any], Any]
-    """Makes the request of a view."""
-    response: Callable[[bytes], Any]
-    """Parses the answer."""
-    change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None
-    """Reads the answer to a request; None: it has no effect."""
-
-
-MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
-"""Of an answer's annotations, variables and the like: as much as of a call, all of which it may repeat."""
-
-_POD_RESPONSE: Final = partial(parse, api_pb2.PodSandboxHookResponse, max_parts_bytes=MAX_PARTS_BYTES)
-_CONTAINER_RESPONSE: Final = partial(
-    parse, api_pb2.ContainerResourceHookResponse, max_parts_bytes=MAX_PARTS_BYTES
-)
-
-NO_SUCH_METHOD: Final = f"/{HOOK_SERVICE}/Probe"
-"""The path of an RPC that no server has: whoever answers it lives."""
-
-
-def _pod(method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None) -> Exchange:
-    return Exchange(f"/{HOOK_SERVICE}/{method}", pod_request, _POD_RESPONSE, change)
-
-
-def _container(
-    method: str, change: Callable[[Any, Any, Answers], CgroupChange | None] | None = None
-) -> Exchange:
-    return Exchange(f"/{HOOK_SERVICE}/{method}", container_request, _CONTAINER_RESPONSE, change)
-
-
-EXCHANGES: Final[Mapping[Hook, Exchange]] = {
-    Hook.PRE_RUN_POD_SANDBOX: _pod("PreRunPodSandboxHook", pod_change),
-    Hook.POST_STOP_POD_SANDBOX: _pod("PostStopPodSandboxHook"),
-    Hook.PRE_CREATE_CONTAINER: _container("PreCreateContainerHook", container_change),
-    Hook.PRE_START_CONTAINER: _container("PreStartContainerHook", start_change),
-    Hook.POST_START_CONTAINER: _container("PostStartContainerHook"),
-    Hook.PRE_UPDATE_CONTAINER_RESOURCES: _container("PreUpdateContainerResourcesHook", container_change),
-    Hook.POST_STOP_CONTAINER: _container("PostStopContainerHook"),
-}
-"""Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4)."""

@@ -12,7 +12,7 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
 from runtimeproxy.hooks.loaded import HookMethod
 from runtimeproxy.hooks.policy import FailurePolicy
-from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, Answers, Registration
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, Registration, ResponseMode
 from runtimeproxy.hooks.remote.server import HookServer
 
 PRE, POST, POST_POD = Hook.PRE_CREATE_CONTAINER, Hook.POST_START_CONTAINER, Hook.POST_STOP_POD_SANDBOX
@@ -36,7 +36,7 @@ def registration(folder: Path, **changes: Any) -> Registration:
         "failure_policy": FailurePolicy.IGNORE,
         "hooks": frozenset(HOOK_NAMES.values()),
         "timeout_s": PATIENT_S,
-        "answers": Answers.AUTO,
+        "answers": ResponseMode.AUTO,
     }
     return Registration(**{**values, **changes})
 

@@ -18,12 +18,12 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
 from runtimeproxy.hooks import Hook
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.remote.protocol import container_change, pod_change, start_change
-from runtimeproxy.hooks.remote.registrations import Answers
+from runtimeproxy.hooks.remote.registrations import ResponseMode
 from runtimeproxy.hooks.validation import problem_of, usable
 from runtimeproxy.hooks.views import ContainerView
 from tests.hooks.remote.behaviours import echo, lay_over, nothing
 
-AUTO, COMPLETE, PARTIAL = Answers.AUTO, Answers.COMPLETE, Answers.PARTIAL
+AUTO, COMPLETE, PARTIAL = ResponseMode.AUTO, ResponseMode.COMPLETE, ResponseMode.PARTIAL
 
 SHOWN = LinuxContainerResources(
     cpu_period=100_000,
@@ -57,7 +57,7 @@ class Case:
     overlay: dict[str, Any] = field(default_factory=dict)
     expected: ContainerChange | None = None
     is_echo: bool = True
-    answers: Answers = AUTO
+    answers: ResponseMode = AUTO
 
 
 def resources(**fields: Any) -> ContainerChange:
@@ -194,7 +194,7 @@ def test_a_container_shown_without_limits_is_an_echo_by_its_parent() -> None:
 
 def test_absent_resources_leave_resources_alone() -> None:
     answer = ContainerResourceHookResponse(container_annotations={"b": "2"})
-    for answers in Answers:
+    for answers in ResponseMode:
         assert container_change(request(), answer, answers) == ContainerChange(annotations={"b": "2"})
 
 

@@ -19,7 +19,7 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
 )
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
 from runtimeproxy.hooks.remote.protocol import container_change, container_request, pod_change, pod_request
-from runtimeproxy.hooks.remote.registrations import Answers
+from runtimeproxy.hooks.remote.registrations import ResponseMode
 from runtimeproxy.hooks.validation import problem_of
 from tests.hooks.flat import apply
 from tests.hooks.remote.behaviours import echo, lay_over
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def our_container(
-    view: ContainerView, response: ContainerResourceHookResponse, answers: Answers, hook: Hook
+    view: ContainerView, response: ContainerResourceHookResponse, answers: ResponseMode, hook: Hook
 ) -> ContainerResourceHookRequest:
     """What the server would be shown after its own answer."""
     change = container_change(container_request(view), response, answers)
@@ -50,9 +50,9 @@ MAPS = {
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), MAPS.values(), ids=MAPS)
-@pytest.mark.parametrize("answers", list(Answers))
+@pytest.mark.parametrize("answers", list(ResponseMode))
 def test_maps(
-    a: dict[str, str] | None, b: dict[str, str] | None, expected: dict[str, str], answers: Answers
+    a: dict[str, str] | None, b: dict[str, str] | None, expected: dict[str, str], answers: ResponseMode
 ) -> None:
     view = ContainerView(annotations=a or {})
     response = ContainerResourceHookResponse(container_annotations=b or {})
@@ -84,8 +84,8 @@ ANSWERED = LinuxContainerResources(
 )
 
 
-@pytest.mark.parametrize("answers", list(Answers))
-def test_all_resources(answers: Answers) -> None:
+@pytest.mark.parametrize("answers", list(ResponseMode))
+def test_all_resources(answers: ResponseMode) -> None:
     """Source: koord-runtime-proxy, utils_test.go, updateResource."""
     view = ContainerView(current=BEFORE)
     response = ContainerResourceHookResponse(container_resources=ANSWERED)
@@ -112,7 +112,7 @@ def test_a_container(hook: Hook) -> None:
         ),
         pod_cgroup_parent="/offline/besteffort",
     )
-    ours = our_container(view, response, Answers.AUTO, hook)
+    ours = our_container(view, response, ResponseMode.AUTO, hook)
     assert ours.container_resources == LinuxContainerResources(
         cpu_period=2_000, cpu_shares=100, oom_score_adj=20, unified={"a.b": "1", "b.c": "2"}
     )
@@ -136,7 +136,7 @@ def test_a_pod() -> None:
 
 
 def our_pod(view: PodView, response: PodSandboxHookResponse) -> PodSandboxHookRequest:
-    change = pod_change(pod_request(view), response, Answers.AUTO)
+    change = pod_change(pod_request(view), response, ResponseMode.AUTO)
     if change is None:
         return pod_request(view)
     assert problem_of(Hook.PRE_RUN_POD_SANDBOX, change) is None
@@ -189,10 +189,10 @@ OVERLAYS = st.fixed_dictionaries(
 """What koordlet sets. Source: Koordinator pkg/koordlet/runtimehooks/protocol/container_context.go."""
 
 
-@given(view=CONTAINERS, overlay=OVERLAYS, answers=st.sampled_from([Answers.AUTO, Answers.COMPLETE]))
+@given(view=CONTAINERS, overlay=OVERLAYS, answers=st.sampled_from([ResponseMode.AUTO, ResponseMode.COMPLETE]))
 @settings(deadline=None)
 def test_what_koordlet_answers_for_a_container(
-    view: ContainerView, overlay: dict[str, Any], answers: Answers
+    view: ContainerView, overlay: dict[str, Any], answers: ResponseMode
 ) -> None:
     shown = container_request(view)
     response = lay_over(echo(shown), overlay)
@@ -213,7 +213,7 @@ def test_a_variable_that_is_not_utf8_stays(
     assert "raw" not in shown.container_envs
     response = lay_over(echo(shown), overlay)
     assert isinstance(response, ContainerResourceHookResponse)
-    change = container_change(shown, response, Answers.AUTO)
+    change = container_change(shown, response, ResponseMode.AUTO)
     assert change is None or "raw" not in change.env
 
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks.policy import FailurePolicy, Hook
-from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, MAX_PATH_BYTES, Answers, Registration, parse
+from runtimeproxy.hooks.remote.registrations import (
+    HOOK_NAMES,
+    MAX_PATH_BYTES,
+    Registration,
+    ResponseMode,
+    parse_registration,
+)
 
 ENDPOINT = "/var/run/koordlet/koordlet.sock"
 HOOKS = ["PreRunPodSandbox", "PreCreateContainer"]
@@ -25,7 +31,7 @@ def file(**values: Any) -> bytes:
 
 
 def parsed(data: bytes) -> tuple[Registration | None, tuple[str, ...]]:
-    return parse("koordlet.json", data, DEFAULT_TIMEOUT_S)
+    return parse_registration("koordlet.json", data, DEFAULT_TIMEOUT_S)
 
 
 def good(data: bytes) -> Registration:
@@ -42,7 +48,7 @@ def test_what_koordlet_writes() -> None:
         failure_policy=FailurePolicy.IGNORE,
         hooks=frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER}),
         timeout_s=DEFAULT_TIMEOUT_S,
-        answers=Answers.AUTO,
+        answers=ResponseMode.AUTO,
     )
 
 
@@ -87,9 +93,9 @@ def test_endpoints(scheme: str) -> None:
         pytest.param({"timeout_seconds": 1}, "timeout_s", 1.0, id="timeout"),
         pytest.param({"timeout_seconds": 0.25}, "timeout_s", 0.25, id="short timeout"),
         pytest.param({"timeout_seconds": 120}, "timeout_s", 120.0, id="longest timeout"),
-        pytest.param({"answers": "complete"}, "answers", Answers.COMPLETE, id="complete"),
-        pytest.param({"answers": "partial"}, "answers", Answers.PARTIAL, id="partial"),
-        pytest.param({"answers": "auto"}, "answers", Answers.AUTO, id="auto"),
+        pytest.param({"answers": "complete"}, "answers", ResponseMode.COMPLETE, id="complete"),
+        pytest.param({"answers": "partial"}, "answers", ResponseMode.PARTIAL, id="partial"),
+        pytest.param({"answers": "auto"}, "answers", ResponseMode.AUTO, id="auto"),
     ],
 )
 def test_values(values: dict[str, Any], attribute: str, expected: object) -> None:
@@ -114,12 +120,12 @@ def test_what_koordinators_proxy_takes_too(data: bytes) -> None:
     [
         pytest.param(
             {"failure_policy": "fail"},
-            "failure-policy: 'fail' is unknown, so Ignore counts; did you mean Fail?",
+            "failure-policy: 'fail' is unknown, Ignore is used; did you mean Fail?",
             id="failure policy in lower case",
         ),
         pytest.param(
             {"failure_policy": "Abort"},
-            "failure-policy: 'Abort' is unknown, so Ignore counts; there are: Fail, Ignore",
+            "failure-policy: 'Abort' is unknown, Ignore is used; there are: Fail, Ignore",
             id="failure policy",
         ),
         pytest.param(
@@ -138,21 +144,21 @@ def test_what_koordinators_proxy_takes_too(data: bytes) -> None:
             id="key",
         ),
         pytest.param(
-            {"timeout_seconds": 0}, "timeout-seconds: must be above 0 and at most 120, so 2 counts", id="0 s"
+            {"timeout_seconds": 0}, "timeout-seconds: must be above 0 and at most 120, 2 is used", id="0 s"
         ),
         pytest.param(
             {"timeout_seconds": 121},
-            "timeout-seconds: must be above 0 and at most 120, so 2 counts",
+            "timeout-seconds: must be above 0 and at most 120, 2 is used",
             id="121 s",
         ),
         pytest.param(
             {"timeout_seconds": float("nan")},
-            "timeout-seconds: must be above 0 and at most 120, so 2 counts",
+            "timeout-seconds: must be above 0 and at most 120, 2 is used",
             id="nan",
         ),
         pytest.param(
             {"answers": "most"},
-            "answers: 'most' is none of auto, complete, partial, so auto counts",
+            "answers: 'most' is none of auto, complete, partial; auto is used",
             id="answers",
         ),
     ],
@@ -176,25 +182,27 @@ def test_a_server_without_hooks(hooks: list[str] | None) -> None:
     [
         pytest.param(b"", "the file is empty", id="empty"),
         pytest.param(b" \n", "the file is empty", id="blank"),
-        pytest.param(b"[]", "no JSON object", id="list"),
-        pytest.param(b"null", "no JSON object", id="null"),
-        pytest.param(b"\xff\xfe", "no JSON: not UTF-8", id="not UTF-8"),
-        pytest.param(b"[" * 100_000, "no JSON: ", id="deep"),
-        pytest.param(b"1" * 100_000, "no JSON: ", id="long number"),
-        pytest.param(file()[:30], "no JSON: line 1 column ", id="half"),
+        pytest.param(b"[]", "not a JSON object", id="list"),
+        pytest.param(b"null", "not a JSON object", id="null"),
+        pytest.param(b"\xff\xfe", "not valid JSON: not UTF-8", id="not UTF-8"),
+        pytest.param(b"[" * 100_000, "not valid JSON: ", id="deep"),
+        pytest.param(b"1" * 100_000, "not valid JSON: ", id="long number"),
+        pytest.param(file()[:30], "not valid JSON: line 1 column ", id="half"),
         pytest.param(file(remote_endpoint=None), "remote-endpoint: is missing or empty", id="no endpoint"),
         pytest.param(file(remote_endpoint=""), "remote-endpoint: is missing or empty", id="empty endpoint"),
-        pytest.param(file(remote_endpoint=7), "remote-endpoint: must be a text", id="endpoint's type"),
+        pytest.param(file(remote_endpoint=7), "remote-endpoint: must be a string", id="endpoint's type"),
         pytest.param(
             file(remote_endpoint="koordlet.sock"),
-            "remote-endpoint: 'koordlet.sock' is no absolute path of a socket",
+            "remote-endpoint: 'koordlet.sock' is not an absolute path of a socket",
             id="relative endpoint",
         ),
         pytest.param(
-            file(remote_endpoint="tcp://127.0.0.1:1"), "remote-endpoint: 'tcp://127.0.0.1:1' is no", id="tcp"
+            file(remote_endpoint="tcp://127.0.0.1:1"),
+            "'tcp://127.0.0.1:1' is not an",
+            id="tcp",
         ),
         pytest.param(
-            file(remote_endpoint="unix:a"), "remote-endpoint: 'unix:a' is no", id="unix and relative"
+            file(remote_endpoint="unix:a"), "remote-endpoint: 'unix:a' is not an", id="unix and relative"
         ),
         pytest.param(file(remote_endpoint="/a/"), "remote-endpoint: '/a/' does not name", id="folder"),
         pytest.param(file(remote_endpoint="/a\0b"), "remote-endpoint: '/a\\x00b' does not name", id="NUL"),
@@ -206,14 +214,14 @@ def test_a_server_without_hooks(hooks: list[str] | None) -> None:
             "remote-endpoint: the path has 108 bytes, at most 107 are possible",
             id="long endpoint",
         ),
-        pytest.param(file(failure_policy=1), "failure-policy: must be a text", id="failure policy's type"),
+        pytest.param(file(failure_policy=1), "failure-policy: must be a string", id="failure policy's type"),
         pytest.param(
             file(runtime_hooks="PreRunPodSandbox"), "runtime-hooks: must be a list", id="hooks' type"
         ),
-        pytest.param(file(runtime_hooks=[1]), "runtime-hooks: must be a list of texts", id="a hook's type"),
+        pytest.param(file(runtime_hooks=[1]), "runtime-hooks: must be a list of strings", id="a hook's type"),
         pytest.param(file(timeout_seconds="2"), "timeout-seconds: must be a number", id="timeout's type"),
         pytest.param(file(timeout_seconds=True), "timeout-seconds: must be a number", id="timeout is a bool"),
-        pytest.param(file(answers=[]), "answers: must be a text", id="answers' type"),
+        pytest.param(file(answers=[]), "answers: must be a string", id="answers' type"),
     ],
 )
 def test_bad_files(data: bytes, problem: str) -> None:

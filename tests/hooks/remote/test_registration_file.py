@@ -12,8 +12,8 @@ import pytest
 from runtimeproxy.hooks.remote.registrations import (
     MAX_FILE_BYTES,
     UnreadableFileError,
-    names_in,
-    read,
+    read_registration,
+    registration_names,
     stamp_of,
 )
 from tests.lab.deadline import wait_until
@@ -29,33 +29,33 @@ def test_names(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "inner.json").touch()
-    assert names_in(tmp_path) == ["a.json", "b.json"]
+    assert registration_names(tmp_path) == ["a.json", "b.json"]
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_FILE_BYTES], ids=str)
 def test_content(path: Path, size: int) -> None:
     path.write_bytes(b"x" * size)
-    assert read(path).data == b"x" * size
+    assert read_registration(path).data == b"x" * size
 
 
 def test_a_link_is_its_target(path: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("text")
     path.symlink_to("target")
-    assert read(path).data == b"text"
+    assert read_registration(path).data == b"text"
     assert stamp_of(path) == stamp_of(tmp_path / "target")
 
 
 def test_the_stamp_of_a_file_that_has_just_changed_is_not_to_be_relied_on(path: Path) -> None:
     path.write_text("text")
-    assert wait_until(lambda: read(path).stamp, "a settled file") == stamp_of(path)
+    assert wait_until(lambda: read_registration(path).stamp, "a settled file") == stamp_of(path)
     path.write_text("next")
-    assert read(path).stamp is None
+    assert read_registration(path).stamp is None
 
 
 def test_what_is_not_there(path: Path) -> None:
     assert stamp_of(path) is None
     with pytest.raises(FileNotFoundError):
-        read(path)
+        read_registration(path)
 
 
 def _listen(path: Path) -> None:
@@ -66,10 +66,10 @@ def _listen(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        pytest.param(os.mkfifo, "is no regular file", id="FIFO"),
-        pytest.param(Path.mkdir, "is no regular file", id="folder"),
-        pytest.param(_listen, "is no regular file", id="socket"),
-        pytest.param(lambda path: path.symlink_to("/dev/zero"), "is no regular file", id="device"),
+        pytest.param(os.mkfifo, "is not a regular file", id="FIFO"),
+        pytest.param(Path.mkdir, "is not a regular file", id="folder"),
+        pytest.param(_listen, "is not a regular file", id="socket"),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), "is not a regular file", id="device"),
         pytest.param(lambda path: path.symlink_to("nowhere"), "is a link that leads nowhere", id="link"),
         pytest.param(lambda path: path.symlink_to(path.name), "cannot be read: Too many levels", id="loop"),
         pytest.param(
@@ -83,4 +83,4 @@ def test_what_is_no_file_to_read(socket_folder: Path, make: Callable[[Path], obj
     path = socket_folder / "a.json"
     make(path)
     with pytest.raises(UnreadableFileError, match=reason):
-        read(path)
+        read_registration(path)

@@ -171,7 +171,7 @@ def test_what_is_no_file_is_reported_and_does_not_replace(folder: Folder) -> Non
     assert [each.endpoint for each in look.registrations] == [ONE]
     assert look.needs_polling
     assert folder.problems == [
-        f"{folder.file}: is no regular file; the last good registration of this name stays"
+        f"{folder.file}: is not a regular file; the last good registration of this name stays"
     ]
 
 
