@@ -38,7 +38,6 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/service/daemon.py": "tests/daemon/test_start.py",
     "runtimeproxy/service/engine.py": "tests/daemon/test_records.py",
     "runtimeproxy/errors.py": "tests/conformance/test_status.py",
-    "runtimeproxy/http2/huffman_length.py": "tests/http2/test_header_fields.py",
     "runtimeproxy/hooks/call.py": "tests/hooks/test_chain.py",
     "runtimeproxy/hooks/changes.py": "tests/hooks/test_fields.py",
     "runtimeproxy/hooks/decision.py": "tests/hooks/test_chain.py",
@@ -51,7 +50,6 @@ TESTED_ELSEWHERE = {
     "runtimeproxy/service/bypass.py": "tests/daemon/test_switch.py",
     "runtimeproxy/service/event_loop.py": "tests/daemon/test_start.py",
     "runtimeproxy/service/running.py": "tests/daemon/test_start.py",
-    "runtimeproxy/service/sockets.py": "tests/daemon/test_systemd_socket.py",
 }
 """Modules whose tests have another name."""
 

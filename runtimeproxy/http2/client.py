@@ -570,10 +570,7 @@ class _Connection(asyncio.Protocol):
         self._window_bytes -= size_bytes
         flags = END_STREAM if size_bytes == left_bytes else 0
         payload = request if size_bytes == len(request) else request[sent_bytes : sent_bytes + size_bytes]
-        return (
-            FRAME_HEADER.pack(size_bytes >> 8, size_bytes & 0xFF, frames.DATA, flags, call.stream_id)
-            + payload
-        )
+        return FRAME_HEADER.pack(size_bytes << 8 | frames.DATA, flags, call.stream_id) + payload
 
     def _pump_call(self, call: UnaryCall) -> None:
         """Sends of a long request what may be sent now."""
@@ -592,8 +589,9 @@ class _Connection(asyncio.Protocol):
         self._rest = b""
         try:
             while end - position >= HEADER_BYTES:
-                high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
-                start, size_bytes = position + HEADER_BYTES, high << 8 | low
+                length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+                size_bytes, kind = length_and_type >> 8, length_and_type & 0xFF
+                start = position + HEADER_BYTES
                 stop = start + size_bytes
                 if size_bytes > DEFAULT_MAX_FRAME_BYTES:
                     self._give_up(PeerError(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than was allowed"))

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first 24 bytes of every HTTP/2 client (3.4)."""
@@ -15,8 +18,11 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES: Final = 9
 """Length of a frame header."""
 
-FRAME_HEADER: Final = struct.Struct(">HBBBL")
-"""Length (high 16 bits, low 8 bits), type, flags, stream id (whose top bit is reserved)."""
+FRAME_HEADER: Final = struct.Struct(">LBL")
+"""Length and type in one number (`length << 8 | type`), flags, stream id (whose top bit is reserved)."""
+
+_FOUR_BYTES: Final = struct.Struct(">LBLL")
+"""A frame whose payload is one number."""
 
 DATA: Final = 0
 HEADERS: Final = 1
@@ -74,18 +80,17 @@ class PeerError(Exception):
 
 def frame(type_: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Returns a whole frame."""
-    size = len(payload)
-    return FRAME_HEADER.pack(size >> 8, size & 0xFF, type_, flags, stream_id) + payload
+    return FRAME_HEADER.pack(len(payload) << 8 | type_, flags, stream_id) + payload
 
 
 def window_update(stream_id: int, increment_bytes: int) -> bytes:
     """Returns a WINDOW_UPDATE (6.9); `increment_bytes` is 1 to 2^31-1."""
-    return frame(WINDOW_UPDATE, 0, stream_id, increment_bytes.to_bytes(4, "big"))
+    return _FOUR_BYTES.pack(4 << 8 | WINDOW_UPDATE, 0, stream_id, increment_bytes)
 
 
 def rst_stream(stream_id: int, code: int) -> bytes:
     """Returns a RST_STREAM (6.4)."""
-    return frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+    return _FOUR_BYTES.pack(4 << 8 | RST_STREAM, 0, stream_id, code)
 
 
 def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
@@ -101,6 +106,12 @@ def ping(opaque: bytes) -> bytes:
 def ping_ack(opaque: bytes) -> bytes:
     """Returns the answer to a PING."""
     return frame(PING, ACK, 0, opaque)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, int, bytes]:
+    """Reads the next frame; returns its type, flags, stream id and payload."""
+    length_and_type, flags, stream_id = FRAME_HEADER.unpack(await reader.readexactly(HEADER_BYTES))
+    return length_and_type & 0xFF, flags, stream_id, await reader.readexactly(length_and_type >> 8)
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:

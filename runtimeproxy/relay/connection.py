@@ -1,34 +1,42 @@
-"""One accepted client connection and the connection to its upstream: how they begin and how they end."""
+"""One accepted client connection and the connection to its upstream: how they begin, move bytes and end."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Flag, auto
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from runtimeproxy.http2.frames import PREFACE, ErrorCode, PeerError
-from runtimeproxy.relay.dial import Dial
-from runtimeproxy.relay.relaying import GRACE_S, Relaying
-from runtimeproxy.relay.side import Pause, Side
-from runtimeproxy.relay.splice import Splice
+from runtimeproxy.relay.h2_relay import H2Relay
+from runtimeproxy.relay.preconnect import EARLY_BYTES
+from runtimeproxy.relay.upstream import Dial
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
-    from runtimeproxy.relay.state import RelayOptions, Upstream
+    from runtimeproxy.relay.h2_relay import RelayOptions
+    from runtimeproxy.relay.upstream import Upstream
 
+WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+"""Of a transport's buffer; above it reading of the other side pauses."""
 LINGER_S: Final = 1.0
 """How long bytes already read from a lost runtime may take to reach the client."""
 FIRST_CALL_S: Final = 60.0
 """How long a client may take to make its first call; those of the CRI make it at once."""
+GRACE_S: Final = 1.0
+"""How long a graceful stop waits for the client to take the GOAWAY, and for short calls."""
+SILENCE_S: Final = 30.0
+"""How long a stop that waits for all calls waits for a client that does not answer it; others do at once."""
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class ConnectionOptions:
         default_upstream: where a client is spliced to that does not speak HTTP/2.
         upstream_wait_s: how long new connections wait for an upstream that is away.
         first_call_s: how long a client may take to make its first call.
-        on_defect: told of each error in the relay's own code.
+        on_defect: called for each error in the relay's own code.
     """
 
     relay: RelayOptions
@@ -50,8 +58,162 @@ class ConnectionOptions:
     on_defect: Callable[[], None] = _nothing
 
 
+class Pause(Flag):
+    """Why a transport is not read."""
+
+    PEER_FULL = auto()
+    """What is read from it cannot be written to the other side."""
+    EARLY_FULL = auto()
+    """Enough waits for the upstream."""
+    MEMORY_FULL = auto()
+    """Enough of it waits for memory that others have."""
+    BEHIND = auto()
+    """What was read is not taken yet."""
+
+
+_UNPAUSED: Final = Pause(0)
+
+
+def _drop(data: bytes) -> None:
+    """Takes bytes that are not needed any more."""
+
+
+class PeerTransport(asyncio.BaseProtocol):
+    """The client's or the runtime's transport; the `Connection` decides what is done with it.
+
+    Args:
+        on_data: takes the bytes that were read.
+        on_writable: called when the transport's buffer goes over its high-water mark, and below it again.
+        on_lost: called once, when the transport is gone.
+        on_eof: called when the peer has ended its direction.
+
+    Attributes:
+        transport: None before the connection is made, and after it is lost: some loops take no calls then.
+        paused: why it is not read now.
+        data_received: takes the bytes that were read. Event loops remember it when the protocol is set, so a
+            change goes through `receive_with`.
+    """
+
+    def __init__(
+        self,
+        on_data: Callable[[bytes], None],
+        on_writable: Callable[[bool], None],
+        on_lost: Callable[[], None],
+        on_eof: Callable[[], None],
+    ) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.paused = _UNPAUSED
+        self.data_received = on_data
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+        self._on_eof = on_eof
+
+    def receive_with(self, on_data: Callable[[bytes], None]) -> None:
+        """Changes what takes the bytes from now on."""
+        self.data_received = on_data
+        if self.transport is not None:
+            self.transport.set_protocol(self)
+
+    def write(self, chunks: list[bytes | memoryview]) -> None:
+        """Writes and empties a list of chunks."""
+        if self.transport is not None:
+            if len(chunks) == 1:
+                self.transport.write(chunks[0])
+            else:
+                self.transport.writelines(chunks)
+        chunks.clear()
+
+    def pause(self, why: Pause) -> None:
+        self.paused |= why
+        if self.transport is not None:
+            # A transport that is closing raises.
+            with contextlib.suppress(RuntimeError):
+                self.transport.pause_reading()
+
+    def resume(self, why: Pause) -> None:
+        """Reads again, if there is no other reason not to."""
+        if self.paused & why:
+            self.paused &= ~why
+            if not self.paused and self.transport is not None:
+                with contextlib.suppress(RuntimeError):
+                    self.transport.resume_reading()
+
+    def end(self) -> None:
+        """Ends the own direction after what is written; what comes is dropped until the peer ends its own.
+
+        A peer that writes to a socket which is closed gets an error, and then gRPC gives up answers that it
+        has not read yet.
+        """
+        self.receive_with(_drop)
+        self.resume(self.paused)
+        if self.transport is not None:
+            with contextlib.suppress(RuntimeError):
+                self.transport.write_eof()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        if self.paused:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        """The transport closes itself then, as soon as all is written, which may be never."""
+        self._on_eof()
+
+    def pause_writing(self) -> None:
+        self._on_writable(False)
+
+    def resume_writing(self) -> None:
+        self._on_writable(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._on_lost()
+
+
+class Splice:
+    """A client that does not speak HTTP/2: its bytes go to the default upstream and back, unread.
+
+    Args:
+        client: the accepted side; its reads go through here from now on.
+        early: its bytes so far.
+    """
+
+    def __init__(self, client: PeerTransport, early: bytes) -> None:
+        self._client = client
+        self._early = bytearray(early)
+        client.receive_with(self._keep)
+
+    def _keep(self, data: bytes) -> None:
+        """Takes bytes before the upstream is open."""
+        self._early += data
+        if len(self._early) > EARLY_BYTES:
+            self._client.pause(Pause.EARLY_FULL)
+
+    def on_upstream_opened(self, runtime: PeerTransport) -> None:
+        def to_runtime(data: bytes) -> None:
+            if runtime.transport is not None:
+                runtime.transport.write(data)
+
+        self._client.receive_with(to_runtime)
+        # First, because the write may find the runtime's buffer full and pause the client again.
+        self._client.resume(Pause.EARLY_FULL)
+        to_runtime(bytes(self._early))
+        self._early.clear()
+
+    def on_runtime_data(self, data: bytes) -> None:
+        if self._client.transport is not None:
+            self._client.transport.write(data)
+
+
 class Connection:
-    """Pairs one client with its upstream; ends both when either ends.
+    """Pairs one client with its upstream, moves their bytes through an `H2Relay`, ends both when either ends.
 
     Args:
         options: shared by all connections.
@@ -69,27 +231,35 @@ class Connection:
         self._upstream_socket = upstream_socket
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._client = Side(self._sniff, self._client_writable, self._client_lost, self._client_ended)
+        self._client = PeerTransport(
+            self._sniff, self._on_client_writable, self._on_client_lost, self._on_client_eof
+        )
+        self._runtime: PeerTransport | None = None
         self._is_client_full = False
-        self._runtime: Side | None = None
-        self._relaying: Relaying | None = None
         self._first_bytes = bytearray()
+        self._relay: H2Relay | None = None
+        self._splice: Splice | None = None
         self._dial: Dial | None = None
         self._upstream: Upstream | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._drain: Callable[[Relaying], None] | None = None
+        self._is_receiving = False
+        self._has_more = True
+        self._behind: set[PeerTransport] = set()
+        self._is_draining = False
+        self._is_grace_over = False
+        self._waits_for_all = False
         self._on_settled: Callable[[], None] = _nothing
         self._is_closed = False
 
     def protocol(self) -> asyncio.BaseProtocol:
         """Returns the protocol of the accepted socket."""
-        self._timer = self._loop.call_later(self._options.first_call_s, self._never_called)
+        self._timer = self._loop.call_later(self._options.first_call_s, self._on_no_call)
         return self._client
 
-    def _never_called(self) -> None:
+    def _on_no_call(self) -> None:
         """A client that has something to say may be saying it just now: it gets a GOAWAY first."""
-        if self._drain is None:
+        if not self._is_draining:
             self.drain(self.close)
 
     # --- beginning ---------------------------------------------------------------------------------------
@@ -97,62 +267,69 @@ class Connection:
     def _sniff(self, data: bytes) -> None:
         """Waits for the client's preface; anything else is spliced."""
         self._first_bytes += data
-        if not PREFACE.startswith(self._first_bytes[: len(PREFACE)]):
-            splice = Splice(self._client, bytes(self._first_bytes))
+        first = bytes(self._first_bytes)
+        if not PREFACE.startswith(first[: len(PREFACE)]):
             self._first_bytes.clear()
-            self._open(splice, self._options.default_upstream)
-        elif len(self._first_bytes) >= len(PREFACE):
-            rest = bytes(self._first_bytes[len(PREFACE) :])
+            self._splice = Splice(self._client, first)
+            self._open(self._options.default_upstream)
+        elif len(first) >= len(PREFACE):
             self._first_bytes.clear()
-            self._relay(rest)
+            relay = self._relay = H2Relay(self._options.relay, self._open, self._wake)
+            on_data = partial(self._receive, relay, relay.on_client_data)
+            self._client.receive_with(on_data)
+            if self._is_draining:
+                self._drain_relay(relay)
+            on_data(first[len(PREFACE) :])
 
-    def _relay(self, rest: bytes) -> None:
-        def open_upstream(upstream: Upstream) -> None:
-            self._open(relaying, upstream)
-
-        relaying = self._relaying = Relaying(self._options.relay, self._client, open_upstream, self._fail)
-        self._client.receive_with(relaying.from_client)
-        if self._drain is not None:
-            self._drain(relaying)
-        relaying.from_client(rest)
-
-    def _open(self, traffic: Relaying | Splice, upstream: Upstream) -> None:
+    def _open(self, upstream: Upstream) -> None:
+        """Connects to the upstream, which may take a while."""
         self._stop_timer()
         self._upstream = upstream
         self._dial = Dial(
             upstream,
             self._options.upstream_wait_s,
-            on_connected=functools.partial(self._connected, traffic),
-            on_failed=functools.partial(self._upstream_failed, upstream),
+            on_connected=self._on_connected,
+            on_failed=self._on_upstream_failed,
             sock=self._upstream_socket,
         )
         self._upstream_socket = None
         self._dial.start()
 
-    def _connected(self, traffic: Relaying | Splice, sock: socket.socket) -> None:
-        self._adopting = self._loop.create_task(self._adopt(traffic, sock), name="adopt-runtime-connection")
-        self._adopting.add_done_callback(self._adopted)
+    def _on_connected(self, sock: socket.socket) -> None:
+        self._adopting = self._loop.create_task(self._adopt(sock), name="adopt-runtime-connection")
+        self._adopting.add_done_callback(self._on_adopted)
 
-    async def _adopt(self, traffic: Relaying | Splice, sock: socket.socket) -> None:
-        lost = self._runtime_lost
-        side = Side(traffic.from_runtime, self._runtime_writable, lost, on_eof=lost)
-        await self._loop.create_unix_connection(
-            cast("Callable[[], asyncio.Protocol]", lambda: side), sock=sock
+    async def _adopt(self, sock: socket.socket) -> None:
+        runtime = PeerTransport(
+            _drop, self._on_runtime_writable, self._on_runtime_lost, on_eof=self._on_runtime_lost
         )
-        if self._is_closed or self._is_disowned:
-            side.abort()
+        relay = self._relay
+        if self._splice is not None:
+            runtime.data_received = self._splice.on_runtime_data
+        elif relay is not None:
+            runtime.data_received = partial(self._receive, relay, relay.on_runtime_data)
+        await self._loop.create_unix_connection(
+            cast("Callable[[], asyncio.Protocol]", lambda: runtime), sock=sock
+        )
+        if self._is_closed or (relay is not None and relay.is_disowned):
+            runtime.abort()
             return
-        self._runtime = side
+        self._runtime = runtime
         if self._is_client_full:
-            side.pause(Pause.PEER_FULL)
-        traffic.upstream_opened(side)
+            runtime.pause(Pause.PEER_FULL)
+        if self._splice is not None:
+            self._splice.on_upstream_opened(runtime)
+        elif relay is not None:
+            self._client.resume(Pause.EARLY_FULL)
+            self._run(relay.on_upstream_opened)
 
-    def _adopted(self, task: asyncio.Task[None]) -> None:
+    def _on_adopted(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._report("cannot adopt a runtime connection", error, level=logging.ERROR)
+            self._report_defect("cannot adopt a runtime connection", error)
             self.abort()
 
-    def _upstream_failed(self, upstream: Upstream, error: OSError) -> None:
+    def _on_upstream_failed(self, error: OSError) -> None:
+        upstream = cast("Upstream", self._upstream)
         reason = error.strerror or type(error).__name__
         self._options.relay.failures.report(
             f"{upstream.name} is away",
@@ -162,51 +339,136 @@ class Connection:
             socket=upstream.socket_path,
             reason=reason,
         )
-        if self._relaying is None:
+        if self._relay is None:
             self.abort()
             return
-        self._relaying.upstream_failed(f"{upstream.name} is not reachable: {reason}")
+        self._relay.on_upstream_failed(f"{upstream.name} is not reachable: {reason}")
+        self._flush(self._relay)
         self.close()
 
-    # --- back-pressure -----------------------------------------------------------------------------------
+    # --- moving bytes ------------------------------------------------------------------------------------
 
-    def _client_writable(self, is_writable: bool) -> None:
+    def _receive(self, relay: H2Relay, take: Callable[[bytes], None], data: bytes) -> None:
+        """Moves the bytes that one transport read into the relay, and those that are ready out of it."""
+        if self._is_closed:
+            return
+        self._is_receiving = True
+        try:
+            take(data)
+        except Exception as error:  # noqa: BLE001  # a defect of ours ends this connection, not the daemon
+            self._is_receiving = False
+            self._fail(error)
+            return
+        self._is_receiving = False
+        if relay.to_runtime.chunks and self._runtime is not None:
+            self._runtime.write(relay.to_runtime.chunks)
+        if relay.to_client.chunks:
+            self._client.write(relay.to_client.chunks)
+        if self._has_more:
+            self._after_write(relay)
+
+    def _run(self, action: Callable[..., None], *args: object) -> None:
+        """Runs an action of the relay outside of received data, with the same care."""
+        if self._relay is not None:
+            self._has_more = True
+            self._receive(self._relay, lambda _: action(*args), b"")
+
+    def _wake(self) -> None:
+        """Output became ready; while bytes are taken in, they are written at the end of that."""
+        self._has_more = True
+        if not self._is_receiving and self._relay is not None:
+            self._flush(self._relay)
+
+    def _flush(self, relay: H2Relay) -> None:
+        """Writes what is ready for either side."""
+        if self._is_closed:
+            return
+        if relay.to_runtime.chunks and self._runtime is not None:
+            self._runtime.write(relay.to_runtime.chunks)
+        if relay.to_client.chunks:
+            self._client.write(relay.to_client.chunks)
+        self._after_write(relay)
+
+    def _after_write(self, relay: H2Relay) -> None:
+        """Does what is seldom due: own DATA goes on, a side pauses or catches up, a drain is over."""
+        if self._is_closed:
+            return
+        if relay.failure is not None:
+            self._fail(relay.failure)
+            return
+        self._has_more = not relay.is_open or self._is_draining
+        if relay.flow.wants_turn and relay.is_open and relay.to_runtime.is_writable:
+            self._loop.call_soon(self._run, relay.flow.pump)
+        if relay.is_early_full:
+            self._client.pause(Pause.EARLY_FULL)
+        if relay.memory.must_pause:
+            self._client.pause(Pause.MEMORY_FULL)
+        elif self._client.paused:
+            self._client.resume(Pause.MEMORY_FULL)
+        if relay.is_client_behind:
+            self._catch_up(self._client)
+        if relay.is_runtime_behind and self._runtime is not None:
+            self._catch_up(self._runtime)
+        if self._is_draining and not self.is_unsettled:
+            self._on_settled()
+
+    def _catch_up(self, side: PeerTransport) -> None:
+        """Goes on with the rest of a read in the loop's next turn; nothing more is read meanwhile."""
+        if side not in self._behind:
+            self._behind.add(side)
+            side.pause(Pause.BEHIND)
+            self._loop.call_soon(self._go_on, side, side.data_received)
+
+    def _go_on(self, side: PeerTransport, receive: Callable[[bytes], None]) -> None:
+        self._behind.discard(side)
+        receive(b"")
+        if side not in self._behind:
+            side.resume(Pause.BEHIND)
+
+    def _on_client_writable(self, is_writable: bool) -> None:
         self._is_client_full = not is_writable
         if self._runtime is not None:
             (self._runtime.resume if is_writable else self._runtime.pause)(Pause.PEER_FULL)
-        if self._relaying is not None:
-            self._relaying.client_writable(is_writable)
+        if self._relay is not None:
+            self._tell_writable(self._relay.on_client_writable, is_writable)
 
-    def _runtime_writable(self, is_writable: bool) -> None:
+    def _on_runtime_writable(self, is_writable: bool) -> None:
         (self._client.resume if is_writable else self._client.pause)(Pause.PEER_FULL)
-        if self._relaying is not None:
-            self._relaying.runtime_writable(is_writable)
+        if self._relay is not None:
+            self._tell_writable(self._relay.on_runtime_writable, is_writable)
+
+    def _tell_writable(self, action: Callable[[bool], None], is_writable: bool) -> None:
+        """A transport says "full" in the middle of a write, when nothing more may be written."""
+        if is_writable:
+            self._run(action, True)
+        else:
+            action(False)
 
     # --- ending ------------------------------------------------------------------------------------------
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether a graceful stop waits: for held calls, and up to 1 s for the client and for short calls."""
-        if self._relaying is None:
-            return self._drain is not None and not self._is_closed
-        return self._relaying.is_unsettled
-
-    @property
-    def _is_disowned(self) -> bool:
-        return self._relaying is not None and self._relaying.is_disowned
+        """Whether a graceful stop waits: for intercepted calls, up to 1 s for the client and short calls."""
+        if self._is_closed:
+            return False
+        if self._relay is None:
+            return self._is_draining
+        is_grace_over = self._is_grace_over and not self._waits_for_all
+        return self._relay.has_intercepted_calls or not (is_grace_over or self._relay.is_drained)
 
     def drain(self, on_settled: Callable[[], None], *, waits_for_all: bool = False) -> None:
         """Begins a graceful end: GOAWAY, and no new streams once the client knows or 1 s is over.
 
         Args:
             on_settled: called when nothing of this connection is waited for any more.
-            waits_for_all: whether all calls are waited for, not only the held and the short ones.
+            waits_for_all: whether all calls are waited for, not only the intercepted and the short ones.
         """
+        self._is_draining = True
         self._on_settled = on_settled
-        self._drain = functools.partial(Relaying.drain, on_settled=on_settled, waits_for_all=waits_for_all)
-        if self._relaying is not None:
-            self._drain(self._relaying)
-            if self._dial is not None and self._is_disowned:
+        self._waits_for_all = waits_for_all
+        if self._relay is not None:
+            self._drain_relay(self._relay)
+            if self._dial is not None and self._relay.is_disowned:
                 self._dial.cancel()
         elif self._dial is None:
             # Its preface may be on the way, and the client is to see a GOAWAY rather than a lost connection.
@@ -214,6 +476,15 @@ class Connection:
             self._timer = self._loop.call_later(GRACE_S, self.abort)
         elif not waits_for_all:
             self.abort()
+
+    def _drain_relay(self, relay: H2Relay) -> None:
+        self._run(relay.drain)
+        self._loop.call_later(GRACE_S, self._end_grace, relay)
+        self._loop.call_later(SILENCE_S, self._run, relay.give_up_ping)
+
+    def _end_grace(self, relay: H2Relay) -> None:
+        self._is_grace_over = True
+        self._run(relay.finish_drain)
 
     def close(self) -> None:
         """Ends the connection when what is written has gone out and the client ends it too, or after 1 s."""
@@ -229,8 +500,8 @@ class Connection:
     def abort(self) -> None:
         """Ends the connection at once."""
         self._stop()
-        if self._relaying is not None:
-            self._relaying.lost()
+        if self._relay is not None:
+            self._relay.on_lost()
         self._client.abort()
         if self._runtime is not None:
             self._runtime.abort()
@@ -245,44 +516,45 @@ class Connection:
         else:
             code = ErrorCode.INTERNAL_ERROR
             self._options.on_defect()
-            self._report("connection ends", error, level=logging.ERROR)
-        if self._relaying is not None:
-            self._relaying.fail(code)
+            self._report_defect("connection ends", error)
+        if self._relay is not None:
+            self._relay.fail(code)
+            self._client.write(self._relay.to_client.chunks)
         self.close()
 
-    def _report(self, what: str, error: BaseException, level: int) -> None:
-        """Logs a defect of ours with its traceback."""
+    def _report_defect(self, what: str, error: BaseException) -> None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         cause = frame.f_code.co_filename, line
-        self._options.relay.failures.report(what, cause, str(error), level=level, error=error)
+        self._options.relay.failures.report(what, cause, str(error), level=logging.ERROR, error=error)
 
-    def _client_lost(self) -> None:
+    def _on_client_lost(self) -> None:
         self._stop()
-        if self._relaying is not None:
-            self._relaying.lost()
+        if self._relay is not None:
+            self._relay.on_lost()
         if self._runtime is not None:
             self._runtime.abort()
         self._on_closed(self)
         self._on_settled()
 
-    def _client_ended(self) -> None:
+    def _on_client_eof(self) -> None:
         """The client sends no more: its transport ends once all is written, which it gets 1 s for."""
-        if self._relaying is not None and not self._is_closed:
-            self._relaying.lost()
+        if self._relay is not None and not self._is_closed:
+            self._relay.on_lost()
             self.close()
 
-    def _runtime_lost(self) -> None:
+    def _on_runtime_lost(self) -> None:
         """The client gets what was read from the runtime, then its connection ends too."""
-        if self._is_closed or self._is_disowned:
+        relay = self._relay
+        if self._is_closed or (relay is not None and relay.is_disowned):
             return
         if self._upstream is not None:
-            self._upstream.presence.lost()
-        if self._relaying is not None:
-            self._relaying.lost()
+            self._upstream.on_lost()
+        if relay is not None:
+            relay.on_lost()
         self.close()
 
     def _stop(self) -> None:
-        """Nothing is taken, tried or timed any more."""
+        """Cancels whatever this connection takes, tries or times."""
         self._is_closed = True
         self._stop_timer()
         if self._dial is not None:
@@ -290,8 +562,6 @@ class Connection:
         if self._upstream_socket is not None:
             self._upstream_socket.close()
             self._upstream_socket = None
-        if self._relaying is not None:
-            self._relaying.is_over = True
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

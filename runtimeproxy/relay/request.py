@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import (
@@ -15,8 +19,10 @@ from runtimeproxy.http2.frames import (
     GOAWAY,
     HEADER_BYTES,
     HEADERS,
+    PADDED,
     PING,
     PRIORITY,
+    PRIORITY_FLAG,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
@@ -25,98 +31,149 @@ from runtimeproxy.http2.frames import (
     WINDOW_UPDATE,
     ErrorCode,
     PeerError,
+    rst_stream,
 )
-from runtimeproxy.relay.early import EarlyBytes, check_early
-from runtimeproxy.relay.headers import OpenBlock
-from runtimeproxy.relay.request_headers import RequestHeaders
-from runtimeproxy.relay.state import TURN_FRAMES
+from runtimeproxy.http2.header_fields import Fields, HeadReader
+from runtimeproxy.interception import CallHead
+from runtimeproxy.relay.intercepted_stream import InterceptedStream
+from runtimeproxy.relay.preconnect import check_early
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from runtimeproxy.relay.h2_relay import H2Relay
+    from runtimeproxy.relay.upstream import Upstream
 
-    from runtimeproxy.relay.state import ConnectionState, Upstream
+TURN_FRAMES: Final = range(2000)
+"""Frames of one side that are taken in one turn of the loop: a read of 256 KiB may hold 29,000, and other
+clients wait meanwhile."""
+MAX_SPECIAL_STREAMS: Final = 2000
+"""Intercepted and refused calls of one connection; a kubelet has some dozens, and each costs some KiB."""
+MAX_BLOCK_BYTES: Final = 128 * 1024
+"""Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
+
+FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding")
+"""The header fields of a request that the relay reads."""
+
+_PADDED_OR_PRIORITY: Final = PADDED | PRIORITY_FLAG
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
+_TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class RequestHead(NamedTuple):
+    """What a request's header block means; remembered with the block, so that repeated ones cost little."""
+
+    upstream: Upstream
+    call: CallHead
+
+
+def parse_timeout(value: bytes) -> float | None:
+    """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
+
+    Source: gRPC over HTTP/2, "Timeout": up to eight digits and a unit.
+    """
+    match = _TIMEOUT.match(value)
+    return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
+
+
+def served_path(path: bytes) -> str:
+    """Returns a `:path` as its runtime reads it: servers in Go serve it without its first slash, too.
+
+    Source: the server of grpc-go takes off one slash, if there is one, and splits at the last; containerd
+    1.6 and 2.2 serve no other spelling (`tests/e2e/test_path_spellings.py`).
+    """
+    text = path.decode("latin-1")
+    return text if path[:1] == b"/" or not path else "/" + text
+
+
+def request_head(relay: H2Relay, values: Sequence[bytes]) -> RequestHead:
+    """Makes the head of the values of `FIELDS`."""
+    path, timeout, encoding, _ = values
+    call = CallHead(
+        served_path(path), parse_timeout(timeout), encoding.decode("latin-1") or "identity", connection=relay
+    )
+    return RequestHead(relay.options.route(call.path), call)
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """A header block whose END_HEADERS has not come yet; forwarded as a whole.
+
+    Attributes:
+        flags: those of its HEADERS frame.
+        raw: its frames as they came.
+        fragments: the parts of the block in them.
+    """
+
+    stream_id: int
+    flags: int
+    raw: list[bytes] = field(default_factory=list)
+    fragments: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, raw: bytes, fragment: bytes) -> None:
+        """Takes its next frame.
+
+        Raises:
+            PeerError: the block grows without end.
+        """
+        self.size_bytes += len(raw)
+        if self.size_bytes > MAX_BLOCK_BYTES:
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")
+        self.raw.append(raw)
+        self.fragments.append(fragment)
 
 
 class RequestDirection:
     """Parses the client's bytes; runs of frames that just pass are forwarded without a copy.
 
-    Args:
-        state: shared with the response direction.
-        on_upstream: called when the first call's path has chosen the upstream.
-        on_ping_ack: asked for each PING ACK of the client whether it answers the relay's own PING.
+    Every header block is read, in order: its call is intercepted if the interceptor says so.
     """
 
-    __slots__ = (
-        "_block",
-        "_early",
-        "_header_block",
-        "_missing_bytes",
-        "_on_ping_ack",
-        "_own_settings_acks",
-        "_partial",
-        "_state",
-    )
+    __slots__ = ("_block", "_heads", "_missing_bytes", "_own_settings_acks", "_partial", "_relay")
 
-    def __init__(
-        self,
-        state: ConnectionState,
-        on_upstream: Callable[[Upstream], None],
-        on_ping_ack: Callable[[bytes], bool],
-    ) -> None:
-        self._state = state
-        self._on_ping_ack = on_ping_ack
+    def __init__(self, relay: H2Relay) -> None:
+        self._relay = relay
+        self._heads = HeadReader(FIELDS, partial(request_head, relay))
         self._partial: list[bytes] = []
         self._missing_bytes = 0
-        self._header_block = RequestHeaders(state, on_upstream).take
-        self._block: OpenBlock | None = None
+        self._block: _OpenBlock | None = None
         self._own_settings_acks = 1
-        self._early = EarlyBytes(state)
 
-    def receive(self, data: bytes) -> None:
+    @property
+    def is_behind(self) -> bool:
+        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
+        return bool(self._partial) and self._missing_bytes <= 0
+
+    def receive(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: the hot path
         """Takes the next bytes of the client, cut anywhere.
 
         Raises:
             PeerError: the client broke the protocol.
         """
         if self._partial:
+            self._partial.append(data)
             if len(data) < self._missing_bytes:
-                self._partial.append(data)
                 self._missing_bytes -= len(data)
                 return
-            self._partial.append(data)
             data = b"".join(self._partial)
             self._partial.clear()
-        self._walk(data)
-
-    def forget_early(self) -> None:
-        """The runtime connection is there, or the client's is gone: nothing is early any more."""
-        self._early.clear()
-
-    @property
-    def is_early_full(self) -> bool:
-        """Whether so much waits for the upstream that reading from the client must pause."""
-        return self._early.is_full
-
-    def _walk(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: this is the hot path
-        state = self._state
+        relay = self._relay
+        flow = relay.flow
+        special = relay.special_streams
+        is_open = relay.is_open
+        max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
         size = len(data)
         start = position = 0
-        max_frame_bytes = state.runtime_settings.largest.max_frame_bytes
-        special = state.special
-        credit = state.credit
-        waiting = state.sender.waiting
-        is_early = not state.is_open
         for _ in TURN_FRAMES:
             if size - position < HEADER_BYTES:
                 break
-            high, low, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
-            length = high << 8 | low
+            length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            length, type_ = length_and_type >> 8, length_and_type & 0xFF
             if length > max_frame_bytes:
                 raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame is longer than the runtime allows")
             end = position + HEADER_BYTES + length
             if end > size:
                 break
-            if is_early:
+            if not is_open:
                 check_early(type_, flags, stream_id & STREAM_ID_MASK, data[position + HEADER_BYTES : end])
             passes = False
             if self._block is not None:
@@ -124,75 +181,70 @@ class RequestDirection:
             elif type_ == DATA:
                 if (
                     stream_id not in special
-                    and 0 < stream_id <= state.highest_id
-                    and length <= credit.window_bytes
-                    and state.is_open
-                    and not waiting
+                    and 0 < stream_id <= relay.highest_id
+                    and length <= flow.window_bytes
+                    and is_open
+                    and not flow.waiting
                 ):
-                    credit.window_bytes -= length
+                    flow.window_bytes -= length
                     passes = True
             elif type_ == HEADERS:
                 if flags & END_HEADERS:
-                    content = frames.header_fragment(data[position + HEADER_BYTES : end], flags)
-                    passes = self._header_block(stream_id & STREAM_ID_MASK, flags, content)
+                    fragment = data[position + HEADER_BYTES : end]
+                    if flags & _PADDED_OR_PRIORITY:
+                        fragment = frames.header_fragment(fragment, flags)
+                    passes = self._read_block(stream_id & STREAM_ID_MASK, flags, fragment)
             elif type_ == WINDOW_UPDATE:
                 if stream_id in special:
-                    passes = special[stream_id].client_window_update()
+                    passes = special[stream_id].on_client_window_update()
                 else:
-                    passes = stream_id <= state.highest_id or state.goaway_id is None
+                    passes = stream_id <= relay.highest_id or relay.goaway_id is None
+            elif type_ == PING:
+                passes = is_open and not relay.drain_ping
             elif type_ == PRIORITY or type_ > CONTINUATION:
                 passes = True
             if not passes:
                 self._forward(data, start, position)
-                self._special_frame(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
+                self._handle(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = end
-                max_frame_bytes = state.runtime_settings.largest.max_frame_bytes
+                max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
             position = end
         self._forward(data, start, position)
         if position < size:
-            self._keep(data, position)
-
-    def _keep(self, data: bytes, position: int) -> None:
-        """Keeps an incomplete frame until its rest is there, or what is left for the next turn."""
-        rest = data[position:]
-        self._partial.append(rest)
-        if len(rest) < HEADER_BYTES:
-            self._missing_bytes = HEADER_BYTES - len(rest)
-        else:
-            length = int.from_bytes(rest[:3], "big")
-            self._missing_bytes = HEADER_BYTES + length - len(rest)
-            if self.is_behind:
-                self._state.wake()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
-        return bool(self._partial) and self._missing_bytes <= 0
+            self._keep(data[position:])
 
     def _forward(self, data: bytes, start: int, end: int) -> None:
         if start == end:
             return
         chunk = data if end - start == len(data) else data[start:end]
-        self._state.to_runtime.chunks.append(chunk)
-        if not self._state.is_open:
-            self._early.add(len(chunk))
+        self._relay.to_runtime.chunks.append(chunk)
+        if not self._relay.is_open:
+            self._relay.early.add(len(chunk))
 
-    def _special_frame(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
+    def _keep(self, rest: bytes) -> None:
+        """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
+        self._partial.append(rest)
+        length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
+        self._missing_bytes = HEADER_BYTES + length - len(rest)
+        if self.is_behind:
+            self._relay.wake()
+
+    def _handle(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""
         if self._block is not None or type_ == CONTINUATION:
-            self._continuation(type_, flags, stream_id, raw)
+            self._continue_block(type_, flags, stream_id, raw)
         elif type_ == DATA:
-            self._data(flags, stream_id, raw)
+            self._on_data(flags, stream_id, raw)
         elif type_ == HEADERS:
             if not flags & END_HEADERS:
-                self._block = OpenBlock(stream_id, flags)
+                self._block = _OpenBlock(stream_id, flags)
                 self._block.add(raw, frames.header_fragment(raw[HEADER_BYTES:], flags))
         elif type_ == RST_STREAM:
-            self._reset(stream_id, raw)
+            self._on_reset(stream_id, raw)
         elif type_ == SETTINGS:
-            self._settings(flags, raw)
+            self._on_settings(flags, raw)
         elif type_ == PING:
-            self._ping(flags, raw)
+            self._on_ping(flags, raw)
         elif type_ == PUSH_PROMISE:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
         elif type_ == GOAWAY:
@@ -200,7 +252,54 @@ class RequestDirection:
 
     # --- header blocks -----------------------------------------------------------------------------------
 
-    def _continuation(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
+    def _read_block(self, stream_id: int, flags: int, block: bytes) -> bool:
+        """Reads a whole header block, which opens a call or ends one; returns whether it is forwarded.
+
+        The first call chooses the upstream; later ones that belong elsewhere need another connection.
+
+        Raises:
+            PeerError: it does not decode, or stands where none may.
+        """
+        relay = self._relay
+        if relay.goaway_id is not None:
+            self._check_second_block(stream_id, flags)
+            return False
+        head = self._heads.decode(block, relay.runtime_settings.largest.header_table_bytes)
+        if stream_id <= relay.highest_id:
+            if stream_id == 0:
+                raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+            self._check_second_block(stream_id, flags)
+            return True
+        upstream, call = head
+        if upstream is not relay.upstream:
+            if relay.upstream is not None:
+                relay.stop_taking_streams()
+                return False
+            relay.upstream = upstream
+            relay.open_upstream(upstream)
+        relay.highest_id = stream_id
+        if stream_id > relay.promised_id:
+            # The client has not read a GOAWAY yet that says of this call that it is never processed.
+            return True
+        relay.open_streams.add(stream_id)
+        if upstream.is_intercepted and not flags & END_STREAM and relay.options.interceptor.holds(call.path):
+            if len(relay.special_streams) >= MAX_SPECIAL_STREAMS:
+                raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many intercepted calls on one connection")
+            relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call)
+        return True
+
+    def _check_second_block(self, stream_id: int, flags: int) -> None:
+        """Ends an intercepted or waiting stream, and the connection, if it gets another header block."""
+        relay = self._relay
+        stream = relay.special_streams.get(stream_id)
+        is_wrong = stream is not None and not stream.on_client_headers(bool(flags & END_STREAM))
+        if is_wrong or relay.flow.has_waiting(stream_id):
+            for output in (relay.to_runtime, relay.to_client):
+                output.send(rst_stream(stream_id, ErrorCode.PROTOCOL_ERROR))
+            reason = "second header block on an intercepted or waiting stream"
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, reason)
+
+    def _continue_block(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         block = self._block
         if block is None or type_ != CONTINUATION or stream_id != block.stream_id:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "header block interrupted, or CONTINUATION alone")
@@ -208,82 +307,85 @@ class RequestDirection:
         if not flags & END_HEADERS:
             return
         self._block = None
-        if self._header_block(block.stream_id, block.flags, b"".join(block.fragments)):
+        if self._read_block(block.stream_id, block.flags, b"".join(block.fragments)):
             for piece in block.raw:
                 self._forward(piece, 0, len(piece))
 
-    # --- DATA --------------------------------------------------------------------------------------------
+    # --- streams -----------------------------------------------------------------------------------------
 
-    def _data(self, flags: int, stream_id: int, raw: bytes) -> None:
-        state = self._state
+    def _on_data(self, flags: int, stream_id: int, raw: bytes) -> None:
+        relay = self._relay
         flow_bytes = len(raw) - HEADER_BYTES
         is_last = bool(flags & END_STREAM)
         if stream_id == 0:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
-        if stream_id > state.highest_id:
-            if state.goaway_id is None:
+        if stream_id > relay.highest_id:
+            if relay.goaway_id is None:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was never opened")
-            state.to_client.credit(0, flow_bytes)
+            relay.to_client.credit(0, flow_bytes)
             return
-        content = frames.unpadded(raw[HEADER_BYTES:], flags)
-        stream = state.special.get(stream_id)
+        content = raw[HEADER_BYTES:]
+        if flags & PADDED:
+            content = frames.unpadded(content, flags)
+        stream = relay.special_streams.get(stream_id)
         if stream is not None:
-            if stream.client_data(content, flow_bytes, is_last):
+            if stream.on_client_data(content, flow_bytes, is_last):
                 self._forward(raw, 0, len(raw))
-        elif not state.is_open and flow_bytes <= state.credit.window_bytes:
-            state.credit.window_bytes -= flow_bytes
-            self._early.data_follows(stream_id)
+        elif not relay.is_open and flow_bytes <= relay.flow.window_bytes:
+            relay.flow.window_bytes -= flow_bytes
+            relay.early.on_data_follows(stream_id)
             self._forward(raw, 0, len(raw))
         else:
             padding_bytes = flow_bytes - len(content)
-            state.to_client.credit(0, padding_bytes)
-            state.to_client.credit(stream_id, padding_bytes)
-            state.sender.pass_or_wait(stream_id, content, is_last)
+            relay.to_client.credit(0, padding_bytes)
+            relay.to_client.credit(stream_id, padding_bytes)
+            relay.flow.pass_or_wait(stream_id, content, is_last)
 
-    def _reset(self, stream_id: int, raw: bytes) -> None:
-        state = self._state
-        if stream_id > state.highest_id and state.goaway_id is not None:
+    def _on_reset(self, stream_id: int, raw: bytes) -> None:
+        relay = self._relay
+        if stream_id > relay.highest_id and relay.goaway_id is not None:
             return
-        stream = state.special.get(stream_id)
+        stream = relay.special_streams.get(stream_id)
         if stream is not None:
-            if not stream.client_reset():
+            if not stream.on_client_reset():
                 return
         else:
-            state.open_streams.discard(stream_id)
-            state.to_client.credit(0, state.sender.drop(stream_id) + self._early.drop(stream_id))
+            relay.open_streams.discard(stream_id)
+            relay.to_client.credit(0, relay.flow.drop(stream_id) + relay.early.drop(stream_id))
         self._forward(raw, 0, len(raw))
 
     # --- the connection ----------------------------------------------------------------------------------
 
-    def _settings(self, flags: int, raw: bytes) -> None:
-        state = self._state
+    def _on_settings(self, flags: int, raw: bytes) -> None:
+        relay = self._relay
         if flags & ACK:
             if self._own_settings_acks:
                 self._own_settings_acks -= 1
-                return
-            # Behind waiting DATA, which the client sent within the earlier window.
-            state.sender.after_passing(lambda: self._settings_acknowledged(raw))
+            else:
+                # Behind waiting DATA, which the client sent within the earlier window.
+                relay.flow.after_passing(lambda: self._acknowledge_settings(raw))
             return
-        state.client_settings.announce(raw[HEADER_BYTES:])
-        if not state.is_open:
-            state.own_acks += 1
-            state.to_client.own(SETTINGS_ACK)
-            state.client_settings_acknowledged()
+        relay.client_settings.announce(raw[HEADER_BYTES:])
+        if not relay.is_open:
+            relay.own_acks += 1
+            relay.to_client.send(SETTINGS_ACK)
+            relay.on_client_settings_acknowledged()
         self._forward(raw, 0, len(raw))
 
-    def _settings_acknowledged(self, raw: bytes) -> None:
-        state = self._state
+    def _acknowledge_settings(self, raw: bytes) -> None:
         # First the ACK: until the runtime has it, it may hold own DATA to the earlier window.
         self._forward(raw, 0, len(raw))
-        state.runtime_settings.acknowledge()
-        for stream in list(state.special.values()):
-            stream.runtime_settings_changed()
+        self._relay.runtime_settings.acknowledge()
+        for stream in list(self._relay.special_streams.values()):
+            stream.on_runtime_settings()
 
-    def _ping(self, flags: int, raw: bytes) -> None:
+    def _on_ping(self, flags: int, raw: bytes) -> None:
+        relay = self._relay
         opaque = raw[HEADER_BYTES:]
-        if flags & ACK and self._on_ping_ack(opaque):
-            return
-        if self._state.is_open or flags & ACK:
+        if flags & ACK and relay.drain_ping and opaque == relay.drain_ping:
+            relay.drain_ping = b""
+            relay.finish_drain()
+        elif relay.is_open or flags & ACK:
             self._forward(raw, 0, len(raw))
         else:
-            self._state.to_client.own(frames.ping_ack(opaque))
+            relay.to_client.send(frames.ping_ack(opaque))

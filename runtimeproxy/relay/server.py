@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.relay.connection import Connection
-from runtimeproxy.relay.dial import unconnected
 from runtimeproxy.relay.listener import BACKLOG
+from runtimeproxy.relay.upstream import unconnected_socket
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -99,7 +99,7 @@ class RelayServer:
         self._retry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
-        self._tidied_s = self._loop.time()
+        self._expiry: asyncio.TimerHandle | None = None
         self.defect_count = 0
 
     @property
@@ -107,16 +107,10 @@ class RelayServer:
         """How many clients are connected."""
         return len(self._connections)
 
-    async def looked_after(self) -> bool:
-        """Does what is to do from time to time; returns whether the runtime is away.
-
-        It is away if it was lost and does not answer yet; it is asked if that is not known.
-        """
-        if self._loop.time() - self._tidied_s >= LATE_S:
-            self._tidied_s = self._loop.time()
-            self._options.relay.budget.expire()
-        presence = self._options.default_upstream.presence
-        return presence.is_in_doubt and not await presence.answers()
+    async def is_runtime_away(self) -> bool:
+        """Whether the runtime was lost and does not answer yet; it is asked if that is not known."""
+        runtime = self._options.default_upstream
+        return runtime.needs_probe and not await runtime.answers()
 
     def _count_defect(self) -> None:
         self.defect_count += 1
@@ -126,6 +120,7 @@ class RelayServer:
         listener.sock.listen(BACKLOG)
         self._listening = listener.sock
         self.accept()
+        self._expire_reservations()
         runtime = self._options.default_upstream.socket_path
         logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
@@ -144,6 +139,11 @@ class RelayServer:
         if self._is_accepting and self._listening is not None:
             self._is_accepting = False
             self._loop.remove_reader(self._listening)
+
+    def _expire_reservations(self) -> None:
+        """Ends, every few seconds, requests that do not come while others wait for their memory."""
+        self._options.relay.budget.expire()
+        self._expiry = self._loop.call_later(LATE_S, self._expire_reservations)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -213,7 +213,7 @@ class RelayServer:
             _RefusedError: it is needed, and there are not enough file descriptors.
         """
         try:
-            sock = unconnected()
+            sock = unconnected_socket()
         except OSError as error:
             if is_needed:
                 raise _RefusedError("descriptors", str(error)) from error
@@ -251,6 +251,8 @@ class RelayServer:
         except TimeoutError:
             logger.warning("calls did not end within %.1f s", held_s)
         await self._close(self._connections, min(_CLOSE_S, over_s - self._loop.time()))
+        if self._expiry is not None:
+            self._expiry.cancel()
 
     async def retire(self, most_s: float) -> None:
         """Ends the connections that there are now: GOAWAY, and every call has its time, at most `most_s`."""

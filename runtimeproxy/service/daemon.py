@@ -324,7 +324,7 @@ class Daemon:
             self._bypass.update()
             engine.tidy()
             flush_failures()
-            is_away = self._server is not None and await self._server.looked_after()
+            is_away = self._server is not None and await self._server.is_runtime_away()
             status = self._status("the runtime is away" if is_away else "")
             if status != last:
                 self._notifier.status(status)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.http2.frames import ACK, EMPTY_SETTINGS, FRAME_HEADER, HEADER_BYTES, PING, PREFACE, ping
+from runtimeproxy.http2.frames import ACK, EMPTY_SETTINGS, PING, PREFACE, ping, read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ async def answers_ping(socket_path: str, timeout_s: float) -> bool:
 
 async def _ping_ack(reader: asyncio.StreamReader) -> None:
     while True:
-        high, low, type_, flags, _ = FRAME_HEADER.unpack(await reader.readexactly(HEADER_BYTES))
-        payload = await reader.readexactly(high << 8 | low)
+        type_, flags, _, payload = await read_frame(reader)
         if type_ == PING and flags & ACK and payload == _OPAQUE:
             return
 

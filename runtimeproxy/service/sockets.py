@@ -1,19 +1,20 @@
-"""The daemon's sockets: the one it listens on, and what all connections share."""
+"""The daemon's sockets: the one it listens on, and those that it relays to."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config import is_same_socket, owner_ids, socket_mode_bits
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
-from runtimeproxy.relay.state import RelayOptions
+from runtimeproxy.relay.upstream import Upstream, answers_calls
 from runtimeproxy.service.local_server import LocalServer
-from runtimeproxy.service.routes import Routes
 from runtimeproxy.service.sdnotify import listen_sockets
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from runtimeproxy.interception import Interceptor
 
 logger = logging.getLogger(__name__)
+
+OWN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+"""Calls that the daemon's own server answers."""
+IMAGE_PREFIXES: Final = ("/runtime.v1.ImageService/", "/runtime.v1alpha2.ImageService/")
 
 
 def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
@@ -82,6 +87,32 @@ def own_server(proxy: ProxySettings) -> LocalServer | None:
         return None
 
 
+class Routes:
+    """The runtime, the image service if it lives elsewhere, or the daemon's own server.
+
+    Args:
+        runtime_socket: the runtime's socket.
+        image_socket: the image service's; empty when it is the runtime.
+        own_socket: the daemon's own server's; empty leaves health and reflection to the runtime.
+    """
+
+    def __init__(self, *, runtime_socket: str, image_socket: str = "", own_socket: str = "") -> None:
+        probe = partial(answers_calls, runtime_socket)
+        self.runtime = Upstream("runtime", runtime_socket, is_intercepted=True, probe=probe)
+        self._prefixes: list[tuple[tuple[str, ...], Upstream]] = []
+        if own_socket:
+            self._prefixes.append((OWN_PREFIXES, Upstream("own services", own_socket, is_intercepted=False)))
+        if image_socket and image_socket != runtime_socket:
+            image = Upstream("image service", image_socket, is_intercepted=False)
+            self._prefixes.append((IMAGE_PREFIXES, image))
+
+    def __call__(self, path: str) -> Upstream:
+        for prefixes, upstream in self._prefixes:
+            if path.startswith(prefixes):
+                return upstream
+        return self.runtime
+
+
 def connection_options(
     proxy: ProxySettings, interceptor: Interceptor, own: LocalServer | None
 ) -> ConnectionOptions:
@@ -89,7 +120,7 @@ def connection_options(
 
     Args:
         proxy: sockets and bounds.
-        interceptor: decides which calls are held.
+        interceptor: decides which calls are intercepted.
         own: answers health and reflection; None leaves them to the runtime.
     """
     routes = Routes(

@@ -14,9 +14,10 @@ from typing import Self
 from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.state import RelayOptions, Upstream
+from runtimeproxy.relay.upstream import Upstream
 from tests.conformance.bytes_client import WAIT_S
 
 

@@ -11,7 +11,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader
-from runtimeproxy.relay.headers import FIELDS
+from runtimeproxy.relay.request import FIELDS
 
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 _NAMES: Final = (

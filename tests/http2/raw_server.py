@@ -57,9 +57,7 @@ class Peer:
 
     async def frame(self) -> tuple[int, int, int, bytes]:
         """The next frame: type, flags, stream, payload."""
-        head = await self._reader.readexactly(frames.HEADER_BYTES)
-        high, low, kind, flags, stream_id = frames.FRAME_HEADER.unpack(head)
-        payload = await self._reader.readexactly(high << 8 | low)
+        kind, flags, stream_id, payload = await frames.read_frame(self._reader)
         self.seen.append(kind)
         if kind == frames.RST_STREAM:
             self.resets[stream_id] = int.from_bytes(payload, "big")

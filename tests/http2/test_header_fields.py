@@ -10,8 +10,7 @@ from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_FAIL, HUFFMAN_TABLE, d
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader, Fields
-from runtimeproxy.http2.huffman_length import huffman_length
+from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader, Fields, huffman_length
 
 WANTED = Fields(b":path", b"grpc-timeout", b"grpc-encoding")
 TABLE = 4096

@@ -1,6 +1,6 @@
 """Plays a connection without sockets: frames in from either side, frames out to both, in the test's order.
 
-A play has one `RelayCore`, a scripted interceptor that holds paths below `/held`, and the header state of a
+A play has one `H2Relay`, a scripted interceptor that holds paths below `/held`, and the header state of a
 client and of a runtime:
 
     play = opened()
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from runtimeproxy.relay.budget import SMALL_BYTES, MemoryBudget
-from runtimeproxy.relay.core import RelayCore
-from runtimeproxy.relay.early import EarlyMemory
-from runtimeproxy.relay.state import RelayOptions, Upstream
+from runtimeproxy.relay.h2_relay import H2Relay, RelayOptions
+from runtimeproxy.relay.preconnect import EarlyMemory
+from runtimeproxy.relay.upstream import Upstream
 from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, credit, headers, settings, wire
 
 HELD = "/held.Service/Call"
@@ -134,7 +134,7 @@ class Play:
         )
         self.upstreams: list[Upstream] = []
         self.wakes = 0
-        self.core = RelayCore(options, self.upstreams.append, self._wake)
+        self.relay = H2Relay(options, self.upstreams.append, self._wake)
         self.client_headers = Headers()
         self.runtime_headers = Headers()
         self._from_client_side = Reader()
@@ -146,28 +146,28 @@ class Play:
 
     def client(self, *items: Frame | bytes) -> None:
         """The client sends frames, in one read."""
-        self.core.client_data(wire(*items))
-        while self.core.is_client_behind:
-            self.core.client_data(b"")
+        self.relay.on_client_data(wire(*items))
+        while self.relay.is_client_behind:
+            self.relay.on_client_data(b"")
 
     def runtime(self, *items: Frame | bytes) -> None:
         """The runtime sends frames, in one read."""
-        self.core.runtime_data(wire(*items))
-        while self.core.is_runtime_behind:
-            self.core.runtime_data(b"")
+        self.relay.on_runtime_data(wire(*items))
+        while self.relay.is_runtime_behind:
+            self.relay.on_runtime_data(b"")
 
     def open(self) -> None:
         """The upstream connection is there."""
         self._is_open = True
-        self.core.upstream_opened()
+        self.relay.on_upstream_opened()
 
     def client_bytes(self) -> bytes:
         """All bytes for the client since the last look."""
-        return _taken(self.core.to_client.chunks)
+        return _taken(self.relay.to_client.chunks)
 
     def runtime_bytes(self) -> bytes:
         """All bytes for the runtime since the last look; nothing can be written before it is open."""
-        return _taken(self.core.to_runtime.chunks) if self._is_open else b""
+        return _taken(self.relay.to_runtime.chunks) if self._is_open else b""
 
     def client_got(self) -> list[Frame]:
         """The frames that the client got since the last look."""

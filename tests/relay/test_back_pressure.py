@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.budget import MemoryBudget
-from runtimeproxy.relay.data import OWN_BYTES_PER_TURN
+from runtimeproxy.relay.flow_control import OWN_BYTES_PER_TURN
 from tests.relay.playbook import HELD, Play, grant, opened
 from tests.relay.wire import CANCEL, Frame, credit, data, message, ping, ping_ack, reset
 
@@ -17,21 +17,21 @@ def test_credit_is_summed_per_stream_and_connection_while_the_client_does_not_re
     play = opened()
     play.hold(3)
     play.hold(5)
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     size = 200_000
     for stream_id in (3, 5):
         play.client(data(stream_id, message(bytes(size))[:1000]))
         play.client(data(stream_id, bytes(1000)))
     assert play.client_got() == []
-    play.core.client_writable(True)
+    play.relay.on_client_writable(True)
     rest = size + 5 - 65_535
     assert sorted(play.client_got()) == sorted([credit(0, 4000), credit(3, rest), credit(5, rest)])
 
 
 def test_passing_frames_do_not_wait_for_the_buffer() -> None:
     play = opened()
-    play.core.client_writable(False)
-    play.core.runtime_writable(False)
+    play.relay.on_client_writable(False)
+    play.relay.on_runtime_writable(False)
     play.client(ping())
     play.runtime(ping_ack())
     assert (play.runtime_got(), play.client_got()) == ([ping()], [ping_ack()])
@@ -39,26 +39,26 @@ def test_passing_frames_do_not_wait_for_the_buffer() -> None:
 
 def test_own_frames_wait_in_their_order() -> None:
     play = opened(lambda call, _: call.reply.refuse(9, "no"))
-    play.core.client_writable(False)
-    play.core.runtime_writable(False)
+    play.relay.on_client_writable(False)
+    play.relay.on_runtime_writable(False)
     for stream_id in (3, 5, 7):
         play.client(play.call(stream_id, HELD), data(stream_id, message(b""), end=True))
     assert [frame.type_ for frame in play.runtime_got()] == [1, 1, 1]
     assert play.client_got() == []
-    play.core.runtime_writable(True)
+    play.relay.on_runtime_writable(True)
     assert play.runtime_got() == [reset(3, CANCEL), reset(5, CANCEL), reset(7, CANCEL)]
-    play.core.client_writable(True)
+    play.relay.on_client_writable(True)
     assert [frame.stream_id for frame in play.client_got() if frame.type_ == 1] == [3, 5, 7]
 
 
 def test_a_buffer_that_drains_in_the_middle_of_a_frame_sends_own_frames_at_its_end() -> None:
     play = opened()
     play.hold(3)
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     whole = bytes(data(1, bytes(100)))
     play.runtime(whole[:50])
     play.client(data(3, message(bytes(50))[:20]))
-    play.core.client_writable(True)
+    play.relay.on_client_writable(True)
     assert play.client_bytes() == whole[:50]
     play.runtime(whole[50:])
     assert play.client_bytes() == whole[50:] + bytes(credit(0, 20))
@@ -66,20 +66,20 @@ def test_a_buffer_that_drains_in_the_middle_of_a_frame_sends_own_frames_at_its_e
 
 def test_above_a_thousand_own_frames_the_connection_is_closed() -> None:
     play = opened(lambda call, _: call.reply.refuse(9, "no"))
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     stream_id = 1
-    while play.core.failure is None:
+    while play.relay.failure is None:
         stream_id += 2
         play.client(play.call(stream_id, HELD), data(stream_id, message(b""), end=True))
     # The credit for the DATA is summed into one frame.
     assert len(play.interceptor.calls) == BOUND + 1
-    assert isinstance(play.core.failure, PeerError)
-    assert play.core.failure.code == 0xB
+    assert isinstance(play.relay.failure, PeerError)
+    assert play.relay.failure.code == 0xB
 
 
 def test_pings_before_the_opening_are_bounded_too() -> None:
     play = Play()
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     play.client(*(ping() for _ in range(BOUND)))
     with pytest.raises(PeerError, match="too many frames"):
         play.client(ping())
@@ -89,12 +89,12 @@ def test_a_decision_that_finds_too_many_own_frames_does_not_raise_at_the_one_who
     play = opened()
     call = play.hold(3)
     play.client(data(3, message(b""), end=True))
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     for _ in range(BOUND):
-        play.core.to_client.own(bytes(ping()))
+        play.relay.to_client.send(bytes(ping()))
     wakes = play.wakes
     call.reply.refuse(9, "no")
-    assert isinstance(play.core.failure, PeerError)
+    assert isinstance(play.relay.failure, PeerError)
     assert play.wakes > wakes
 
 
@@ -105,11 +105,11 @@ def test_credit_for_too_many_streams_ends_its_own_connection_and_not_the_one_tha
         play.client(play.call(1, HELD))
         play.open()
         play.client(data(1, message(bytes(90_000))[:10]))
-    second.core.client_writable(False)
+    second.relay.on_client_writable(False)
     for stream_id in range(10, 10 + BOUND):
-        second.core.to_client.credit(stream_id, 1)
+        second.relay.to_client.credit(stream_id, 1)
     first.client(reset(1))
-    assert [type(play.core.failure) for play in (first, second)] == [type(None), PeerError]
+    assert [type(play.relay.failure) for play in (first, second)] == [type(None), PeerError]
     assert second.wakes
 
 
@@ -117,10 +117,10 @@ def test_own_data_is_written_only_while_the_runtimes_buffer_is_below_its_mark() 
     play = opened()
     call = play.hold(3)
     play.client(data(3, end=True))
-    play.core.runtime_writable(False)
+    play.relay.on_runtime_writable(False)
     call.reply.forward(bytes(100))
     assert play.runtime_got() == []
-    play.core.runtime_writable(True)
+    play.relay.on_runtime_writable(True)
     assert play.runtime_got() == [data(3, bytes(100), end=True)]
 
 
@@ -138,8 +138,8 @@ def test_own_data_asks_the_transport_again_after_a_while() -> None:
     call.reply.forward(bytes(300_000))
     turns = [own_bytes(play.runtime_got())]
     assert play.wakes > wakes
-    while play.core.wants_turn:
-        play.core.turn()
+    while play.relay.flow.wants_turn:
+        play.relay.flow.pump()
         turns.append(own_bytes(play.runtime_got()))
     assert len(turns) > 2
     assert max(turns) < OWN_BYTES_PER_TURN + 16_384
@@ -153,8 +153,8 @@ def test_many_short_messages_take_turns_too() -> None:
         play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(10_000)), end=True))
     got = own_bytes(play.runtime_got())
     assert got < OWN_BYTES_PER_TURN + 16_384
-    while play.core.wants_turn:
-        play.core.turn()
+    while play.relay.flow.wants_turn:
+        play.relay.flow.pump()
         got += own_bytes(play.runtime_got())
     assert got == 50 * 10_005
 

@@ -28,7 +28,7 @@ ENDS: dict[str, Cause] = {
     "client-reset": lambda play: play.client(reset(3)),
     "runtime-reset": lambda play: play.runtime(reset(3, INTERNAL_ERROR)),
     "goaway-below": lambda play: play.runtime(goaway(1)),
-    "connection-lost": lambda play: play.core.lost(),
+    "connection-lost": lambda play: play.relay.on_lost(),
     "runtime-ends-early": lambda play: play.runtime(play.error(3, 12)),
 }
 
@@ -75,11 +75,11 @@ def test_every_end_before_the_message_was_sent_cancels(
     assert call.names.count("cancelled") == 1
     assert not play.budget.used_bytes
     assert not play.budget.has_waiting
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
     play.forget()
     call.reply.forward(b"late")
     call.reply.refuse(1, "late")
-    play.core.turn()
+    play.relay.flow.pump()
     assert (play.client_got(), play.runtime_got()) == ([], [])
 
 
@@ -99,7 +99,7 @@ def test_an_end_after_the_message_was_sent_tells_an_outcome(end: Cause, outcome:
     call = with_all_sent(play)
     end(play)
     assert call.events[1:] == [("responded", outcome, b"")]
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
 
 
 def test_a_goaway_at_or_above_its_id_does_not_end_it() -> None:

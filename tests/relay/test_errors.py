@@ -7,7 +7,7 @@ import pytest
 from runtimeproxy.http2.frames import ErrorCode, PeerError
 from runtimeproxy.http2.header_fields import MAX_LIST_BYTES
 from runtimeproxy.interception import CallHandler, CallHead, Reply
-from runtimeproxy.relay.headers import MAX_BLOCK_BYTES
+from runtimeproxy.relay.request import MAX_BLOCK_BYTES
 from tests.relay.playbook import HELD, Play, opened
 from tests.relay.wire import (
     COMPRESSION_ERROR,
@@ -111,7 +111,7 @@ def test_padding_of_the_runtime_that_does_not_fit_ends_the_connection_of_a_held_
 def test_the_client_gets_the_goaway_that_the_runtime_would_have_sent(code: ErrorCode) -> None:
     play = opened()
     call = play.hold(3)
-    play.core.fail(code)
+    play.relay.fail(code)
     assert play.client_got() == [goaway(3, code)]
     assert call.names == ["cancelled"]
 
@@ -120,7 +120,7 @@ def test_no_goaway_is_written_into_the_middle_of_a_frame() -> None:
     play = opened()
     whole = bytes(data(1, bytes(10)))
     play.runtime(whole[:12])
-    play.core.fail(ErrorCode.PROTOCOL_ERROR)
+    play.relay.fail(ErrorCode.PROTOCOL_ERROR)
     assert play.client_bytes() == whole[:12]
 
 
@@ -133,7 +133,7 @@ def test_a_handler_that_raises_at_the_end_of_a_connection_does_not_keep_others_f
             raise RuntimeError("broken")
 
     first.events = Broken()  # type: ignore[assignment]  # raises on use
-    play.core.lost()
+    play.relay.on_lost()
     assert second.names == ["cancelled"]
 
 
@@ -149,10 +149,10 @@ class BrokenInterceptor:
 
 def test_an_exception_in_own_code_comes_out_for_the_connections_guard() -> None:
     play = opened()
-    object.__setattr__(play.core.state.options, "interceptor", BrokenInterceptor())
+    object.__setattr__(play.relay.options, "interceptor", BrokenInterceptor())
     with pytest.raises(RuntimeError, match="a defect"):
         play.client(play.call(3, HELD))
-    play.core.fail(ErrorCode.INTERNAL_ERROR)
+    play.relay.fail(ErrorCode.INTERNAL_ERROR)
     assert play.client_got()[-1].payload[4:] == INTERNAL_ERROR.to_bytes(4, "big")
 
 
@@ -164,4 +164,4 @@ def test_unknown_resets_and_credit_are_the_runtimes_to_judge() -> None:
 
 
 def test_nothing_of_a_play_is_left_open() -> None:
-    assert not Play().core.has_held_calls
+    assert not Play().relay.has_intercepted_calls

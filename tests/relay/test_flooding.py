@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
-from runtimeproxy.relay.data import MAX_WAITING
-from runtimeproxy.relay.request_headers import MAX_SPECIAL_STREAMS
-from runtimeproxy.relay.settings import MAX_UNACKNOWLEDGED
+from runtimeproxy.relay.flow_control import MAX_WAITING
+from runtimeproxy.relay.peer_settings import MAX_UNACKNOWLEDGED
+from runtimeproxy.relay.request import MAX_SPECIAL_STREAMS
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened
 from tests.relay.wire import ENHANCE_YOUR_CALM, SETTINGS_ACK, Frame, data, message, reset, settings
 
@@ -72,14 +72,14 @@ def test_held_calls_that_have_ended_make_room() -> None:
     play = opened()
     for number in range(MAX_SPECIAL_STREAMS + 10):
         play.client(play.call(3 + 2 * number, HELD), reset(3 + 2 * number))
-    assert len(play.core.state.special) < 200
+    assert len(play.relay.special_streams) < 200
 
 
 def test_a_held_message_whose_call_has_ended_waits_no_more() -> None:
     play = in_debt()
     for stream_id in range(61, 261, 2):
         play.client(play.call(stream_id, HELD), data(stream_id, message(b"y"), end=True), reset(stream_id))
-    assert len(play.core.state.sender.waiting) == 1
+    assert len(play.relay.flow.waiting) == 1
     play.forget()
     grant(play, 0, 1000)
     assert play.runtime_got() == [data(3, b"x")]

@@ -28,7 +28,7 @@ from tests.relay.wire import (
 
 def drained(play: Play) -> bytes:
     """Begins the end; returns the PING's payload."""
-    play.core.drain()
+    play.relay.drain()
     first, question = play.client_got()
     assert first == goaway(LAST_ID)
     assert (question.type_, question.flags, len(question.payload)) == (PING, 0, 8)
@@ -59,26 +59,26 @@ def test_the_ack_is_swallowed_and_other_acks_pass() -> None:
 def test_without_an_ack_it_is_sent_when_the_time_is_over() -> None:
     play = opened()
     drained(play)
-    play.core.finish_drain()
+    play.relay.finish_drain()
     assert play.client_got() == [goaway(1)]
 
 
 def test_a_client_that_has_not_answered_may_be_writing_a_call() -> None:
     play = opened()
     opaque = drained(play)
-    play.core.finish_drain()
-    before = play.core.is_drained
+    play.relay.finish_drain()
+    before = play.relay.is_drained
     play.client(play.call(3, end=True), ping_ack(opaque))
-    assert (before, play.core.is_drained) == (False, True)
+    assert (before, play.relay.is_drained) == (False, True)
     assert play.runtime_got() == []
 
 
 def test_it_is_sent_once() -> None:
     play = opened()
     opaque = drained(play)
-    play.core.finish_drain()
+    play.relay.finish_drain()
     play.client(ping_ack(opaque))
-    play.core.finish_drain()
+    play.relay.finish_drain()
     assert play.client_got() == [goaway(1)]
 
 
@@ -107,7 +107,7 @@ def test_streams_that_were_taken_finish() -> None:
     play.client(data(3, message(b"abc"), end=True), data(5, b"x", end=True))
     call.reply.forward(None)
     assert play.runtime_got() == [data(5, b"x", end=True), data(3, message(b"abc"), end=True)]
-    assert play.core.has_held_calls
+    assert play.relay.has_intercepted_calls
     play.forget()
     play.runtime(
         answer := play.response(3),
@@ -116,7 +116,7 @@ def test_streams_that_were_taken_finish() -> None:
         credit(5, 1),
     )
     assert play.client_got() == [answer, whole, trailers, credit(5, 1)]
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
 
 
 def test_the_runtimes_goaway_is_clamped_to_the_lowest_id_sent() -> None:
@@ -145,10 +145,10 @@ def test_a_drain_never_promises_more_than_the_runtime_did() -> None:
     play.client(play.call(3), play.call(5))
     play.runtime(goaway(3))
     play.forget()
-    play.core.drain()
+    play.relay.drain()
     first, _ = play.client_got()
     assert first == goaway(3)
-    play.core.finish_drain()
+    play.relay.finish_drain()
     assert play.client_got() == [goaway(3)]
 
 
@@ -186,8 +186,8 @@ def test_a_misrouted_stream_and_a_drain_send_one_last_goaway() -> None:
     play = opened()
     play.client(play.call(3, ELSEWHERE))
     play.forget()
-    play.core.drain()
-    play.core.finish_drain()
+    play.relay.drain()
+    play.relay.finish_drain()
     assert next(iter(play.client_got())) == goaway(1)
 
 
@@ -195,7 +195,7 @@ def test_own_goaways_wait_for_a_boundary() -> None:
     play = opened()
     whole = bytes(data(1, bytes(10)))
     play.runtime(whole[:12])
-    play.core.drain()
+    play.relay.drain()
     assert play.client_bytes() == whole[:12]
     play.runtime(whole[12:])
     assert play.client_bytes().startswith(whole[12:] + bytes(goaway(LAST_ID)))
@@ -209,7 +209,7 @@ def test_a_call_that_crosses_the_runtimes_goaway_is_not_held() -> None:
     # Its header block still counts for the runtime's table.
     assert play.runtime_got() == [call, whole]
     assert play.interceptor.calls == []
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
 
 
 def test_calls_that_the_runtime_disowned_are_not_waited_for() -> None:
@@ -217,9 +217,9 @@ def test_calls_that_the_runtime_disowned_are_not_waited_for() -> None:
     play.client(play.call(3, end=True), play.call(5, end=True))
     play.client(ping_ack(drained_after(play)))
     play.runtime(goaway(3))
-    assert not play.core.is_drained
+    assert not play.relay.is_drained
     play.runtime(play.trailers(3))
-    assert play.core.is_drained
+    assert play.relay.is_drained
 
 
 @pytest.mark.parametrize("begins", ["drain", "finish_drain", "misrouted"])
@@ -231,7 +231,7 @@ def test_ids_never_rise_though_an_own_goaway_waits_for_a_boundary(begins: str) -
     if begins == "misrouted":
         play.client(play.call(7, ELSEWHERE))
     else:
-        getattr(play.core, begins)()
+        getattr(play.relay, begins)()
     play.runtime(continuation(3, b""), goaway(3))
     ids = [struct.unpack(">LL", found.payload)[0] for found in play.client_got() if found.type_ == GOAWAY]
     assert ids == [3, 3]
@@ -242,10 +242,10 @@ def test_a_refusal_that_waits_for_the_client_is_part_of_the_drain() -> None:
     call = play.hold(3)
     play.client(data(3, message(b"x"), end=True))
     opaque = drained_after(play)
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     play.client(ping_ack(opaque))
     call.reply.refuse(9, "no")
-    assert not play.core.is_drained
-    play.core.client_writable(True)
+    assert not play.relay.is_drained
+    play.relay.on_client_writable(True)
     assert [found.stream_id for found in play.client_got() if found.type_ == HEADERS] == [3]
-    assert play.core.is_drained
+    assert play.relay.is_drained

@@ -36,7 +36,7 @@ def test_the_headers_pass_at_once_and_unchanged() -> None:
 def test_the_handler_is_told_path_deadline_and_encoding() -> None:
     play = opened()
     play.client(play.call(3, HELD, timeout="2500m"))
-    expected = CallHead(HELD, 2.5, "identity", connection=play.core.state)
+    expected = CallHead(HELD, 2.5, "identity", connection=play.relay)
     assert play.interceptor.calls[0].head == expected
 
 
@@ -179,7 +179,7 @@ def test_messages_that_never_end_are_bounded() -> None:
 
 def test_a_client_whose_small_messages_are_many_is_not_read_until_some_have_left() -> None:
     play = opened_with(MemoryBudget(unreserved_bytes=100_000))
-    memory, pauses = play.core.state.memory, []
+    memory, pauses = play.relay.memory, []
     for stream_id in range(3, 31, 2):
         play.client(play.call(stream_id, HELD), data(stream_id, message(bytes(16_000)), end=True))
         pauses.append(memory.must_pause)
@@ -239,7 +239,7 @@ def test_a_client_whose_messages_come_without_memory_is_not_read() -> None:
     call = play.hold(3)
 
     def is_paused() -> bool:
-        return play.core.state.memory.must_pause
+        return play.relay.memory.must_pause
 
     whole = message(bytes(2_000_000))
     pieces = [Frame(0, 0, 3, whole[at : at + 16_000]) for at in range(0, len(whole), 16_000)]

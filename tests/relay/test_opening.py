@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PREFACE
-from runtimeproxy.relay.early import EARLY_BYTES, MAX_EARLY_BYTES, EarlyMemory
+from runtimeproxy.relay.preconnect import EARLY_BYTES, MAX_EARLY_BYTES, EarlyMemory
 from tests.relay.playbook import ELSEWHERE, HELD, OTHER, RUNTIME, Play, forward_as_it_came
 from tests.relay.wire import (
     SETTINGS_ACK,
@@ -157,11 +157,11 @@ def test_data_of_a_held_call_waits_for_the_upstream() -> None:
 def test_waiting_bytes_are_bounded() -> None:
     play = Play()
     play.client(play.call(1))
-    seen = [play.core.is_early_full]
+    seen = [play.relay.is_early_full]
     play.client(*(priority(1) for _ in range(MAX_EARLY_BYTES // 14 + 1)))
-    seen.append(play.core.is_early_full)
+    seen.append(play.relay.is_early_full)
     play.open()
-    seen.append(play.core.is_early_full)
+    seen.append(play.relay.is_early_full)
     assert seen == [False, True, False]
 
 
@@ -172,17 +172,17 @@ def test_waiting_bytes_of_all_clients_together_are_bounded() -> None:
         play.client(play.call(1), *(priority(1) for _ in range(EARLY_BYTES // 14)))
         play.client(priority(1))
     # Nobody has more than what fits whatever others have; the first ones had it when there was room.
-    assert [play.core.is_early_full for play in plays] == [True] * 10
-    assert Play(early=early).core.is_early_full is False
+    assert [play.relay.is_early_full for play in plays] == [True] * 10
+    assert Play(early=early).relay.is_early_full is False
     for play in plays[:5]:
         play.open()
     for play in plays[5:8]:
-        play.core.lost()
-    assert [play.core.is_early_full for play in plays[8:]] == [False] * 2
+        play.relay.on_lost()
+    assert [play.relay.is_early_full for play in plays[8:]] == [False] * 2
     for play in plays[8:]:
         play.client(settings())
-        play.core.drain()
-        play.core.lost()
+        play.relay.drain()
+        play.relay.on_lost()
     assert early.used_bytes == 0
 
 
@@ -190,14 +190,14 @@ def test_a_clients_small_calls_wait_whatever_others_have() -> None:
     early = EarlyMemory(0)
     play = Play(early=early)
     play.client(play.call(1), data(1, bytes(16_000), end=True))
-    assert not play.core.is_early_full
+    assert not play.relay.is_early_full
 
 
 def test_if_the_upstream_stays_away_each_waiting_stream_is_refused_then_goaway() -> None:
     play = Play()
     play.client(settings(), play.call(1), play.call(3, HELD), play.call(5, end=True), play.call(7), reset(7))
     play.client_got()
-    play.core.upstream_failed("runtime is not reachable: No such file or directory")
+    play.relay.on_upstream_failed("runtime is not reachable: No such file or directory")
     *refusals, last = play.client_got()
     assert [frame.stream_id for frame in refusals] == [1, 3, 5]
     for frame in refusals:
@@ -213,9 +213,9 @@ def test_if_the_upstream_stays_away_each_waiting_stream_is_refused_then_goaway()
 def test_if_the_upstream_stays_away_held_calls_are_cancelled() -> None:
     play = Play()
     play.client(play.call(1, HELD), data(1, message(b"abc"), end=True), play.call(3, HELD))
-    play.core.upstream_failed("gone")
+    play.relay.on_upstream_failed("gone")
     assert [call.names for call in play.interceptor.calls] == [["message", "cancelled"], ["cancelled"]]
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
 
 
 def test_a_handler_that_raises_then_keeps_nobody_from_the_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +226,7 @@ def test_a_handler_that_raises_then_keeps_nobody_from_the_answer(caplog: pytest.
     play.client(play.call(1, HELD), play.call(3))
     play.forget()
     play.interceptor.calls[0].cancelled = raises  # type: ignore[method-assign]
-    play.core.upstream_failed("gone")
+    play.relay.on_upstream_failed("gone")
     assert [frame.stream_id for frame in play.client_got()] == [1, 3, 0]
     assert len(caplog.records) == 1
 
@@ -235,7 +235,7 @@ def test_a_call_refused_while_the_upstream_is_away_is_refused_once() -> None:
     play = Play(lambda call, _: call.reply.refuse(9, "no"))
     play.client(play.call(1, HELD), data(1, message(b""), end=True))
     refused = [frame.stream_id for frame in play.client_got() if frame.type_ == 1]
-    play.core.upstream_failed("gone")
+    play.relay.on_upstream_failed("gone")
     assert refused == [1]
     assert play.client_got() == [goaway(1)]
 

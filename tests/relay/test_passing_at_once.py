@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.interception import Outcome
-from runtimeproxy.relay.held import HeldStream
+from runtimeproxy.relay.intercepted_stream import InterceptedStream
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, ScriptedCall, forward_as_it_came, opened, spend
 from tests.relay.wire import CANCEL, DATA, INITIAL_WINDOW, credit, data, message, reset
 
@@ -31,7 +31,7 @@ def test_the_frame_passes_as_it_came(pad: int | None) -> None:
 def test_its_credit_is_the_runtimes_to_give() -> None:
     play = opened(forward_as_it_came)
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
-    state = play.core.state.credit
+    state = play.relay.flow
     assert (state.window_bytes, state.debt_bytes) == (DEFAULT_WINDOW - len(MESSAGE), 0)
     play.forget()
     play.runtime(credit(0, len(MESSAGE)))
@@ -41,12 +41,12 @@ def test_its_credit_is_the_runtimes_to_give() -> None:
 def test_the_answer_is_observed_and_the_memory_free() -> None:
     play = opened(forward_as_it_came)
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
-    held = play.core.state.special[3]
-    assert isinstance(held, HeldStream)
-    assert (play.budget.used_bytes, held._intake.message()) == (0, b"")
+    held = play.relay.special_streams[3]
+    assert isinstance(held, InterceptedStream)
+    assert (play.budget.used_bytes, held._body.content()) == (0, b"")
     assert responded(play, 3) == ["message", "responded"]
     assert play.interceptor.calls[-1].events[-1] == ("responded", Outcome.SUCCEEDED, message(b"yes"))
-    assert not play.core.has_held_calls
+    assert not play.relay.has_intercepted_calls
 
 
 def test_of_an_empty_message_the_end_is_sent() -> None:
@@ -70,7 +70,7 @@ def test_a_decision_that_comes_later_finds_the_message_taken() -> None:
     assert play.client_got() == [credit(0, len(MESSAGE))]
     call.reply.forward(None)
     assert play.runtime_got() == [data(3, MESSAGE, end=True)]
-    assert play.core.state.credit.debt_bytes == len(MESSAGE)
+    assert play.relay.flow.debt_bytes == len(MESSAGE)
 
 
 def test_a_message_that_is_changed_at_once_is_taken() -> None:
@@ -79,7 +79,7 @@ def test_a_message_that_is_changed_at_once_is_taken() -> None:
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
     assert play.runtime_got()[1:] == [data(3, changed, end=True)]
     assert play.client_got() == [credit(0, len(MESSAGE))]
-    assert play.core.state.credit.debt_bytes == len(changed)
+    assert play.relay.flow.debt_bytes == len(changed)
 
 
 def test_a_refused_message_is_credited() -> None:
@@ -134,7 +134,7 @@ def test_what_another_call_sends_meanwhile_counts() -> None:
     spend(play, leave_bytes=200, stream_id=3)
     play.client(play.call(5, HELD), data(5, bytes(100), end=True))
     play.client(play.call(7, HELD), data(7, bytes(150), end=True))
-    assert play.core.state.credit.window_bytes == 0
+    assert play.relay.flow.window_bytes == 0
     sent = [(frame.stream_id, len(frame.payload)) for frame in play.runtime_got() if frame.type_ == DATA]
     assert sent == [(5, 100), (7, 100)]
 

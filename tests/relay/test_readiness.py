@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.readiness import answers_calls
+from runtimeproxy.relay.upstream import answers_calls
 from runtimeproxy.testing import CallError, FakeRuntime
 
 METHOD = "runtime.v1.RuntimeService/Version"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.refusal import MAX_MESSAGE_BYTES, percent_encoded, refusal
+from runtimeproxy.relay.error_response import MAX_MESSAGE_BYTES, error_response, percent_encoded
 from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 from tests.relay.wire import (
     CANCEL,
@@ -105,7 +105,7 @@ def test_the_message_is_percent_encoded(text: str, encoded: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ö" * 100_000, "%" * 100_000])
 def test_the_frame_stays_under_8_kib(text: str) -> None:
-    frame = refusal(3, 9, text, (100, 4096))
+    frame = error_response(3, 9, text, (100, 4096))
     assert len(frame) < 8 * 1024
     encoded = Headers().read(frames_of(frame)[0].payload)["grpc-message"]
     assert len(encoded) > MAX_MESSAGE_BYTES - 6
@@ -194,11 +194,11 @@ def test_an_update_that_the_runtime_has_signalled_is_not_due() -> None:
 def test_an_update_that_becomes_due_while_the_refusal_waits_leads_it() -> None:
     play = opened()
     play.client(settings({TABLE_SIZE: 100}))
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     refused(play)
     play.runtime(SETTINGS_ACK)
     assert play.client_got() == [SETTINGS_ACK]
-    play.core.client_writable(True)
+    play.relay.on_client_writable(True)
     assert table_updates(play.client_got()[-1].payload) == [100]
 
 
@@ -206,10 +206,10 @@ def test_an_update_that_the_runtime_signals_while_the_refusal_waits_does_not() -
     play = opened()
     play.client(settings({TABLE_SIZE: 100}))
     play.runtime(SETTINGS_ACK)
-    play.core.client_writable(False)
+    play.relay.on_client_writable(False)
     refused(play)
     play.runtime(play.response(1))
-    play.core.client_writable(True)
+    play.relay.on_client_writable(True)
     assert table_updates(play.client_got()[-1].payload) == []
 
 
@@ -274,8 +274,8 @@ def test_the_number_of_streams_that_are_remembered_is_bounded() -> None:
     play = opened(lambda call, _: call.reply.refuse(9, "no"))
     for stream_id in range(3, 2003, 2):
         play.client(play.call(stream_id, HELD), data(stream_id, message(b""), end=True))
-    assert len(play.core.state.special) <= 128
-    assert not play.core.state.open_streams
+    assert len(play.relay.special_streams) <= 128
+    assert not play.relay.open_streams
 
 
 def test_windows_of_a_refused_stream_do_not_matter_any_more() -> None:

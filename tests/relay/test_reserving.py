@@ -107,7 +107,7 @@ def test_a_client_is_read_while_all_wait_for_a_message_that_is_coming() -> None:
     call = decided(play, 5, 15_000)
 
     def is_paused() -> bool:
-        return play.core.state.memory.must_pause
+        return play.relay.memory.must_pause
 
     assert is_paused()
     call.reply.reserve(80_000, Grants()("more"))
@@ -140,12 +140,12 @@ def test_nothing_is_granted_after_the_end_of_a_call(end: str) -> None:
     elif end == "reset":
         play.client(reset(3))
     else:
-        play.core.lost()
+        play.relay.on_lost()
     first.reply.refuse(9, "no")
     second.reply.reserve(5, granted("late"))
     assert granted.names == []
     assert budget.used_bytes == 0
-    assert play.core.state.memory.unreserved_bytes == 0
+    assert play.relay.memory.unreserved_bytes == 0
 
 
 def test_before_the_message_is_there_nothing_is_reserved() -> None:
@@ -196,8 +196,8 @@ def test_an_error_in_the_handler_ends_its_own_connection() -> None:
 
     second.reply.reserve(100 * KIBIBYTE, broken)
     first.reply.refuse(9, "no")
-    assert isinstance(play.core.failure, ValueError)
-    assert other.core.failure is None
+    assert isinstance(play.relay.failure, ValueError)
+    assert other.relay.failure is None
 
 
 def test_many_small_messages_that_open_to_large_ones_take_their_connections_part_only() -> None:
@@ -211,7 +211,7 @@ def test_many_small_messages_that_open_to_large_ones_take_their_connections_part
     other = decided(opened_with(budget), 3, 15_000)
     other.reply.reserve(16 << 20, granted("other"))
     assert granted.names == ["0", "other"]
-    play.core.lost()
+    play.relay.on_lost()
     assert budget.used_bytes == (16 << 20) + 15_005
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.interception import Outcome
-from runtimeproxy.relay.held import MAX_OBSERVED_BYTES
+from runtimeproxy.relay.intercepted_stream import MAX_OBSERVED_BYTES
 from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 from tests.relay.wire import INTERNAL_ERROR, Frame, continuation, credit, data, headers, message, reset
 
@@ -113,6 +113,6 @@ def test_a_finished_call_leaves_nothing_behind() -> None:
         play.client(play.call(stream_id, HELD), data(stream_id, message(b"x"), end=True))
         play.runtime(play.response(stream_id), data(stream_id, message(b"y")), play.trailers(stream_id))
         play.runtime(credit(0, 6))
-    assert not play.core.state.special
-    assert not play.core.state.open_streams
+    assert not play.relay.special_streams
+    assert not play.relay.open_streams
     assert play.budget.used_bytes == 0

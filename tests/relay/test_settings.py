@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
-from runtimeproxy.relay.settings import PeerSettings, Settings
+from runtimeproxy.relay.peer_settings import PeerSettings, Settings
 from tests.relay.playbook import Play, opened
 from tests.relay.wire import (
     INITIAL_WINDOW,

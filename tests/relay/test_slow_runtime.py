@@ -51,7 +51,7 @@ class Upload:
                 if frame.ends_stream:
                     return True
         self.play.runtime(credit(0, MEBIBYTE), credit(3, MEBIBYTE))
-        self.play.core.turn()
+        self.play.relay.flow.pump()
         return False
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.state import RelayOptions
 from runtimeproxy.service.gate import Gate
-from runtimeproxy.service.routes import Routes
 from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
+from runtimeproxy.service.sockets import Routes
 from tests.relay.sockets.stage import until
 
 SHORT_S = 0.3

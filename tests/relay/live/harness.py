@@ -12,9 +12,10 @@ from typing import Protocol, Self
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.state import RelayOptions, Upstream
+from runtimeproxy.relay.upstream import Upstream
 from tests.lab.deadline import wait_until
 from tests.relay import wire
 from tests.relay.playbook import Decide, ScriptedCall, ScriptedInterceptor

@@ -56,11 +56,11 @@ def _check_refused(call: Call, sent: Stream, served: Stream) -> None:
 def _check_relay(match: Match) -> None:
     through = match.through
     assert through is not None
-    state = through.core.state
-    assert not through.core.has_held_calls
-    assert not state.open_streams
-    assert not state.sender.waiting
-    assert state.credit.debt_bytes == 0
+    relay = through.relay
+    assert not relay.has_intercepted_calls
+    assert not relay.open_streams
+    assert not relay.flow.waiting
+    assert relay.flow.debt_bytes == 0
     assert not through.play.budget.used_bytes
     assert not through.play.budget.has_waiting
     for scripted in through.play.interceptor.calls:

@@ -61,7 +61,7 @@ class Through:
 
     def __init__(self, client: Endpoint, runtime: Endpoint, plan: Plan) -> None:
         self.play = play_of(plan)
-        self.core = self.play.core
+        self.relay = self.play.relay
         self._client = client
         self._runtime = runtime
         self._plan = plan
@@ -75,9 +75,9 @@ class Through:
     def moves(self, portion: int) -> Iterator[Move]:
         """Bytes arrive or leave, a decision is made, the transports fill and drain."""
         yield from self._transport_moves(portion)
-        if self.play.upstreams and not self.core.state.is_open:
+        if self.play.upstreams and not self.relay.is_open:
             yield lambda: self.do("open")
-        if self.core.wants_turn and self.core.state.to_runtime.is_writable:
+        if self.relay.flow.wants_turn and self.relay.to_runtime.is_writable:
             yield lambda: self.do("turn")
         for number, call in enumerate(self.play.interceptor.calls):
             is_due = call.names == ["message"] and not self.call_of(call).is_at_once
@@ -90,11 +90,11 @@ class Through:
     def _transport_moves(self, portion: int) -> Iterator[Move]:
         if self._client.out and not self._is_full["runtime"]:
             yield lambda: self.do("client", taken(self._client.out, portion))
-        if self._runtime.out and self.core.state.is_open and not self._is_full["client"]:
+        if self._runtime.out and self.relay.is_open and not self._is_full["client"]:
             yield lambda: self.do("runtime", taken(self._runtime.out, portion))
         if self._to_client:
             yield lambda: self._client.receive(taken(self._to_client, portion))
-        if self._to_runtime and self.core.state.is_open:
+        if self._to_runtime and self.relay.is_open:
             yield lambda: self._runtime.receive(taken(self._to_runtime, portion))
 
     @property
@@ -123,7 +123,7 @@ class Through:
 
     def _collect(self) -> None:
         self._to_client += self.play.client_bytes()
-        if self.core.state.is_open:
+        if self.relay.is_open:
             self._to_runtime += self.play.runtime_bytes()
 
 
@@ -148,22 +148,22 @@ def _decide(scripted: ScriptedCall, call: Call) -> None:
 
 def act(play: Play, name: str, content: bytes, plan: Plan) -> None:
     """One thing that can be done to a core, as it is written on a tape."""
-    core = play.core
+    core = play.relay
     if name == "client":
-        core.client_data(content)
+        core.on_client_data(content)
     elif name == "runtime":
-        core.runtime_data(content)
+        core.on_runtime_data(content)
     elif name == "open":
         play.open()
     elif name == "turn":
-        core.turn()
+        core.flow.pump()
     elif name == "decide":
         scripted = play.interceptor.calls[content[0]]
         _decide(scripted, plan.calls[number_of(scripted.head.path)])
     elif name.startswith("client-"):
-        core.client_writable(name.endswith("writable"))
+        core.on_client_writable(name.endswith("writable"))
     else:
-        core.runtime_writable(name.endswith("writable"))
+        core.on_runtime_writable(name.endswith("writable"))
 
 
 class Match:

@@ -60,23 +60,23 @@ things = st.lists(
 
 def feed(play: Play, name: str, content: bytes, split: int) -> None:
     """One thing; bytes in two reads."""
-    core = play.core
-    if name == "client" or (name == "runtime" and core.state.is_open):
-        receive = core.client_data if name == "client" else core.runtime_data
+    core = play.relay
+    if name == "client" or (name == "runtime" and core.is_open):
+        receive = core.on_client_data if name == "client" else core.on_runtime_data
         receive(content[:split])
         receive(content[split:])
-    elif name == "open" and play.upstreams and not core.state.is_open:
+    elif name == "open" and play.upstreams and not core.is_open:
         play.open()
     elif name == "decide":
         decide(play, is_refused=split % 2 == 0)
     elif name in ("full", "writable"):
-        core.runtime_writable(name == "writable")
-        core.client_writable(name == "writable")
+        core.on_runtime_writable(name == "writable")
+        core.on_client_writable(name == "writable")
     elif name == "drain":
         core.drain()
         core.finish_drain()
     elif name == "turn":
-        core.turn()
+        core.flow.pump()
 
 
 def decide(play: Play, *, is_refused: bool) -> None:
@@ -98,8 +98,8 @@ def test_nothing_but_a_peer_error_comes_out(
     with contextlib.suppress(PeerError):
         for name, content, split in items:
             feed(play, name, bytes(content), split)
-            assert play.core.failure is None or isinstance(play.core.failure, PeerError)
-    play.core.lost()
+            assert play.relay.failure is None or isinstance(play.relay.failure, PeerError)
+    play.relay.on_lost()
     assert not play.budget.used_bytes
     assert not play.budget.has_waiting
 
@@ -111,4 +111,4 @@ def test_any_header_block_decodes_or_is_a_peer_error(blocks: list[tuple[bytes, b
     play.client(settings(), SETTINGS_ACK)
     with contextlib.suppress(PeerError):
         for number, (block, tail) in enumerate(blocks):
-            play.core.client_data(wire(Frame(1, 4, 2 * number + 1, block + tail)))
+            play.relay.on_client_data(wire(Frame(1, 4, 2 * number + 1, block + tail)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.credit import RuntimeCredit
 from tests.relay.playbook import DEFAULT_WINDOW, opened
 from tests.relay.wire import INITIAL_WINDOW, SETTINGS_ACK, credit, data, message, settings
 
@@ -23,11 +22,10 @@ MOST = (1 << 31) - 1
 def test_the_debt_is_paid_out_of_the_runtimes_credit(
     debt: int, increment: int, passed: int, left: int
 ) -> None:
-    window = RuntimeCredit()
-    window.send_own(debt)
-    assert window.window_bytes == DEFAULT_WINDOW - debt
-    assert window.receive(increment) == passed
-    assert (window.window_bytes, window.debt_bytes) == (DEFAULT_WINDOW - debt + increment, left)
+    flow = opened().relay.flow
+    flow.window_bytes, flow.debt_bytes = DEFAULT_WINDOW - debt, debt
+    assert flow.on_window_update(increment) == passed
+    assert (flow.window_bytes, flow.debt_bytes) == (DEFAULT_WINDOW - debt + increment, left)
 
 
 def test_a_call_costs_the_client_nothing_in_the_end() -> None:

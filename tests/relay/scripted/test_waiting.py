@@ -74,7 +74,7 @@ def test_nothing_is_lost_or_given_twice_when_waiting_data_is_dropped() -> None:
     play.client(data(7, bytes(15)), data(9, bytes(5)), reset(7, CANCEL))
     assert play.client_got() == [credit(0, 15)]
     grant(play, 0, DEFAULT_WINDOW)
-    sender, window = play.core.state.sender, play.core.state.credit
+    sender, window = play.relay.flow, play.relay.flow
     assert not sender.waiting
     assert play.client_got() == [credit(0, DEFAULT_WINDOW - 20)]
     assert (window.window_bytes, window.debt_bytes) == (DEFAULT_WINDOW - 5, 0)

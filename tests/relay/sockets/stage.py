@@ -13,10 +13,10 @@ from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.interception import Interceptor
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
-from runtimeproxy.relay.core import RelayCore
+from runtimeproxy.relay.h2_relay import H2Relay, RelayOptions
 from runtimeproxy.relay.listener import Listener, listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.state import RelayOptions, Upstream
+from runtimeproxy.relay.upstream import Upstream
 from tests.relay.playbook import PASSING, Decide, ScriptedCall, ScriptedInterceptor
 from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, headers, settings, wire
 
@@ -207,11 +207,11 @@ class Stage:
         return self.scripted.calls
 
     @property
-    def core(self) -> RelayCore:
+    def relay(self) -> H2Relay:
         """The HTTP/2 side of the only connection."""
         (connection,) = self.server._connections
-        assert connection._relaying is not None
-        return connection._relaying._core
+        assert connection._relay is not None
+        return connection._relay
 
     async def __aenter__(self) -> Self:
         if self._has_runtime:

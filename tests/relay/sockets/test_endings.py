@@ -216,10 +216,10 @@ async def test_a_second_header_block_on_a_held_call_closes_the_connection(stage:
 async def test_a_decision_that_cannot_be_carried_out_ends_its_connection(stage: Stage) -> None:
     client, runtime = await stage.pair()
     call = await held_on_3(stage, client)
-    outbox = stage.core.to_client
+    outbox = stage.relay.to_client
     outbox.is_writable = False
     for _ in range(1000):
-        outbox.own(bytes(ping()))
+        outbox.send(bytes(ping()))
     call.reply.refuse(9, "no")
     last = (await client.rest())[-1]
     assert last == goaway(3, ENHANCE_YOUR_CALM)

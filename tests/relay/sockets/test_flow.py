@@ -140,7 +140,7 @@ async def test_a_client_that_was_full_before_the_runtime_was_there_stops_it_too(
     client.begin()
     await client.frame()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    outbox = stage.core.to_client
+    outbox = stage.relay.to_client
     # The relay answers them itself, as long as there is nobody else.
     while outbox.is_writable:
         client.send(bytes(ping()) * 200)
@@ -192,7 +192,7 @@ async def test_own_data_waits_for_a_runtime_that_does_not_read(stage: Stage) -> 
     await until(lambda: bool(stage.held and stage.held[0].events))
     stage.held[0].reply.forward(bytes(12 * MEBIBYTE))
     _, to_runtime = transports(stage)
-    outbox = stage.core.to_runtime
+    outbox = stage.relay.to_runtime
     await until(lambda: not outbox.is_writable)
     assert to_runtime.get_write_buffer_size() < MEBIBYTE
     runtime.writer.transport.resume_reading()  # type: ignore[attr-defined]

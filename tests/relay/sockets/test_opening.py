@@ -181,7 +181,7 @@ async def test_early_bytes_are_bounded_by_not_reading(tmp_path: Path) -> None:
         (connection,) = stage.server._connections
         side = connection._client
         await until(lambda: side.transport is not None and not side.transport.is_reading())
-        assert sum(len(chunk) for chunk in stage.core.to_runtime.chunks) < 2 * MEBIBYTE
+        assert sum(len(chunk) for chunk in stage.relay.to_runtime.chunks) < 2 * MEBIBYTE
         await stage.runtime.start()
         runtime = await stage.runtime.peer()
         client.send(data(1, b"last", end=True))

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from pathlib import Path
 
-from runtimeproxy.relay.presence import Presence
 from tests.relay.sockets.stage import Stage, until
 from tests.relay.wire import GOAWAY, HEADERS, data, settings
 
@@ -24,7 +23,7 @@ class Readiness:
 
 
 def given(stage: Stage, readiness: Readiness) -> None:
-    object.__setattr__(stage.upstream, "presence", Presence(readiness))
+    stage.upstream.probe = readiness
 
 
 async def test_one_that_was_never_away_is_not_asked(stage: Stage) -> None:
@@ -67,7 +66,7 @@ async def test_one_that_never_answers_gets_the_calls_when_the_time_is_over(tmp_p
     async with Stage(tmp_path, upstream_wait_s=0.2) as stage:
         readiness = Readiness()
         given(stage, readiness)
-        stage.upstream.presence.lost()
+        stage.upstream.on_lost()
         client = await stage.client()
         client.begin()
         client.send(client.call(1, end=True))
@@ -93,7 +92,7 @@ async def test_one_with_a_full_backlog_is_not_away(tmp_path: Path) -> None:
             client.send(client.call(1, end=True))
             assert [frame.type_ for frame in await client.rest()][-2:] == [HEADERS, GOAWAY]
         assert readiness.asked == 0
-        assert not stage.upstream.presence.is_in_doubt
+        assert not stage.upstream.needs_probe
 
 
 async def test_a_client_that_leaves_meanwhile_is_forgotten(stage: Stage) -> None:
@@ -104,8 +103,8 @@ async def test_a_client_that_leaves_meanwhile_is_forgotten(stage: Stage) -> None
         await never.wait()
         return True
 
-    object.__setattr__(stage.upstream, "presence", Presence(hangs))
-    stage.upstream.presence.lost()
+    stage.upstream.probe = hangs
+    stage.upstream.on_lost()
     client = await stage.client()
     client.begin()
     client.send(client.call(1, end=True))

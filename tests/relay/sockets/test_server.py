@@ -13,7 +13,6 @@ import pytest
 
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.interception import Outcome
-from runtimeproxy.relay.server import LATE_S
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import Peer, Stage, soon, until
 from tests.relay.wire import (
@@ -102,12 +101,9 @@ async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(stage:
     waiting, _ = await stage.pair()
     waiting.send(waiting.call(3, HELD), data(3, message(bytes(900))[:10]))
     await until(lambda: stage.budget.has_waiting)
-    for _ in range(5):
-        await stage.server.looked_after()
+    stage.server._expire_reservations()
     assert stage.held[0].names == []
-    for _ in range(2):
-        stage.server._tidied_s -= LATE_S
-        await stage.server.looked_after()
+    stage.server._expire_reservations()
     assert (await late.next_of(HEADERS)).ends_stream
     assert [call.names for call in stage.held] == [["cancelled"], []]
 

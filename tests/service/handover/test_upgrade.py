@@ -13,16 +13,16 @@ import pytest
 
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.state import RelayOptions
 from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import Channel
 from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
-from runtimeproxy.service.routes import Routes
 from runtimeproxy.service.sdnotify import Notifier, answers_ping
+from runtimeproxy.service.sockets import Routes
 from tests.relay.sockets.stage import until
 
 SUCCESSOR = """\

@@ -1,4 +1,4 @@
-"""Frames that come before the runtime can judge them: the relay answers or keeps them, so it checks them."""
+"""Frames that come before the upstream is open: the relay keeps or answers them, so it checks them itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runtimeproxy.http2.frames import (
     ErrorCode,
     PeerError,
 )
-from runtimeproxy.relay.settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
+from runtimeproxy.relay.peer_settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 
 if TYPE_CHECKING:
-    from runtimeproxy.relay.state import ConnectionState
+    from runtimeproxy.relay.h2_relay import H2Relay
 
 EARLY_BYTES: Final = 64 * 1024
 """Of one client, that may wait for the upstream whatever others have; its first calls are less."""
@@ -67,11 +67,7 @@ def _check_settings(flags: int, payload: bytes) -> None:
 
 
 class EarlyMemory:
-    """How much of all clients waits for upstreams.
-
-    Attributes:
-        used_bytes: how much.
-    """
+    """How many bytes of all clients wait for upstreams, and how many may."""
 
     def __init__(self, limit_bytes: int = EARLY_TOTAL_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -81,39 +77,38 @@ class EarlyMemory:
 class EarlyBytes:
     """The client's bytes that wait for the upstream in `to_runtime.chunks`."""
 
-    __slots__ = ("_data", "_memory", "_size_bytes", "_state")
+    __slots__ = ("_data", "_memory", "_relay", "_size_bytes")
 
-    def __init__(self, state: ConnectionState) -> None:
-        self._state = state
-        self._memory = state.options.early
+    def __init__(self, relay: H2Relay) -> None:
+        self._relay = relay
+        self._memory = relay.options.early
         self._data: dict[int, list[int]] = {}
         self._size_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be read from the client: what is small fits whatever others have."""
+        """Whether reading from the client must pause; `EARLY_BYTES` fit whatever other clients have."""
         if self._size_bytes > MAX_EARLY_BYTES:
             return True
         return self._size_bytes > EARLY_BYTES and self._memory.used_bytes > self._memory.limit_bytes
 
     def add(self, size_bytes: int) -> None:
-        """So much more waits."""
         self._size_bytes += size_bytes
         self._memory.used_bytes += size_bytes
 
-    def data_follows(self, stream_id: int) -> None:
+    def on_data_follows(self, stream_id: int) -> None:
         """The next chunk is one DATA frame of this stream."""
-        self._data.setdefault(stream_id, []).append(len(self._state.to_runtime.chunks))
+        self._data.setdefault(stream_id, []).append(len(self._relay.to_runtime.chunks))
 
     def drop(self, stream_id: int) -> int:
         """Forgets the DATA of a stream; returns its flow-controlled bytes."""
-        chunks = self._state.to_runtime.chunks
-        dropped = 0
+        chunks = self._relay.to_runtime.chunks
+        dropped_bytes = 0
         for index in self._data.pop(stream_id, ()):
-            dropped += len(chunks[index]) - HEADER_BYTES
+            dropped_bytes += len(chunks[index]) - HEADER_BYTES
             chunks[index] = b""
-        self._state.credit.window_bytes += dropped
-        return dropped
+        self._relay.flow.window_bytes += dropped_bytes
+        return dropped_bytes
 
     def clear(self) -> None:
         """Nothing waits any more: the runtime connection is there, or the client's is gone."""

@@ -1,4 +1,4 @@
-"""The one header block that the relay writes: a refusal, literal and without indexing.
+"""The one header block that the relay writes: an error response, literal and without indexing.
 
 Nothing in it touches the client's dynamic table, so the runtime's own blocks still decode after it.
 """
@@ -8,12 +8,48 @@ from __future__ import annotations
 from typing import Final
 
 from runtimeproxy.http2.frames import END_HEADERS, END_STREAM, HEADERS, frame
+from runtimeproxy.relay.peer_settings import DEFAULT_HEADER_TABLE_BYTES
 
 MAX_MESSAGE_BYTES: Final = 6 * 1024
 """Of the percent-encoded message: with it the whole block stays under 8 KiB."""
 
 _STATUS_200: Final = b"\x88"
 """`:status: 200` is entry 8 of the static table. Source: RFC 7541, appendix A."""
+
+
+class TableSizeUpdates:
+    """The dynamic table size updates that the next header block to the client must begin with.
+
+    Source: RFC 7541, 4.2: after a reduced SETTINGS_HEADER_TABLE_SIZE is acknowledged, the next block
+    signals the smallest size since the last block and then the final one.
+
+    Attributes:
+        lowest_bytes: the smallest size since the last block, if an update is due; a block of the runtime
+            begins with what was due, so whoever passes one sets this to None.
+    """
+
+    __slots__ = ("_limit_bytes", "lowest_bytes")
+
+    def __init__(self) -> None:
+        self._limit_bytes = DEFAULT_HEADER_TABLE_BYTES
+        self.lowest_bytes: int | None = None
+
+    def on_acknowledged(self, limit_bytes: int) -> None:
+        """The ACK of the client's SETTINGS passed to it."""
+        if limit_bytes < self._limit_bytes:
+            lowest_bytes = self.lowest_bytes
+            self.lowest_bytes = limit_bytes if lowest_bytes is None else min(lowest_bytes, limit_bytes)
+        self._limit_bytes = limit_bytes
+
+    def take(self) -> tuple[int, ...]:
+        """Returns the sizes that are due, for a block of the relay's own that signals them."""
+        lowest_bytes = self.lowest_bytes
+        if lowest_bytes is None:
+            return ()
+        self.lowest_bytes = None
+        # Never below the lowest: the runtime's encoder may still use as much as that.
+        final_bytes = max(lowest_bytes, min(self._limit_bytes, DEFAULT_HEADER_TABLE_BYTES))
+        return (lowest_bytes,) if lowest_bytes == final_bytes else (lowest_bytes, final_bytes)
 
 
 def _integer(value: int, prefix_bits: int, first: int) -> bytes:
@@ -52,7 +88,7 @@ def percent_encoded(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     return bytes(encoded)
 
 
-def refusal(
+def error_response(
     stream_id: int,
     code: int,
     text: str,

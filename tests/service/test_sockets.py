@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.service.routes import Routes
+from runtimeproxy.service.sockets import Routes
 
 RUNTIME = "/runtime.v1.RuntimeService/Version"
 IMAGE = "/runtime.v1.ImageService/ListImages"

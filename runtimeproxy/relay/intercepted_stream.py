@@ -1,0 +1,666 @@
+"""An intercepted call: its message is held back, shown to the interceptor, and sent on or refused."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, rst_stream
+from runtimeproxy.interception import Outcome
+from runtimeproxy.relay.budget import Reservation
+from runtimeproxy.relay.error_response import error_response
+from runtimeproxy.relay.flow_control import SendingStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtimeproxy.interception import CallHandler, CallHead
+    from runtimeproxy.relay.h2_relay import H2Relay
+
+PREFIX_BYTES: Final = 5
+"""Of a gRPC message: one byte of flags, four of length. Source: gRPC over HTTP/2."""
+MAX_OBSERVED_BYTES: Final = 1024 * 1024
+"""Of a response that is kept for the records; those of intercepted calls have a few hundred bytes."""
+SURPLUS_BYTES: Final = 4096
+"""Stream credit at a time for bytes beyond the declared message, which only a broken client sends."""
+
+
+class SpecialStream(ABC):
+    """A stream whose frames do not all just pass: intercepted, or ended by the relay."""
+
+    __slots__ = ()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a graceful stop waits for this stream."""
+        return False
+
+    @abstractmethod
+    def on_client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """The client sent DATA, `flow_bytes` with padding; returns whether it is forwarded as it came."""
+
+    @abstractmethod
+    def on_client_reset(self) -> bool:
+        """The client sent RST_STREAM; returns whether it is forwarded."""
+
+    @abstractmethod
+    def on_client_window_update(self) -> bool:
+        """The client gave stream credit; returns whether it is forwarded."""
+
+    @abstractmethod
+    def on_client_headers(self, is_last: bool) -> bool:
+        """The client sent a second header block; returns whether the connection can go on."""
+
+    @abstractmethod
+    def on_runtime_headers(self, is_last: bool) -> None:
+        """The runtime sent HEADERS, which are forwarded."""
+
+    @abstractmethod
+    def on_runtime_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """The runtime sent DATA; returns whether it is forwarded."""
+
+    @abstractmethod
+    def on_runtime_window_update(self, increment_bytes: int) -> None:
+        """The runtime gave stream credit, which is never forwarded."""
+
+    @abstractmethod
+    def on_runtime_settings(self) -> None:
+        """The runtime's SETTINGS were announced or acknowledged."""
+
+    @abstractmethod
+    def on_runtime_reset(self) -> bool:
+        """The runtime sent RST_STREAM; returns whether it is forwarded."""
+
+    @abstractmethod
+    def on_not_processed(self) -> None:
+        """The runtime's GOAWAY says that it never processed this stream."""
+
+    @abstractmethod
+    def on_connection_lost(self) -> None:
+        """One of the two connections is gone."""
+
+
+class DiscardedStream(SpecialStream):
+    """After a refusal, or after the runtime ended an intercepted call before it had the message.
+
+    What either side still sends goes no further, but for header blocks, which keep the HPACK states in step.
+
+    Attributes:
+        has_response_headers: whether a header block of the runtime passed.
+        has_ended: whether one of them ended the stream.
+        takes_rest: whether the client has its answer, and a message to finish.
+    """
+
+    __slots__ = ("_is_refused", "_relay", "_stream_id", "has_ended", "has_response_headers", "takes_rest")
+
+    def __init__(self, relay: H2Relay, stream_id: int, *, is_refused: bool) -> None:
+        self._relay = relay
+        self._stream_id = stream_id
+        self._is_refused = is_refused
+        self.has_response_headers = False
+        self.has_ended = False
+        self.takes_rest = False
+
+    def on_client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """Gives the credit back: the stream's too where the client may still finish its message."""
+        self._relay.to_client.credit(0, flow_bytes)
+        if self.takes_rest and not is_last:
+            self._relay.to_client.credit(self._stream_id, flow_bytes)
+        return False
+
+    def on_client_reset(self) -> bool:
+        return False  # the runtime's side of the stream is closed already
+
+    def on_client_window_update(self) -> bool:
+        return False
+
+    def on_client_headers(self, is_last: bool) -> bool:
+        return True
+
+    def on_runtime_headers(self, is_last: bool) -> None:
+        self.has_response_headers = True
+        self.has_ended = self.has_ended or is_last
+
+    def on_runtime_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """After a refusal the client has its answer: the runtime gets its connection credit back."""
+        if not self._is_refused:
+            return True
+        self._relay.to_runtime.credit(0, flow_bytes)
+        return False
+
+    def on_runtime_window_update(self, increment_bytes: int) -> None:
+        return
+
+    def on_runtime_settings(self) -> None:
+        return
+
+    def on_runtime_reset(self) -> bool:
+        self.takes_rest = False
+        return not self._is_refused  # after a refusal the client has closed the stream already
+
+    def on_not_processed(self) -> None:
+        return
+
+    def on_connection_lost(self) -> None:
+        return
+
+
+class _ClosedHandler:
+    """Stands for the handler of a call that is over: it gets no more events."""
+
+    def message(self, data: bytes) -> None:
+        return
+
+    def cancelled(self) -> None:
+        return
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        return
+
+
+_CLOSED_HANDLER: Final = _ClosedHandler()
+
+
+class _Stage(Enum):
+    RECEIVING = "receiving"
+    DECIDING = "deciding"
+    SENDING = "sending"
+    SENT = "sent"
+    OVER = "over"
+
+
+class InterceptedStream(SpecialStream, SendingStream):
+    """One intercepted call on one stream; it is also the `Reply` that the interceptor answers with."""
+
+    __slots__ = (
+        "_body",
+        "_frame_bytes",
+        "_handler",
+        "_has_half_closed",
+        "_has_passed",
+        "_has_response_headers",
+        "_relay",
+        "_response",
+        "_response_bytes",
+        "_stage",
+    )
+
+    def __init__(self, relay: H2Relay, stream_id: int, call: CallHead) -> None:
+        super().__init__(stream_id)
+        self._relay = relay
+        self._stage = _Stage.RECEIVING
+        self._body = RequestBody(relay, self)
+        self._has_half_closed = False
+        self._has_response_headers = False
+        self._frame_bytes = 0
+        """Of the DATA frame that was just read, if it has neither passed nor been credited yet."""
+        self._has_passed = False
+        self._response = bytearray()
+        self._response_bytes = 0
+        self._handler: CallHandler = relay.options.interceptor.open(call, self)
+        # A runtime whose windows start tiny must not keep the declared length from arriving.
+        self._body.grant_up_to(PREFIX_BYTES)
+
+    @property
+    def is_pending(self) -> bool:
+        return self._stage is not _Stage.OVER
+
+    # --- the message -------------------------------------------------------------------------------------
+
+    def on_client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """Takes the client's bytes; the whole message goes to the interceptor.
+
+        A message of one frame that is sent on at once, as it came, is not taken at all: its frame passes.
+        """
+        if is_last and not self._body.flow_bytes:
+            self._frame_bytes = flow_bytes
+        else:
+            self._relay.to_client.credit(0, flow_bytes)
+        self._has_half_closed = is_last
+        refusal = self._body.take(content, flow_bytes, is_last)
+        if refusal is not None:
+            self._turn_away(refusal)
+        if self._frame_bytes:
+            self._relay.to_client.credit(0, self._frame_bytes)
+            self._frame_bytes = 0
+        return self._has_passed
+
+    def on_message(self) -> None:
+        """The message is there, and its memory."""
+        self._stage = _Stage.DECIDING
+        self._handler.message(self._body.content())
+
+    def on_late(self) -> None:
+        """The message does not come while others wait for its memory."""
+        if self._stage is _Stage.RECEIVING:
+            reason = "the request did not come while others wait for its memory"
+            self._relay.guard(self._turn_away, reason)
+
+    def _turn_away(self, reason: str) -> None:
+        self._handler.cancelled()
+        self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + reason)
+
+    # --- the decision ------------------------------------------------------------------------------------
+
+    def forward(self, data: bytes | None) -> None:
+        """Sends the message on, changed or as it came."""
+        if self._stage is not _Stage.DECIDING:
+            return
+        relay, body = self._relay, self._body
+        if data is None:
+            # A message of one frame, which was just read: that frame may go to the runtime as it is.
+            is_free = relay.is_open and not relay.flow.waiting and not body.granted_bytes
+            if is_free and 0 < self._frame_bytes <= relay.flow.window_bytes:
+                relay.flow.window_bytes -= self._frame_bytes
+                self._frame_bytes = 0
+                self._has_passed = True
+                self.on_sent()
+                return
+            data = body.content()
+        self._stage = _Stage.SENDING
+        body.replace(len(data))
+        relay.guard(relay.flow.start, self, data)
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        """Charges the memory that the handler holds beside the message."""
+        if self._stage in (_Stage.DECIDING, _Stage.SENDING):
+            self._body.reserve_extra(size_bytes, on_granted)
+
+    def on_sent(self) -> None:
+        """The runtime has the whole message."""
+        self._stage = _Stage.SENT
+        self._body.close()
+
+    def refuse(self, code: int, text: str) -> None:
+        """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""
+        if self._stage is _Stage.DECIDING:
+            self._relay.guard(self._refuse, code, text)
+
+    def _refuse(self, code: int, text: str) -> None:
+        self._finish()
+        discarded = self._discard(is_refused=True)
+        discarded.has_response_headers = self._has_response_headers
+        self._relay.to_runtime.send(rst_stream(self.stream_id, ErrorCode.CANCEL))
+        self._relay.to_client.send(lambda: self._refusal(discarded, code, text))
+
+    def _refusal(self, discarded: DiscardedStream, code: int, text: str) -> bytes:
+        """Returns the answer as it has to be at the moment when it is written."""
+        if discarded.has_ended:
+            return b""
+        sizes = self._relay.table_updates.take()
+        is_trailers = discarded.has_response_headers
+        answer = error_response(self.stream_id, code, text, sizes, is_trailers=is_trailers)
+        if not self._has_half_closed:
+            answer += rst_stream(self.stream_id, ErrorCode.NO_ERROR)
+        return answer
+
+    # --- windows -----------------------------------------------------------------------------------------
+
+    def on_runtime_window_update(self, increment_bytes: int) -> None:
+        self.credit_bytes += increment_bytes
+        self._relay.flow.send(self)
+
+    def on_runtime_settings(self) -> None:
+        """The stream's window towards either side may have changed."""
+        self._relay.flow.send(self)
+        self._body.on_runtime_settings()
+
+    def on_client_window_update(self) -> bool:
+        return True
+
+    # --- the answer --------------------------------------------------------------------------------------
+
+    def on_runtime_headers(self, is_last: bool) -> None:
+        """Response headers or trailers pass."""
+        self._has_response_headers = True
+        if is_last:
+            self._on_answered()
+
+    def on_runtime_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
+        """The response is observed while it passes."""
+        self._response_bytes += len(content)
+        if self._response_bytes <= MAX_OBSERVED_BYTES:
+            self._response += content
+        if is_last:
+            self._on_answered()
+        return True
+
+    def _on_answered(self) -> None:
+        """The runtime ended the stream."""
+        if self._stage is not _Stage.SENT:
+            self._end_early(is_reset=False)
+            return
+        if not self._response_bytes:
+            self._end(Outcome.FAILED)
+            return
+        whole_bytes = PREFIX_BYTES + int.from_bytes(self._response[1:PREFIX_BYTES], "big")
+        if self._response_bytes == whole_bytes == len(self._response):
+            self._end(Outcome.SUCCEEDED, bytes(self._response))
+        else:
+            self._end(Outcome.UNKNOWN)
+
+    def on_runtime_reset(self) -> bool:
+        if self._stage is _Stage.SENT:
+            self._end(Outcome.UNKNOWN)
+        else:
+            self._end_early(is_reset=True)
+        return True
+
+    def on_not_processed(self) -> None:
+        """The client learns it by the same GOAWAY."""
+        if self._stage is _Stage.SENT:
+            self._end(Outcome.FAILED)
+        else:
+            self._cancel()
+            self._discard(is_refused=True)
+
+    # --- other ends --------------------------------------------------------------------------------------
+
+    def on_client_reset(self) -> bool:
+        if self._stage is _Stage.SENT:
+            self._end(Outcome.UNKNOWN)
+        else:
+            self._cancel()
+            self._relay.special_streams.pop(self.stream_id, None)
+            self._relay.flow.pump_waiting()
+        self._relay.open_streams.discard(self.stream_id)
+        return True
+
+    def on_client_headers(self, is_last: bool) -> bool:
+        return False  # trailers of a client cannot be relayed around a message that is held back
+
+    def on_connection_lost(self) -> None:
+        """A message that was sent may have taken effect."""
+        if self._stage is _Stage.SENT:
+            self._end(Outcome.UNKNOWN)
+        else:
+            self._cancel()
+
+    def _end_early(self, *, is_reset: bool) -> None:
+        """The runtime ended the stream before it had the whole message."""
+        self._cancel()
+        discarded = self._discard(is_refused=False)
+        if not is_reset:
+            self._relay.to_runtime.send(rst_stream(self.stream_id, ErrorCode.CANCEL))
+            if not self._has_half_closed:
+                discarded.takes_rest = True
+                self._body.grant_rest()
+
+    def _end(self, outcome: Outcome, data: bytes = b"") -> None:
+        handler = self._finish()
+        self._relay.special_streams.pop(self.stream_id, None)
+        handler.responded(outcome, data)
+
+    def _cancel(self) -> None:
+        if self._stage is not _Stage.OVER:
+            self._finish().cancelled()
+
+    def _finish(self) -> CallHandler:
+        """Drops all references to this stream, so that no collector has to find it; returns the handler."""
+        handler, self._handler = self._handler, _CLOSED_HANDLER
+        self._stage = _Stage.OVER
+        if self.is_sending:
+            self._relay.flow.stop(self)
+        self._body.close()
+        return handler
+
+    def _discard(self, *, is_refused: bool) -> DiscardedStream:
+        discarded = DiscardedStream(self._relay, self.stream_id, is_refused=is_refused)
+        self._relay.open_streams.discard(self.stream_id)
+        self._relay.discard(self.stream_id, discarded)
+        # DATA that waited behind this stream's message may go on.
+        self._relay.flow.pump_waiting()
+        return discarded
+
+
+class RequestBody:
+    """The message of an intercepted call on its way in: its bytes, its memory, and the credit for it.
+
+    Stream credit for what the runtime's windows do not let the client send is given when the declared length
+    is reserved; connection credit is the stream's matter. What is held is charged until it is released:
+    small messages to the connection alone, all others to the budget.
+
+    Args:
+        relay: the connection.
+        stream: the stream, told when the message is there and its memory reserved, possibly within `take`, or
+            when it does not come while others wait for its memory.
+
+    Attributes:
+        flow_bytes: what has come, padding included.
+        granted_bytes: stream credit that the client got of the relay, which the runtime knows nothing of.
+    """
+
+    __slots__ = (
+        "_expected_bytes",
+        "_extra_bytes",
+        "_held_bytes",
+        "_is_receiving",
+        "_limit_bytes",
+        "_memory",
+        "_received",
+        "_relay",
+        "_reservation",
+        "_small_bytes",
+        "_stream",
+        "_stream_id",
+        "_unreserved_bytes",
+        "_waiting_bytes",
+        "_whole_bytes",
+        "flow_bytes",
+        "granted_bytes",
+    )
+
+    def __init__(self, relay: H2Relay, stream: InterceptedStream) -> None:
+        self._relay = relay
+        self._stream: InterceptedStream | None = stream
+        self._stream_id = stream.stream_id
+        self._limit_bytes = relay.options.max_message_bytes + PREFIX_BYTES
+        self._is_receiving = True
+        self._received: bytes | bytearray = b""
+        self.flow_bytes = 0
+        self.granted_bytes = 0
+        self._expected_bytes = 0
+        self._memory = relay.memory
+        self._small_bytes = relay.memory.budget.small_bytes
+        self._reservation: Reservation | None = None
+        self._held_bytes = 0
+        self._extra_bytes = 0
+        self._unreserved_bytes = 0
+        self._waiting_bytes = 0
+        self._whole_bytes = 0
+
+    # --- bytes -------------------------------------------------------------------------------------------
+
+    def take(self, content: bytes, flow_bytes: int, is_last: bool) -> str | None:
+        """Takes the content of one DATA frame; returns why the call is to be refused, None if it goes on.
+
+        Args:
+            content: the frame's payload without padding.
+            flow_bytes: its size in the windows, padding included.
+            is_last: whether it ends the message.
+
+        Raises:
+            PeerError: the client sent more than it may.
+        """
+        self.flow_bytes += flow_bytes
+        window_bytes = self._relay.runtime_settings.largest.initial_window_bytes + self.granted_bytes
+        if flow_bytes and self.flow_bytes > window_bytes:
+            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond a stream's window")
+        if not self._is_receiving:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
+        self._is_receiving = not is_last
+        if not self._received:
+            # Nearly always the whole message.
+            self._received = content
+        elif isinstance(self._received, bytearray):
+            self._received += content
+        else:
+            self._received = bytearray(self._received) + content
+        self._held_bytes = len(self._received)
+        if self._held_bytes >= PREFIX_BYTES and not self._expected_bytes:
+            self._expected_bytes = PREFIX_BYTES + int.from_bytes(self._received[1:PREFIX_BYTES], "big")
+        if max(self._expected_bytes, self._held_bytes) > self._limit_bytes:
+            return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
+        if self._charge():
+            return "too many requests wait on this connection"
+        if not is_last and not self._expected_bytes:
+            self._grant(flow_bytes - len(content))
+        elif self._reserve(is_last):
+            self._go_on()
+        else:
+            self._charge()
+        return None
+
+    def content(self) -> bytes:
+        """Returns all that was taken: gRPC prefix and message; there is one copy of it, the one returned."""
+        if not isinstance(self._received, bytes):
+            self._received = bytes(self._received)
+        return self._received
+
+    def replace(self, size_bytes: int) -> None:
+        """The received bytes are of no use any more: this much is held instead of them."""
+        reservation = self._reservation
+        if reservation is not None and not reservation.is_granted:
+            # What was not granted is not needed any longer.
+            self._extra_bytes = max(0, reservation.granted_bytes - self._held_bytes)
+        self._received = b""
+        self._held_bytes = size_bytes
+        total_bytes = size_bytes + self._extra_bytes
+        if reservation is None and total_bytes > self._small_bytes:
+            reservation = self._reservation = Reservation(self._memory)
+        if reservation is not None:
+            reservation.hold(total_bytes)
+        self._charge()
+
+    def close(self) -> None:
+        """The call needs its message no more: memory and budget are free."""
+        self._is_receiving = False
+        self._stream = None
+        self._received = b""
+        self._held_bytes = self._extra_bytes = 0
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+        self._charge()
+
+    # --- memory ------------------------------------------------------------------------------------------
+
+    def _reserve(self, is_last: bool) -> bool:
+        """Reserves the memory of the message, if it is not small; returns whether it is there already."""
+        size_bytes = self._held_bytes if is_last else self._expected_bytes
+        if size_bytes < self._held_bytes:
+            # More than was declared may become as much as the bound.
+            size_bytes = self._held_bytes if self._held_bytes <= self._small_bytes else self._limit_bytes
+        reservation = self._reservation
+        if reservation is None:
+            if size_bytes <= self._small_bytes:
+                return True
+            reservation = self._reservation = Reservation(self._memory)
+            reservation.on_late = self._on_late
+        if is_last:
+            reservation.on_late = None
+        if reservation.size_bytes != size_bytes:
+            reservation.ask(size_bytes, self._on_granted)
+            return False
+        return reservation.is_granted
+
+    def _on_late(self) -> None:
+        if self._stream is not None:
+            self._stream.on_late()
+
+    def _on_granted(self) -> None:
+        """The budget has room for this message, which another call's end may have made."""
+        self._relay.guard(self._go_on)
+
+    def _go_on(self) -> None:
+        self._charge()
+        if self._is_receiving:
+            self._top_up()
+        elif self._stream is not None:
+            stream, self._stream = self._stream, None
+            stream.on_message()
+
+    def reserve_extra(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        """Charges what others hold because of the message, instead of what they held before.
+
+        Args:
+            size_bytes: all of it together.
+            on_granted: called when there is room.
+        """
+        self._extra_bytes = size_bytes
+        total_bytes = self._held_bytes + size_bytes
+        if self._reservation is None:
+            if total_bytes <= self._small_bytes:
+                self._charge()
+                on_granted()
+                return
+            self._reservation = Reservation(self._memory)
+            self._charge()
+
+        def granted() -> None:
+            self._charge()
+            self._relay.guard(on_granted)
+
+        self._reservation.ask(total_bytes, granted, is_whole=True)
+
+    def _charge(self) -> bool:
+        """Charges the connection for what is held and not granted; returns whether the call is to be refused.
+
+        A small message that is whole is not: rather its client is not read until there is room.
+        """
+        waiting_bytes = whole_bytes = 0
+        if self._reservation is not None:
+            waiting_bytes = unreserved_bytes = max(0, self._held_bytes - self._reservation.granted_bytes)
+        else:
+            unreserved_bytes = self._held_bytes + self._extra_bytes
+            if not self._is_receiving and unreserved_bytes <= self._small_bytes:
+                whole_bytes = unreserved_bytes
+        more_bytes = unreserved_bytes - self._unreserved_bytes
+        if not more_bytes and (waiting_bytes, whole_bytes) == (self._waiting_bytes, self._whole_bytes):
+            return False
+        memory = self._memory
+        is_much = memory.charge(
+            more_bytes, waiting_bytes - self._waiting_bytes, whole_bytes - self._whole_bytes
+        )
+        self._unreserved_bytes = unreserved_bytes
+        self._waiting_bytes = waiting_bytes
+        self._whole_bytes = whole_bytes
+        if is_much:
+            self._relay.wake()
+        return more_bytes > 0 and not whole_bytes and memory.is_full
+
+    # --- stream credit -----------------------------------------------------------------------------------
+
+    def grant_rest(self) -> None:
+        """Gives back what the client sent and got no stream credit for, so that it can finish."""
+        self._grant(self.flow_bytes - self.granted_bytes)
+
+    def on_runtime_settings(self) -> None:
+        """The stream's window may have changed."""
+        if self._is_receiving and not self._expected_bytes:
+            self.grant_up_to(PREFIX_BYTES - len(self._received))
+        else:
+            self._top_up()
+
+    def _top_up(self) -> None:
+        """Tops the client's stream window up to the rest of the message, if that is reserved."""
+        if self._is_receiving and (self._reservation is None or self._reservation.is_granted):
+            rest_bytes = self._expected_bytes - len(self._received)
+            self.grant_up_to(rest_bytes if rest_bytes > 0 else SURPLUS_BYTES)
+
+    def grant_up_to(self, size_bytes: int) -> None:
+        """Tops the client's stream window up to this much."""
+        settings = self._relay.runtime_settings
+        given_bytes = self.granted_bytes - self.flow_bytes
+        missing_bytes = size_bytes - (settings.smallest.initial_window_bytes + given_bytes)
+        # A window above 2^31-1 is an error, and the client may count with the larger value already.
+        room_bytes = MAX_WINDOW_BYTES - (settings.largest.initial_window_bytes + given_bytes)
+        if missing_bytes > 0:
+            self._grant(min(missing_bytes, room_bytes))
+
+    def _grant(self, size_bytes: int) -> None:
+        if size_bytes > 0:
+            self.granted_bytes += size_bytes
+            self._relay.to_client.credit(self._stream_id, size_bytes)

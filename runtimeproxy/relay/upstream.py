@@ -1,0 +1,239 @@
+"""Upstreams: where calls go, connecting to one that may be away for a while, and whether it answers again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import TYPE_CHECKING, Final, Protocol
+
+from hpack import Decoder, Encoder, HPACKError
+
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.http2.frames import (
+    ACK,
+    DATA,
+    EMPTY_SETTINGS,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    PeerError,
+    frame,
+    header_fragment,
+    ping_ack,
+    read_frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+PROBE_TIMEOUT_S: Final = 1.0
+"""How long the answer to a probe may take."""
+
+_RETRY_FIRST_S: Final = 0.01
+_RETRY_MOST_S: Final = 0.1
+"""A kubelet that lost its event stream has it back within a second of the runtime."""
+_AWAY = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EINTR)
+
+_PROBE_FIELDS: Final[Mapping[str, str]] = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": "/runtime.v1.RuntimeService/Version",
+    ":authority": "localhost",
+    "content-type": "application/grpc",
+    "te": "trailers",
+}
+"""The cheapest call of the CRI."""
+_PROBE_STREAM_ID: Final = 1
+_EMPTY_MESSAGE: Final = bytes(5)
+_UNAVAILABLE: Final = str(int(StatusCode.UNAVAILABLE)).encode()
+
+
+class Upstream:
+    """A server that calls go to, and what its connections have shown of it. Used in the loop's thread.
+
+    A runtime that starts listens before it answers: containerd refuses every call until it has loaded its
+    containers. Clients that were waiting would be told so at once, and some give up after a few refusals.
+    So an upstream that was away is probed before clients are connected to it.
+
+    Args:
+        name: for logs.
+        socket_path: its Unix socket.
+        is_intercepted: whether calls to it may be intercepted: those to the runtime.
+        probe: whether the upstream answers calls, within a bound of time and without raising; None for one
+            that is back as soon as it accepts connections.
+
+    Attributes:
+        needs_probe: whether it was away and has not answered a probe since.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        socket_path: str,
+        *,
+        is_intercepted: bool,
+        probe: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.name = name
+        self.socket_path = socket_path
+        self.is_intercepted = is_intercepted
+        self.probe = probe
+        self.needs_probe = False
+
+    def on_lost(self) -> None:
+        """A connection to it has ended, or could not be made."""
+        self.needs_probe = self.probe is not None
+
+    async def answers(self) -> bool:
+        """Probes it; after a success it needs no probe until it is lost again."""
+        if self.probe is None or not await self.probe():
+            return False
+        self.needs_probe = False
+        return True
+
+
+class Router(Protocol):
+    """Chooses the upstream by `:path`; always the same one for the same path."""
+
+    def __call__(self, path: str) -> Upstream:
+        """Returns the upstream that serves `path`."""
+
+
+def unconnected_socket() -> socket.socket:
+    """Returns a socket to connect to an upstream with.
+
+    Raises:
+        OSError: no file descriptor is left, or no memory.
+    """
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
+class Dial:
+    """Connects at once, or tries again until the time is over; a Unix connect never blocks.
+
+    Args:
+        upstream: where to connect to.
+        wait_s: how long to wait for an upstream that is away.
+        on_connected: takes the socket, possibly before `start` returns.
+        on_failed: takes the last error, never before `start` returns.
+        sock: a socket to connect with, so that no file descriptor is needed; None makes one.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        wait_s: float,
+        on_connected: Callable[[socket.socket], None],
+        on_failed: Callable[[OSError], None],
+        sock: socket.socket | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + wait_s
+        self._retry: asyncio.Handle | None = None
+        self._probing: asyncio.Task[None] | None = None
+
+    def start(self, retry_s: float = _RETRY_FIRST_S) -> None:
+        """Tries to connect; `retry_s` later again, if the upstream is away."""
+        if self._upstream.needs_probe:
+            self._probing = self._loop.create_task(self._probe(retry_s), name="probe-upstream")
+        else:
+            self._connect(retry_s)
+
+    def cancel(self) -> None:
+        for waiting in (self._retry, self._probing):
+            if waiting is not None:
+                waiting.cancel()
+        self._close()
+
+    def _close(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    async def _probe(self, retry_s: float) -> None:
+        """Connects once the upstream answers; after the deadline also without, to pass its own error on."""
+        if not await self._upstream.answers():
+            if self._loop.time() + retry_s <= self._deadline_s:
+                self._try_again(retry_s)
+                return
+            # Other clients need not wait as long for it.
+            self._upstream.needs_probe = False
+        self._connect(retry_s)
+
+    def _connect(self, retry_s: float) -> None:
+        may_pass = True
+        try:
+            if self._sock is None:
+                self._sock = unconnected_socket()
+            self._sock.connect(self._upstream.socket_path)
+        except OSError as error:
+            # Without a socket it is out of descriptors or memory, which says nothing about the upstream.
+            if self._sock is not None:
+                # An upstream with a full backlog is there.
+                if error.errno != errno.EAGAIN:
+                    self._upstream.on_lost()
+                may_pass = error.errno in _AWAY
+            if may_pass and self._loop.time() + retry_s <= self._deadline_s:
+                self._try_again(retry_s)
+                return
+            self._close()
+            # Not from within the read that brought the first call: it is not known to the relay yet.
+            self._retry = self._loop.call_soon(self._on_failed, error)
+            return
+        sock, self._sock = self._sock, None
+        self._on_connected(sock)
+
+    def _try_again(self, retry_s: float) -> None:
+        self._retry = self._loop.call_later(retry_s, self.start, min(retry_s * 2, _RETRY_MOST_S))
+
+
+async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Whether a runtime answers `Version` with anything but UNAVAILABLE.
+
+    The call is made of the relay's own frames, so that no gRPC has to be loaded for it.
+
+    Source: containerd, which says "server is not initialized yet" with that code until it has loaded all.
+    """
+    block = Encoder().encode(_PROBE_FIELDS.items())
+    call = frame(HEADERS, END_HEADERS, _PROBE_STREAM_ID, block)
+    call += frame(DATA, END_STREAM, _PROBE_STREAM_ID, _EMPTY_MESSAGE)
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(socket_path)
+            try:
+                writer.write(PREFACE + EMPTY_SETTINGS + call)
+                return await _is_answered(reader, writer)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, HPACKError, PeerError):
+        return False
+
+
+async def _is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Reads up to the first message or the end of the call."""
+    decoder = Decoder()
+    while True:
+        type_, flags, _, payload = await read_frame(reader)
+        if type_ == DATA:
+            return True
+        if type_ in (RST_STREAM, GOAWAY):
+            return False
+        if type_ == HEADERS:
+            fields = dict(decoder.decode(header_fragment(payload, flags), raw=True))
+            if flags & END_STREAM:
+                return fields.get(b"grpc-status") != _UNAVAILABLE
+        elif type_ == SETTINGS and not flags & ACK:
+            writer.write(SETTINGS_ACK)
+        elif type_ == PING and not flags & ACK:
+            writer.write(ping_ack(payload))
