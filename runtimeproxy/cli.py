@@ -56,7 +56,7 @@ precedence:
   Every key of the file has a variable: KOORD_RUNTIMEPROXY_<GROUP>_<KEY>, for example
   KOORD_RUNTIMEPROXY_PROXY_DRAIN_S. Sockets are written /path, unix:/path or unix:///path.
 
-  Flags of klog (-v, --logtostderr, ...) are taken and ignored, for command lines that have them.
+  Flags of klog (-v, --logtostderr, ...) are accepted and ignored, for existing command lines.
 
 examples:
   {PROGRAM}
@@ -64,15 +64,16 @@ examples:
   {PROGRAM} --remote-runtime-service-endpoint unix:///run/crio/crio.sock
       serve in front of CRI-O
   {PROGRAM} check-config --config /etc/koord-runtime-proxy/config.toml
-      say what is wrong with a configuration, without serving
+      check a configuration without serving
 
 signals:
-  SIGTERM drains and ends; SIGHUP reads the configuration again and keeps the old one if it is wrong;
-  SIGUSR1 lets all calls pass without policies, SIGUSR2 ends that: the command bypass sends them;
-  SIGRTMIN+1 starts a successor and hands over to it: the command upgrade sends it.
+  SIGTERM       drains and ends
+  SIGHUP        reloads the configuration; an invalid one changes nothing
+  SIGUSR1, 2    bypass on, off: all calls pass without policies (sent by the command bypass)
+  SIGRTMIN+1    starts a new process and hands over to it (sent by the command upgrade)
 
 exit codes:
-  0  ended as asked          1  failed while it ran          2  wrong flag, variable or configuration
+  0  success          1  failure          2  invalid flag, variable or configuration
 """
 
 
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments without the program's name; None for the process's own.
     """
-    # Its core writes plain lines to standard error, past the log: read when gRPC is loaded.
+    # gRPC's core reads it when it is loaded; it would write plain lines to standard error, past the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         argv, ignored = without_klog_flags(sys.argv[1:] if argv is None else argv)
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if wrong:
             return _wrong_usage(arguments, wrong)
         if ignored:
-            _complain(f"flags of klog are ignored: {', '.join(ignored)}")
+            print(f"{PROGRAM}: flags of klog are ignored: {', '.join(ignored)}", file=sys.stderr)
         command: Callable[[argparse.Namespace], int] = arguments.run
         if command is not serve:
             signals.unblock()
@@ -116,10 +117,9 @@ class _UsageError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that leaves it to its caller to complain."""
+    """A parser that raises its errors instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises _UsageError."""
         raise _UsageError(message)
 
 
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def without_klog_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without klog's flags, and the names of those flags as they stand there, each once.
+    """The arguments without klog's flags, and these flags as they were spelled, each once.
 
     A flag has one dash or two, and underscores or dashes between its words; a value follows it after `=` or,
     unless the flag is a boolean, as the next argument. Source: Go's flag, spf13/pflag and klog.InitFlags.
@@ -174,9 +174,9 @@ def without_klog_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_wrong_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without flags that do not exist or have a value that none of them has, and what is wrong.
+    """The arguments without unknown flags and invalid choices, and a message for each of these.
 
-    So all of them can be said at once, and with what is wrong in file and environment.
+    argparse would stop at the first one; these are reported together, and with those of file and environment.
     """
     choices = {flag.option: flag.choices for flag in FLAGS}
     known = [*choices, *_OTHER_OPTIONS]
@@ -189,30 +189,31 @@ def _without_wrong_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.partition("=")
         following = remaining[:1] if not equals else []
         if name.startswith("--") and name != "--" and name not in known:
-            wrong.append(_misspelled(name, known))
+            wrong.append(f"unknown flag {name}" + _suggestion(name, known))
             if following and not following[0].startswith("-") and following[0] not in commands:
                 del remaining[0]
         elif (allowed := choices.get(name)) and (given := [value] if equals else following):
             if given[0] in allowed:
                 kept += [name, given[0]]
             else:
-                there = ", ".join(allowed)
-                wrong.append(f"argument {name}: invalid choice: {given[0]!r} (choose from {there})")
+                wrong.append(
+                    f"argument {name}: invalid choice: {given[0]!r} (choose from {', '.join(allowed)})"
+                )
             del remaining[: len(following)]
         else:
             kept.append(argument)
     return kept, wrong
 
 
-def _misspelled(name: str, known: Sequence[str]) -> str:
-    import difflib
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    import difflib  # start-up time, spent only where a name is wrong
 
     guess = difflib.get_close_matches(name, known, n=1)
-    return f"there is no flag {name}" + (f"; did you mean {guess[0]}?" if guess else "")
+    return f"; did you mean {guess[0]}?" if guess else ""
 
 
 def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
-    """Says what is wrong with the flags, and with the configuration too if there is something."""
+    """Reports the problems of the flags together with those of the configuration."""
     errors = read_settings(arguments).errors
     if errors:
         raise CombinedConfigError([*(ConfigError("flag", "", text) for text in wrong), *errors])
@@ -221,7 +222,7 @@ def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
 
 
 def _flags() -> _Parser:
-    """The flags that stand before or after a command; absent ones leave no attribute behind."""
+    """The flags, which may stand before or after a command; absent ones set no attribute."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     titles = {"proxy": "sockets", "hooks": "hooks", "state": "state and logs", "log": "state and logs"}
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
@@ -250,13 +251,9 @@ def _configuration_message(error: ConfigError) -> str:
     return "\n  ".join(("configuration errors:", *map(str, error.errors)))
 
 
-def _complain(message: str) -> None:
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
-
-
 def _fail(message: str) -> None:
-    """Complains, also to the process that has started this one as its successor."""
+    """Prints an error, and reports it to the process that started this one as its successor, if one did."""
     from runtimeproxy.service.handover.protocol import report_to_predecessor
 
-    _complain(message)
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
     report_to_predecessor(message)

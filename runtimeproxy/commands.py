@@ -1,4 +1,4 @@
-"""The subcommands of `koord-runtime-proxy`: what each is called, and what it does."""
+"""The subcommands of `koord-runtime-proxy`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Command:
     """A subcommand.
 
     Attributes:
-        text: what it does, in the list of commands and, as a sentence, in its own help.
-        run: does it; returns the exit code.
-        more: what its own help says beyond `text`.
+        text: description in the list of commands and, as a sentence, in its own help.
+        run: runs it; returns the exit code.
+        more: the rest of its own help.
         usage: its own arguments, before the flags that all commands have.
-        arguments: these arguments, with what argparse is to know of each.
+        arguments: these arguments, with keyword arguments of `add_argument`.
     """
 
     name: str
@@ -59,7 +59,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
     """Reads flags, environment and file.
 
     Raises:
-        CombinedConfigError: something in them is wrong.
+        CombinedConfigError: every problem.
     """
     reading = read_settings(arguments)
     if reading.errors:
@@ -68,7 +68,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
 
 
 def read_settings(arguments: argparse.Namespace) -> Reading:
-    """Reads flags, environment and file; what is wrong with them is in the result."""
+    """Reads flags, environment and file; problems are in the result."""
     reading = read(arguments, os.environ)
     mode = getattr(arguments, "backend_runtime_mode", "Containerd")
     if mode == "Containerd":
@@ -79,7 +79,7 @@ def read_settings(arguments: argparse.Namespace) -> Reading:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serves until a signal ends it: what the program does without a command."""
+    """Serves until a signal ends it; runs without a command."""
     settings = load_settings(arguments)
     from runtimeproxy import logs
     from runtimeproxy.service.daemon import run
@@ -129,7 +129,7 @@ def _list_policies(arguments: argparse.Namespace) -> int:
 
 
 def load_policies(settings: Settings) -> LoadResult:
-    """Loads all policies as the daemon does at its start."""
+    """Loads all policies, as the daemon does at its start."""
     from runtimeproxy.hooks.loading import PolicyLoader, Sources
 
     hooks = settings.hooks
@@ -156,7 +156,7 @@ def _bypass(arguments: argparse.Namespace) -> int:
 
     is_on = arguments.state == "on"
     pid = signal_instance(endpoint, BYPASS_ON if is_on else BYPASS_OFF)
-    print(f"process {pid} {'lets all calls pass' if is_on else 'holds calls for its policies'}")
+    print(f"process {pid}: bypass is {'on' if is_on else 'off'}")
     return EXIT_OK
 
 
@@ -165,7 +165,7 @@ def _upgrade(arguments: argparse.Namespace) -> int:
     from runtimeproxy.service.handover.command import upgrade
 
     old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
-    print(f"process {new} serves; process {old} ends when its calls have")
+    print(f"process {new} serves; process {old} ends after its last call")
     return EXIT_OK
 
 
@@ -198,13 +198,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 COMMANDS: Final = (
     Command(
         name="check-config",
-        text="read flags, environment, file, policies and hook servers' files; say what is wrong",
-        more=". All problems are said at once, and the exit code is 2 then; warnings leave it 0.",
+        text="check flags, environment, file, policies and hook servers' registrations",
+        more=". Prints every problem, and the exit code is 2 then; warnings leave it 0.",
         run=_check_config,
     ),
     Command(
         name="list-policies",
-        text="show all policies with their hooks and settings",
+        text="list all policies with their hooks and settings",
         more=". Also those that cannot be loaded, with the reason; the exit code is 1 then.",
         run=_list_policies,
     ),
@@ -216,31 +216,31 @@ COMMANDS: Final = (
     ),
     Command(
         name="bypass",
-        text="let calls pass without policies (on), or hold them for the policies again (off)",
-        more=". Tells the instance that serves on the own socket.",
+        text="let all calls pass without policies (on), or end that (off)",
+        more=". Signals the instance that serves on the proxy's socket.",
         run=_bypass,
         usage="(on | off) ",
         arguments={
             "state": {
                 "choices": ("on", "off"),
-                "help": "an upgrade keeps it, a restart does not",
+                "help": "kept by an upgrade, not by a restart",
             }
         },
     ),
     Command(
         name="upgrade",
-        text="replace the instance that serves by a new process, without a failed call",
+        text="replace the serving instance by a new process, without a failed call",
         more=". If the new one does not come up, the old one goes on.",
         run=_upgrade,
     ),
     Command(
         name="restore",
-        text="give running containers and pod cgroups the values that the kubelet asked for",
-        more=", from the checkpoint in the state folder: for taking the proxy off a node, after it has "
-        "ended. Values that somebody else has changed since are left alone.",
+        text="give running containers and pod cgroups the values that the kubelet requested",
+        more=", from the checkpoint in the state folder: to remove the proxy from a node, after it has "
+        "ended. Values that another program has changed since are left alone.",
         run=_restore,
         usage="[--dry-run] ",
-        arguments={"--dry-run": {"action": "store_true", "help": "only show what would be done"}},
+        arguments={"--dry-run": {"action": "store_true", "help": "only show the changes"}},
     ),
 )
 """In the order of the help."""

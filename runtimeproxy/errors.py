@@ -1,4 +1,4 @@
-"""Errors of the proxy, and how its own refusals look to the kubelet."""
+"""Errors of the proxy, and the form of its own refusals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final
 MESSAGE_PREFIX = "koord-runtime-proxy: "
 """Begins the status message of every refusal by the proxy, so that it is never taken for the runtime's."""
 
-
 MAX_ERROR_LENGTH: Final = 512
-"""Of what the error of a third party's code says: logs and status are read by people."""
+"""Of the text of an error in third-party code, in characters: logs and status are read by people."""
 
 
 class StatusCode(IntEnum):
@@ -36,16 +35,16 @@ class StatusCode(IntEnum):
 
 
 class RuntimeProxyError(Exception):
-    """Anything that the proxy itself finds wrong."""
+    """Base class of the proxy's own errors."""
 
 
 class ConfigError(RuntimeProxyError):
-    """A flag, environment variable or configuration file that cannot be used: the start ends with 2.
+    """A flag, environment variable or configuration file that cannot be used; ends a start with exit code 2.
 
     Attributes:
-        source: the file's path, or what else the value came from ("flag", "environment").
-        key: the dotted key or flag; empty when the whole source is meant.
-        reason: what is wrong, for a person.
+        source: where the value came from: the file's path, "flag" or "environment".
+        key: the dotted key or flag; empty for the whole source.
+        reason: the problem, for people.
     """
 
     def __init__(self, source: str, key: str, reason: str) -> None:
@@ -73,7 +72,7 @@ class RefusalError(RuntimeProxyError):
 
 
 def described(error: BaseException) -> str:
-    """Return type and text of an error of a third party's code as one line, which is valid UTF-8."""
+    """Return type and text of an error in third-party code as one line of valid UTF-8."""
     try:
         text = " ".join(str(error).split())[:MAX_ERROR_LENGTH]
         text = text.encode("utf-8", "backslashreplace").decode()

@@ -93,8 +93,8 @@ def test_the_backend_mode(mode: str, code: int) -> None:
     ("arguments", "reason"),
     [
         (["--koord-runtimeproxy-endpoin", "/x"], "did you mean --koord-runtimeproxy-endpoint?"),
-        (["check-config", "--log", "debug"], "there is no flag --log;"),
-        (["--zzz=1"], "there is no flag --zzz (see"),
+        (["check-config", "--log", "debug"], "unknown flag --log;"),
+        (["--zzz=1"], "unknown flag --zzz (see"),
         (["version", "more"], "unrecognized arguments: more"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["check"], "invalid choice: 'check'"),
@@ -271,7 +271,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
             *("environment", "flag"),
         ]
         for text in (
-            "there is no flag --zzz",
+            "unknown flag --zzz",
             "invalid choice: 'xml'",
             "PROXY_DRIAN_S: no setting has this name; did you mean KOORD_RUNTIMEPROXY_PROXY_DRAIN_S?",
             "proxy.drian_s: unknown key; did you mean drain_s?",
@@ -287,8 +287,8 @@ def test_several_wrong_flags_are_one_line() -> None:
     done = run("version", "--zzz", "--log-level", "loud", "--log-formt=json")
     assert done.returncode == 2
     assert done.stderr == (
-        "koord-runtime-proxy: there is no flag --zzz; argument --log-level: invalid choice: 'loud' "
-        "(choose from debug, info, warning, error); there is no flag --log-formt; did you mean --log-format? "
+        "koord-runtime-proxy: unknown flag --zzz; argument --log-level: invalid choice: 'loud' "
+        "(choose from debug, info, warning, error); unknown flag --log-formt; did you mean --log-format? "
         "(see koord-runtime-proxy --help)\n"
     )
 
@@ -360,7 +360,7 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
     path = configured(tmp_path, f"[hooks]\nserver_config_dir = '{servers}'\n")
     done = run("check-config", "--config", path)
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
-    mode = f"{servers} has mode 0777: whoever may write to it decides on pods of this node"
+    mode = f"{servers} has mode 0777: whoever may write to it can change pods of this node"
     assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
 
 

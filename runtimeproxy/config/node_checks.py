@@ -1,7 +1,7 @@
-"""Checks of a configuration that look at the node: its folders, its registration files and its policies.
+"""Checks of a configuration against the node: folders, hook servers' registrations and policies.
 
-A problem means that something which is configured has no effect. A warning means that it has less effect than
-it seems, or may have none.
+A problem means that a setting has no effect. A warning means that it has less effect than it seems, or may
+have none.
 """
 
 from __future__ import annotations
@@ -25,23 +25,18 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong with a configuration on this node.
-
-    Attributes:
-        problems: what has no effect.
-        warnings: what has less effect than it seems.
-    """
+    """Problems and warnings, see above."""
 
     problems: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigError] = field(default_factory=list)
 
 
 def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
-    """Returns all that is wrong, beginning with what the reading has found.
+    """Returns every problem and warning, beginning with those of the reading.
 
     Args:
-        reading: the settings, and what is wrong with them.
-        policies: those that could be loaded with these settings, and problems of the others.
+        reading: the settings and their problems.
+        policies: the result of loading policies with these settings.
     """
     findings = Findings(list(reading.errors))
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
@@ -107,16 +102,16 @@ def _socket_problem(path: Path) -> str:
 
 
 def _others_write(folder: Path) -> str:
-    """Why it matters who may write to a folder; empty if only its owner, the proxy's user or root, may."""
+    """Why a folder is not safe; empty if only the proxy's user or root may write to it."""
     try:
         status = folder.stat()
     except OSError:
         return ""
     if status.st_uid not in (0, os.geteuid()):
-        return f"{folder} belongs to user {status.st_uid}, who so decides on pods of this node"
+        return f"{folder} belongs to user {status.st_uid}, who can thus change pods of this node"
     if status.st_mode & _OTHERS_WRITE:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        return f"{folder} has mode {mode}: whoever may write to it decides on pods of this node"
+        return f"{folder} has mode {mode}: whoever may write to it can change pods of this node"
     return ""
 
 
@@ -133,7 +128,7 @@ def _check_registrations(reading: Reading, findings: Findings) -> None:
     try:
         names = registration_names(folder)
     except OSError:
-        # Not there yet, or found to be no good already.
+        # It does not exist yet, or was reported above.
         return
     for name in names:
         source = str(folder / name)
@@ -144,7 +139,7 @@ def _check_registrations(reading: Reading, findings: Findings) -> None:
         except UnreadableFileError as error:
             findings.problems.append(ConfigError(source, "", str(error)))
             continue
-        # A file that is used nevertheless only has keys that are not.
+        # A file that is used nevertheless has only unknown keys.
         into = findings.problems if parsed.registration is None else findings.warnings
         into += (ConfigError(source, "", problem) for problem in parsed.problems)
         if parsed.registration is not None and parsed.registration.timeout_s > hooks.budget_s:
@@ -153,7 +148,7 @@ def _check_registrations(reading: Reading, findings: Findings) -> None:
 
 
 def _late(reading: Reading, policies: LoadResult) -> Iterator[ConfigError]:
-    """Time limits that are never reached, as another one comes first."""
+    """Time limits that are never reached, because another one comes first."""
     settings = reading.settings
     budget_s = settings.hooks.budget_s
     if settings.hooks.server_timeout_s > budget_s:

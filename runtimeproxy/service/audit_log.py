@@ -1,4 +1,4 @@
-"""The audit in the log: one line per pod or container that policies changed, or would have changed."""
+"""The audit log: one line per pod or container that policies changed, or would have changed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("runtimeproxy.audit")
 
 GATHER_S: Final = 0.05
-"""How long entries wait for others, to be written with them when the calls that they are about have gone on.
+"""How long entries wait for others, to be written together after their calls have been forwarded.
 
-A line takes about as long to make as the policies took to decide. If it is made at once, it competes with the
-runtime and the kubelet for the CPUs just while they work on the call.
+A line takes about as long to format as the policies took to decide. Formatted at once, it would compete with
+the runtime and the kubelet for the CPUs just while they work on the call.
 """
 
 LINES_A_TURN: Final = 4
-"""How many lines are made before the loop goes on with other work; each takes 50 to 80 microseconds."""
+"""Lines that are formatted in one turn of the loop; each takes 50 to 80 microseconds."""
 
 
 class AuditLog:
@@ -48,7 +48,7 @@ class AuditLog:
     def flush(self) -> None:
         """Logs all that is gathered."""
         while self._decisions:
-            with suppress(Exception):  # whose handler raises must not keep the daemon from its end
+            with suppress(Exception):  # a handler that raises must not keep the daemon from ending
                 self._log_next()
 
     def _write(self) -> None:
@@ -57,7 +57,7 @@ class AuditLog:
             for _ in range(min(len(self._decisions), LINES_A_TURN)):
                 self._log_next()
         finally:
-            # Also when somebody's handler raises: the loop tells that, and the other lines follow.
+            # Also when a handler raises: the loop logs that, and the other lines follow.
             if self._decisions:
                 asyncio.get_running_loop().call_soon(self._write)
 
@@ -83,7 +83,7 @@ def _log(entries: list[AuditEntry]) -> None:
     }
     text = f"{name} {first.kind}: {', '.join(_text(entry) for entry in entries)}"
     record = logger.makeRecord(logger.name, _level(first), __file__, 0, text, (), None, extra=fields)
-    # The line tells when the call came, not when the line was written.
+    # The time of the call, not of the writing.
     record.created = first.time_s
     record.msecs = first.time_s % 1 * 1000
     logger.handle(record)
@@ -105,7 +105,7 @@ def _change(entry: AuditEntry) -> dict[str, str]:
 
 
 def _text(entry: AuditEntry) -> str:
-    """Return an entry for people; the reasons of changes stand in the line's fields only."""
+    """Return an entry for people; the reasons of changes are in the line's fields only."""
     if not entry.field:
         return f"{entry.policy}: {entry.reason}"
     note = f"; {entry.note}" if entry.note else ""

@@ -1,4 +1,4 @@
-"""Work in the background: tasks that are watched, and threads that never keep the process from ending."""
+"""Background work: tasks whose errors are logged, and threads that never keep the process from ending."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Tasks that nobody waits for.
+    """Tasks that are not awaited.
 
     Args:
         on_fatal: called with the error of a task without which the daemon cannot go on.
@@ -37,7 +37,7 @@ class BackgroundTasks:
         return task
 
     async def cancel(self, timeout_s: float) -> None:
-        """Cancels all but the task that asks, and waits for their ends for a bounded time."""
+        """Cancels all but the calling task, and waits for their ends for a bounded time."""
         others = self._tasks - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -84,7 +84,7 @@ class BackgroundThreads(Executor):
         def work() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+            except BaseException as error:  # noqa: BLE001 - the future raises it
                 future.set_exception(error)
 
         with self._lock:
@@ -97,11 +97,11 @@ class BackgroundThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Lets the threads end after what they have begun.
+        """Lets the threads end after their current jobs.
 
         Args:
-            wait: ignored: nobody waits for a thread that may hang.
-            cancel_futures: whether what no thread has begun is cancelled.
+            wait: ignored: a thread may hang.
+            cancel_futures: whether jobs that no thread has begun are cancelled.
         """
         with self._lock:
             self._is_closed = True
@@ -123,5 +123,5 @@ class BackgroundThreads(Executor):
                 work()
             with self._lock:
                 self._pending -= 1
-            # What the job holds is not to live until the next one comes.
+            # The job's objects must not live until the next one comes.
             del future, work, job

@@ -135,7 +135,7 @@ class Daemon:
         self._environ = os.environ if environ is None else environ
         self._predecessor = Predecessor.of(self._environ)
         self._program = Program.this(self._environ)
-        self._notifier = Notifier.from_environ(self._environ)
+        self._notifier = Notifier(self._environ.get("NOTIFY_SOCKET"))
         # The service manager listens to a successor only once it is the main process.
         self._notifier.is_muted = self._predecessor is not None
         self._upgrade: Upgrade | None = None

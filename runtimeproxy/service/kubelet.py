@@ -1,7 +1,7 @@
 """Finds kubelets whose endpoint is still the proxy's socket: without the proxy they have no runtime.
 
-It reads only: the kubelet's usual files, the command lines of kubelets that run, and the configuration files
-that these name. No dependency reads YAML, so top-level keys are looked for line by line.
+Reads the kubelet's usual files, the command lines of running kubelets, and the configuration files that these
+name. There is no YAML parser among the dependencies, so top-level keys are matched line by line.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DROP_INS: Final = (
     "lib/systemd/system/kubelet.service.d",
 )
 WANTED_BY: Final = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
-"""Where a unit that is enabled has its links, in folders that end in `.wants` or `.requires`."""
+"""Folders with the links of enabled units, in folders that end in `.wants` or `.requires`."""
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 """A kubelet's configuration has a few kilobytes."""
 MAX_PROCESSES: Final = 65_536
-"""More than a node has; the look ends there."""
+"""More than a node has."""
 
 # Source: Kubernetes, KubeletConfiguration v1beta1; the file may be JSON, which has quotes around the key.
 _KEY: Final = re.compile(
@@ -46,7 +46,8 @@ _FLAG: Final = re.compile(
 )
 _CONFIG_FLAG: Final = re.compile(r"--?config[=\0]([^\0]+)")
 _CONFIG_DIR_FLAG: Final = re.compile(r"--?config-dir[=\0]([^\0]+)")
-"""Its `*.conf` are laid over the configuration file. Source: Kubernetes, "Kubelet configuration drop-ins"."""
+"""Its `*.conf` files override the configuration file. Source: Kubernetes, "Kubelet configuration
+drop-ins"."""
 
 
 class KubeletSetting(NamedTuple):
@@ -55,7 +56,7 @@ class KubeletSetting(NamedTuple):
     Attributes:
         place: the file, or the process.
         name: the key, or the flag.
-        value: the endpoint as it stands there.
+        value: the endpoint as it is written there.
     """
 
     place: str
@@ -63,7 +64,7 @@ class KubeletSetting(NamedTuple):
     value: str
 
     def advice(self, proxy: ProxySettings) -> str:
-        """What is the matter, and what to set instead."""
+        """The problem, and the setting that solves it."""
         endpoint = proxy.runtime_endpoint
         if "image" in self.name:
             endpoint = proxy.image_endpoint or endpoint
@@ -75,11 +76,11 @@ class KubeletSetting(NamedTuple):
 
 
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
-    """The settings of kubelets that name a socket; reads files and never raises for what it finds.
+    """The settings of kubelets that name a socket; files that cannot be read or parsed are left out.
 
     Args:
         socket_path: the proxy's socket.
-        root: where the node's files are; tests have one of their own.
+        root: where the node's files are.
     """
     texts = [(f"/{name}", _text(root / name)) for name in FILES]
     for folder in DROP_INS:
@@ -101,7 +102,7 @@ def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSe
 
 
 def is_enabled_unit(root: Path = Path("/")) -> bool:
-    """Whether this process is of a systemd service that is enabled: it is started again with the node."""
+    """Whether this process belongs to an enabled systemd service, which is started with the node."""
     unit = _text(root / "proc/self/cgroup").strip().rpartition("/")[2]
     if not unit.endswith(".service"):
         return False
@@ -115,7 +116,7 @@ def is_enabled_unit(root: Path = Path("/")) -> bool:
 
 
 def _kubelets(proc: Path) -> Iterator[Path]:
-    """The processes called kubelet. Their names are read alone: a command line is memory of the process."""
+    """The processes called kubelet; the command lines of others, which are their memory, are not read."""
     processes = (path for path in _entries(proc, "") if path.name.isdecimal())
     for _, process in zip(range(MAX_PROCESSES), processes, strict=False):
         if _text(process / "comm").strip() == "kubelet":
@@ -130,7 +131,7 @@ def _entries(folder: Path, end: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a file; empty if it cannot be read, or is no file."""
+    """The beginning of a file; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""The daemon's own gRPC server behind the relay: health and reflection."""
+"""The daemon's own gRPC server behind the relay, for health and reflection: its socket and its lifetime."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import grpc.aio
 
 PREFIX: Final = "koord-runtime-proxy-"
-"""Begins the names of the directories; the kernel drops the lock in each with its process."""
+"""Begins the directories' names; the kernel releases the lock in each when its process ends."""
 
 RESERVED_DESCRIPTORS: Final = 8
-"""File descriptors that gRPC's core opens when it begins to serve (seen with grpcio 1.85: 7). When it finds
-none, it ends the process: "Eventfd wakeup fd is not supported"."""
+"""File descriptors that gRPC's core opens when it begins to serve (seen with grpcio 1.85: 7). Without them it
+aborts the process: "Eventfd wakeup fd is not supported"."""
 
 _UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
 _LOCK: Final = "lock"
@@ -32,14 +32,14 @@ _LOCK: Final = "lock"
 class LocalServer:
     """Serves on a socket in a directory that only this user can enter.
 
-    From the beginning it holds the file descriptors that it needs, so that no number of clients takes them.
+    It reserves the file descriptors that it needs at once, so that no number of clients takes them.
 
     Args:
-        parent: where the directory is made; None for the system's temporary directory. What instances left
-            there that were killed is removed.
+        parent: where the directory is made; None for the system's temporary directory. Directories of killed
+            instances are removed.
 
     Attributes:
-        socket_path: where the relay reaches the server; the file is there once `start` has returned.
+        socket_path: where the relay connects to the server; the file exists once `start` has returned.
 
     Raises:
         OSError: the directory cannot be made, or there are no file descriptors.
@@ -71,7 +71,7 @@ class LocalServer:
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, importlib.import_module, "runtimeproxy.service.local_services")
-        # grpcio takes a cancelled start badly, so `stop` waits for its end.
+        # grpcio does not survive a cancelled start, so `stop` waits for its end.
         self._starting = loop.create_task(self._serve(probe, stopping))
         await asyncio.shield(self._starting)
 
@@ -102,7 +102,7 @@ class LocalServer:
 
 
 def _make_directory(parent: Path) -> tuple[Path, int]:
-    """Makes a directory that gets its name once its lock is held, so that nobody takes it for a stale one."""
+    """Makes a directory that gets its name once its lock is held, so that no instance removes it as stale."""
     fresh = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
     lock_fd = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock_fd, fcntl.LOCK_EX)
@@ -110,7 +110,7 @@ def _make_directory(parent: Path) -> tuple[Path, int]:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Removes the directories of this user's instances that are gone."""
+    """Removes the directories of this user's instances that have ended."""
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             about = directory.lstat()

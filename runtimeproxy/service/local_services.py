@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 SERVICES: Final = ("", "runtime.v1.RuntimeService", "runtime.v1.ImageService")
-"""Names that can be asked for; the empty one means the whole daemon."""
+"""Names that can be checked; the empty one is the whole daemon."""
 WATCH_INTERVAL_S: Final = 1.0
-"""How often a Watch looks again. Source: the kubelet's own Status interval is 5 s."""
+"""Between two checks of a Watch. Source: the kubelet's own Status interval is 5 s."""
 V1: Final = "grpc.reflection.v1.ServerReflection"
 """Has the same messages as v1alpha under another name. Source: grpc/reflection/v1/reflection.proto."""
 V1ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
@@ -51,12 +51,7 @@ def make_server(
 
 
 class RuntimeHealth(health_pb2_grpc.HealthServicer):
-    """Answers each check by asking the runtime.
-
-    Args:
-        probe: asks the runtime something cheap; returns whether it answered in time. Never raises.
-        stopping: set when the daemon drains: from then on nothing is serving.
-    """
+    """The runtime's health, by a call to it at each check; see `make_server`."""
 
     def __init__(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> None:
         self._probe = probe
@@ -67,7 +62,7 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
         request: health_pb2.HealthCheckRequest,
         context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
     ) -> health_pb2.HealthCheckResponse:
-        """Whether a service is serving now; NOT_FOUND for names that this daemon does not know."""
+        """Whether a service is serving now; NOT_FOUND for unknown names."""
         if request.service not in SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=await self._status())
@@ -103,14 +98,14 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
 
 
 def reflected_services() -> tuple[str, ...]:
-    """Full names of the services that reflection lists."""
+    """Full names of the services in the reflection's list."""
     cri = [service.full_name for service in api_pb2.DESCRIPTOR.services_by_name.values()]
     own = [service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()]
     return (*cri, *own, V1ALPHA)
 
 
 def add_reflection(server: grpc.aio.Server) -> None:
-    """Serves reflection, in both versions of its name."""
+    """Serves reflection under both versions of its name."""
     servicer = reflection.aio.ReflectionServicer(reflected_services())
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -126,7 +121,7 @@ def add_reflection(server: grpc.aio.Server) -> None:
 
 
 def _serialized(response: reflection_pb2.ServerReflectionResponse) -> bytes:
-    """The answer with the JSON names of fields, which generated code leaves out and clients print."""
+    """The response with the JSON names of fields, which generated code leaves out and clients print."""
     files = response.file_descriptor_response.file_descriptor_proto
     for index, data in enumerate(files):
         files[index] = _with_json_names(data)

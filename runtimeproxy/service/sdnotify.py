@@ -27,26 +27,22 @@ _OPAQUE: Final = b"watchdog"
 
 
 class Notifier:
-    """Sends state to the service manager; does nothing when there is none, and never raises.
+    """Notifies the service manager; does nothing when there is none, and never raises.
+
+    Args:
+        address: NOTIFY_SOCKET's value: a path, or `@name` for an abstract socket; None for no service
+            manager.
 
     Attributes:
-        is_muted: whether nothing is sent: the service manager listens to the main process only, and that is
-            another one just now.
+        is_muted: whether nothing is sent, because another process is the main one, whose notifications count.
     """
 
     def __init__(self, address: str | None) -> None:
-        """Takes NOTIFY_SOCKET's value: a path, or `@name` for an abstract socket; None for nobody."""
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
         self.is_muted = False
 
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Notifier:
-        """The notifier that the environment asks for."""
-        return cls(environ.get("NOTIFY_SOCKET"))
-
     @property
-    def enabled(self) -> bool:
-        """Whether a service manager listens."""
+    def has_manager(self) -> bool:
         return bool(self._address)
 
     def ready(self, status: str = "") -> bool:
@@ -58,7 +54,6 @@ class Notifier:
         return self.send(STATUS=text)
 
     def watchdog(self) -> bool:
-        """The daemon is alive."""
         return self.send(WATCHDOG=1)
 
     def reloading(self) -> bool:
@@ -66,15 +61,14 @@ class Notifier:
         return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str = "") -> bool:
-        """The daemon drains and ends."""
         return self.send(STOPPING=1, STATUS=status)
 
     def main_pid(self, pid: int) -> bool:
-        """The process that the service manager shall watch."""
+        """The process that the service manager is to watch from now on."""
         return self.send(MAINPID=pid)
 
     def send(self, **fields: str | int) -> bool:
-        """Sends the fields in one datagram; empty ones are left out. Returns whether it was handed over."""
+        """Sends all fields that are not empty in one datagram; returns whether the manager's queue has it."""
         if not self._address or self.is_muted:
             return False
         lines = [f"{key}={_one_line(str(value))}" for key, value in fields.items() if value != ""]
@@ -165,7 +159,7 @@ def listen_sockets(
         pid: this process; None for the real one.
 
     Raises:
-        ConfigError: the variables make no sense, or a descriptor is not a listening Unix stream socket with a
+        ConfigError: the variables are invalid, or a descriptor is not a listening Unix stream socket with a
             path. Those already taken are closed then.
     """
     if environ.get("LISTEN_PID", "") != str(os.getpid() if pid is None else pid):

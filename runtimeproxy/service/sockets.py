@@ -1,4 +1,4 @@
-"""The daemon's sockets: the one it listens on, and those that it relays to."""
+"""Joins the relay to the rest of the daemon: its listening socket, and what all connections share."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
     """Takes the socket that systemd passed, or makes one.
 
     Args:
-        proxy: where the socket shall be; what systemd passed counts more.
+        proxy: where the socket is made if systemd passed none.
         environ: the service manager's variables.
 
     Raises:
-        ConfigError: what was passed is no listening Unix socket, or leads back to itself.
+        ConfigError: the passed descriptor is not a listening Unix socket, or is the runtime's own socket.
         SocketInUseError: another instance serves there.
         SocketPathError: the path cannot be used.
     """
@@ -46,7 +46,7 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
         return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
     for surplus in passed[1:]:
         # Its clients wait for ever: systemd keeps it open.
-        logger.warning("%s was passed too, and is not served", surplus.socket.getsockname())
+        logger.warning("%s was passed as a second socket and is not served", surplus.socket.getsockname())
         surplus.socket.close()
     try:
         _refuse_circle(proxy, passed[0].socket.getsockname())
@@ -77,7 +77,7 @@ def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
 
 
 def own_server(proxy: ProxySettings) -> LocalServer | None:
-    """The daemon's own services behind the relay; None leaves them to the runtime."""
+    """The server of health and reflection; None leaves them to the runtime."""
     if not proxy.own_services:
         return None
     try:

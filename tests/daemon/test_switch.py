@@ -42,7 +42,7 @@ def test_signals(daemon: ProxyProcess, client: CriClient) -> None:
 def test_the_command(daemon: ProxyProcess, client: CriClient) -> None:
     done = bypass(daemon, "on")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"process {daemon.pid} lets all calls pass\n"
+    assert done.stdout == f"process {daemon.pid}: bypass is on\n"
     daemon.wait_for_state("STATUS=bypass is on")
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     assert bypass(daemon, "off").returncode == 0

@@ -128,7 +128,7 @@ def test_the_command(family: Family, client: CriClient) -> None:
     before = family.serving
     done = command(family.daemon)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"process {family.serving} serves; process {before} ends when its calls have\n"
+    assert done.stdout == f"process {family.serving} serves; process {before} ends after its last call\n"
     client.wait_until_serving(30)
 
 

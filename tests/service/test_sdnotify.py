@@ -22,8 +22,8 @@ def service_manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 def test_states_arrive_in_systemds_spelling(service_manager: tuple[socket.socket, str]) -> None:
     receiver, address = service_manager
-    notifier = Notifier.from_environ({"NOTIFY_SOCKET": address})
-    assert notifier.enabled
+    notifier = Notifier(address)
+    assert notifier.has_manager
     sent = [
         notifier.ready("serving 3 pods"),
         notifier.ready(),
@@ -53,8 +53,8 @@ def test_a_reload_carries_the_time(service_manager: tuple[socket.socket, str]) -
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}])
 def test_without_a_service_manager_nothing_is_sent(environ: dict[str, str]) -> None:
-    notifier = Notifier.from_environ(environ)
-    assert not notifier.enabled
+    notifier = Notifier(environ.get("NOTIFY_SOCKET"))
+    assert not notifier.has_manager
     assert not notifier.ready()
 
 

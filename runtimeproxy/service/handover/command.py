@@ -1,4 +1,4 @@
-"""The command `upgrade`: tells the instance on a socket to hand over, and says what came of it."""
+"""The command `upgrade`: signals the instance on a socket to hand over, and waits for the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtimeproxy.service.signals import UPGRADE, signal_instance
 
 _PACE_S: Final = 0.05
 _SLACK_S: Final = 10.0
-"""For a start-up or a reload that the instance ends first, and for a node that is busy."""
+"""For a start or a reload that the instance finishes first, and for a busy node."""
 
 _UNREADABLE: Final = (0, "")
 
@@ -30,7 +30,7 @@ def upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
 
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.
-        UpgradeFailedError: the successor did not come up, or nobody says so.
+        UpgradeFailedError: the successor did not come up, or the result is not known in time.
     """
     path = lock_path(endpoint)
     before = last = _lines(path)
@@ -40,16 +40,16 @@ def upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
         now = _lines(path)
         if now[0] != pid and _text(now) == TAKEN_OVER:
             return pid, now[0]
-        # Seen twice, for the first look may have met a write that was under way.
+        # Read twice: the first time it may have been half written.
         if now == last and (failure := _failure(pid, before, now)):
             raise UpgradeFailedError(f"{endpoint}: {failure}")
         last = now
         time.sleep(_PACE_S)
-    raise UpgradeFailedError(f"{endpoint}: process {pid} does not say what came of it; see its log")
+    raise UpgradeFailedError(f"{endpoint}: process {pid} did not report the result in time; see its log")
 
 
 def _failure(pid: int, before: tuple[int, str], now: tuple[int, str]) -> str:
-    """What came of the upgrade, if it failed: a process that is not a successor notes nothing."""
+    """Why the upgrade failed; empty while its result is not known."""
     if now in (before, _UNREADABLE):
         return ""
     if now[0] != pid:
@@ -66,5 +66,5 @@ def _lines(path: str) -> tuple[int, str]:
     try:
         return read_lock(path)
     except (OSError, ValueError):
-        # Whether there is an instance is not decided here.
+        # `signal_instance` finds out whether there is an instance.
         return _UNREADABLE

@@ -210,7 +210,7 @@ class Upgrade:
         """Repeats it until the service manager's queue has room: this process cannot repeat it later."""
         notifier = self._serving.notifier
         for _ in range(MAIN_PID_TRIES):
-            if notifier.main_pid(pid) or not notifier.enabled:
+            if notifier.main_pid(pid) or not notifier.has_manager:
                 return
             await asyncio.sleep(MAIN_PID_PAUSE_S)
         logger.warning("upgrade: the service manager could not be notified of process %d", pid)

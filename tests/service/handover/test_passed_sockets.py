@@ -49,4 +49,4 @@ def test_a_second_socket_is_named(socket_folder: Path) -> None:
         [sys.executable, "-c", TAKES_TWO, *paths], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{paths[0]}\n"
-    assert f"{paths[1]} was passed too, and is not served" in done.stderr
+    assert f"{paths[1]} was passed as a second socket and is not served" in done.stderr
