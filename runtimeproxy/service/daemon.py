@@ -28,7 +28,7 @@ from runtimeproxy.service.late_engine import LateEngine
 from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.service.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
-from runtimeproxy.service.sockets import check_handed_over, connection_options, listener_of, own_server
+from runtimeproxy.service.wiring import check_handed_over, connection_options, listener_of, local_server
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -176,7 +176,7 @@ class Daemon:
         else:
             listener = self._predecessor.listener
             check_handed_over(listener, proxy)
-        self._local = own_server(proxy)
+        self._local = local_server(proxy)
         options = connection_options(proxy, self._gate, self._local)
         server = self._server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
         serving = Serving(

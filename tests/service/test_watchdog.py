@@ -15,7 +15,7 @@ from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
-from runtimeproxy.service.sockets import Routes
+from runtimeproxy.service.wiring import Routes
 from tests.relay.sockets.stage import until
 
 SHORT_S = 0.3

@@ -22,7 +22,7 @@ from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import Channel
 from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
 from runtimeproxy.service.sdnotify import Notifier, answers_ping
-from runtimeproxy.service.sockets import Routes
+from runtimeproxy.service.wiring import Routes
 from tests.relay.sockets.stage import until
 
 SUCCESSOR = """\

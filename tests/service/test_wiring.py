@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.service.sockets import Routes
+from runtimeproxy.service.wiring import Routes
 
 RUNTIME = "/runtime.v1.RuntimeService/Version"
 IMAGE = "/runtime.v1.ImageService/ListImages"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-"""Calls that the daemon's own server answers."""
+"""Calls to the daemon's own server."""
 IMAGE_PREFIXES: Final = ("/runtime.v1.ImageService/", "/runtime.v1alpha2.ImageService/")
 
 
@@ -49,7 +49,7 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
         logger.warning("%s was passed as a second socket and is not served", surplus.socket.getsockname())
         surplus.socket.close()
     try:
-        _refuse_circle(proxy, passed[0].socket.getsockname())
+        _refuse_loop(proxy, passed[0].socket.getsockname())
     except ConfigError:
         passed[0].socket.close()
         raise
@@ -65,10 +65,10 @@ def check_handed_over(listener: Listener, proxy: ProxySettings) -> None:
     if listener.path is not None and not is_same_socket(listener.path, proxy.endpoint):
         reason = f"{proxy.endpoint} is not {listener.path}: a new socket needs a restart"
         raise ConfigError("upgrade", "proxy.endpoint", reason)
-    _refuse_circle(proxy, listener.address)
+    _refuse_loop(proxy, listener.address)
 
 
-def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
+def _refuse_loop(proxy: ProxySettings, own_path: str) -> None:
     for key in ("runtime_endpoint", "image_endpoint"):
         path = getattr(proxy, key)
         if path and is_same_socket(path, own_path):
@@ -76,7 +76,7 @@ def _refuse_circle(proxy: ProxySettings, own_path: str) -> None:
             raise ConfigError("environment", f"proxy.{key}", reason)
 
 
-def own_server(proxy: ProxySettings) -> LocalServer | None:
+def local_server(proxy: ProxySettings) -> LocalServer | None:
     """The server of health and reflection; None leaves them to the runtime."""
     if not proxy.own_services:
         return None
@@ -114,19 +114,19 @@ class Routes:
 
 
 def connection_options(
-    proxy: ProxySettings, interceptor: Interceptor, own: LocalServer | None
+    proxy: ProxySettings, interceptor: Interceptor, local: LocalServer | None
 ) -> ConnectionOptions:
     """What the relay's connections share.
 
     Args:
         proxy: sockets and bounds.
         interceptor: decides which calls are intercepted.
-        own: answers health and reflection; None leaves them to the runtime.
+        local: answers health and reflection; None leaves them to the runtime.
     """
     routes = Routes(
         runtime_socket=proxy.runtime_endpoint,
         image_socket=proxy.image_endpoint,
-        own_socket=own.socket_path if own is not None else "",
+        own_socket=local.socket_path if local is not None else "",
     )
     budget = MemoryBudget(proxy.held_budget_bytes)
     relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes)
