@@ -60,7 +60,7 @@ async def test_a_server_that_is_skipped(
     serving.behave(Behaviour())
     await until(lambda: concerns(ignored))
     await answer_of(ignored)
-    messages = [record.message for record in caplog.records if record.name.endswith("server_policy")]
+    messages = [record.message for record in caplog.records if record.name.endswith("remote.server")]
     skipped, back, *_ = messages
     assert skipped == (
         "hook server koordlet.json is skipped until it answers again: DEADLINE_EXCEEDED: no answer within 1 s"
