@@ -223,6 +223,7 @@ _UNPARSED: Final = Parsed(None, ())
 class _File:
     """The state of one file name."""
 
+    grace_s: float
     stamp: Stamp | None = None
     content: int | str | None = None
     """A hash of the content, or the reason why it cannot be read."""
@@ -253,7 +254,7 @@ class _File:
             if self.parsed.registration is not None or self.reported == self.content:
                 return None
             since_s = self.since_s
-        wait_s = since_s + GRACE_S - now_s
+        wait_s = since_s + self.grace_s - now_s
         return wait_s if wait_s > 0 else None
 
     def new_problems(self, now_s: float) -> tuple[str, ...]:
@@ -275,11 +276,15 @@ class Registrations:
     Args:
         folder: Has the files.
         clock: Seconds that only grow.
+        grace_s: See `GRACE_S`.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.monotonic, grace_s: float = GRACE_S
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self._grace_s = grace_s
         self._files: dict[str, _File] = {}
         self._default_timeout_s = 0.0
         self._folder_problem = ""
@@ -321,7 +326,7 @@ class Registrations:
             problem = f"cannot be read: {error.strerror}; hook servers stay as they are"
             names = list(self._files)
         for name in names:
-            file = self._files.setdefault(name, _File())
+            file = self._files.setdefault(name, _File(self._grace_s))
             stamp = stamp_of(self._folder / name)
             if stamp is None or stamp != file.stamp:
                 self._read_file(self._folder / name, file, now_s)

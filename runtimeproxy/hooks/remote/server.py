@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -36,17 +36,48 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.changes import CgroupChange
     from runtimeproxy.hooks.remote.registrations import Registration
 
+logger = logging.getLogger(__name__)
+
+REFUSAL_PREFIX: Final = "hook server err: "
+"""Stands before a hook server's text. Source: Koordinator pkg/runtimeproxy/server/cri/criserver.go."""
+PRIORITY: Final = MAX_PRIORITY + 1
+"""After all policies of this process."""
+ENOUGH_S: Final = 0.5
+"""A server that has not responded in this time has failed, even if its own timeout is longer."""
+MAX_ENTRIES: Final = 1_000
+"""Of maps that one response may change: each is merged and audited. Koordlet's hooks change about ten."""
 FAILURES_TO_OPEN: Final = 3
 PROBE_INTERVAL_S: Final = 0.5
 """Between two probes."""
+SHORT_PROBE_S: Final = 2.0
+"""Deadline of probes: with the interval between them, a server is back in use within 3 s."""
+
+_MAX_TEXT_LENGTH: Final = 1_024
+"""Bound on a server's error text: a status message has to fit into one header block."""
+_ON_LOOP_BYTES: Final = 64 * 1024
+"""Longer responses, and those to longer requests, are read in a worker thread."""
+_MIN_SECRET_LENGTH: Final = 8
+"""Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
+_TRANSPORT_CODES: Final = frozenset(
+    {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
+)
+"""A status with one of these says only that something on the way to the hooks failed."""
+
+_HEADERS: Final = {hook: request_block(exchange.method) for hook, exchange in EXCHANGES.items()}
+"""Header blocks of the hooks' methods."""
+_LIFE_SIGN: Final = request_block(NO_SUCH_METHOD)
+
+
+class SkippedError(RuntimeProxyError):
+    """The server is not called because it has not responded lately."""
 
 
 class Breaker:
     """Counts failures in a row: open means that the server is skipped.
 
     Attributes:
-        is_open: whether the server is skipped.
-        opened: when it opened last, by its clock, and why.
+        is_open: Whether the server is skipped.
+        opened: Time of the last opening, by the clock, and its cause.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -56,7 +87,7 @@ class Breaker:
         self.is_open = False
 
     def failed(self, cause: str) -> bool:
-        """Count a failure; returns whether it opened the breaker."""
+        """Counts a failure; returns whether it opened the breaker."""
         self._failures += 1
         if self.is_open or self._failures < FAILURES_TO_OPEN:
             return False
@@ -65,7 +96,7 @@ class Breaker:
         return True
 
     def answered(self) -> float | None:
-        """Note that the server answered; returns for how long it was skipped if this closed the breaker."""
+        """Counts a response; returns for how long the server was skipped if this closed the breaker."""
         self._failures = 0
         if not self.is_open:
             return None
@@ -74,94 +105,64 @@ class Breaker:
 
 
 class Prober:
-    """Asks a server again and again, from `start` to `stop`.
+    """Probes a server again and again, from `start` to `stop`.
 
     Args:
-        probe: asks once, with a deadline in seconds, and calls back when that is over.
-        deadlines_s: each is asked with by itself: with a short one it shows soon that the server is back, a
-            long one lets a slow server answer.
+        probe: Sends one request with a deadline in seconds, and calls back when it has ended.
+        deadlines_s: Each has probes of its own: those with a short deadline find soon that the server is
+            back, those with a long one let a slow server respond.
+        interval_s: Between two probes.
     """
 
     def __init__(
-        self, probe: Callable[[float, Callable[[], None]], None], deadlines_s: frozenset[float]
+        self,
+        probe: Callable[[float, Callable[[], None]], None],
+        deadlines_s: frozenset[float],
+        interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
         self._probe = probe
         self._deadlines_s = deadlines_s
+        self._interval_s = interval_s
         self._timers: dict[float, asyncio.TimerHandle] = {}
         self._is_closed = False
 
     @property
     def is_running(self) -> bool:
-        """Whether it asks just now."""
         return bool(self._timers)
 
     def start(self) -> None:
-        """Begin, unless it has begun or is closed."""
+        """Begins, unless it has begun or is closed."""
         if not (self._timers or self._is_closed):
             for deadline_s in self._deadlines_s:
                 self._wait(deadline_s)
 
     def stop(self) -> None:
-        """End; what a probe under way finds out still counts."""
+        """Ends; the result of a probe under way still counts."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
     def close(self) -> None:
-        """End for good."""
+        """Ends for good."""
         self._is_closed = True
         self.stop()
 
     def _wait(self, deadline_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[deadline_s] = loop.call_later(PROBE_INTERVAL_S, self._ask, deadline_s)
+        self._timers[deadline_s] = loop.call_later(self._interval_s, self._send, deadline_s)
 
-    def _ask(self, deadline_s: float) -> None:
-        self._probe(deadline_s, partial(self._asked, deadline_s, self._timers[deadline_s]))
+    def _send(self, deadline_s: float) -> None:
+        self._probe(deadline_s, partial(self._on_end, deadline_s, self._timers[deadline_s]))
 
-    def _asked(self, deadline_s: float, timer: asyncio.TimerHandle) -> None:
-        # Another timer, or none, is there if it has been stopped meanwhile.
+    def _on_end(self, deadline_s: float, timer: asyncio.TimerHandle) -> None:
+        # There is another timer, or none, if it was stopped meanwhile.
         if self._timers.get(deadline_s) is timer:
             self._wait(deadline_s)
 
 
-logger = logging.getLogger(__name__)
-
-REFUSAL_PREFIX: Final = "hook server err: "
-"""Stands before a hook server's text. Source: Koordinator pkg/runtimeproxy/server/cri/criserver.go."""
-PRIORITY: Final = MAX_PRIORITY + 1
-"""After all policies of this process."""
-ENOUGH_S: Final = 0.5
-"""A server that has not answered in this time has failed, even if its own timeout is longer."""
-MAX_ENTRIES: Final = 1_000
-"""Of maps that one answer may change: each is merged and audited. Koordlet's hooks change about ten."""
-SHORT_PROBE_S: Final = 2.0
-"""Deadline of probes: with the interval between them, a server is back in use within 3 s."""
-
-_MAX_TEXT_LENGTH: Final = 1_024
-"""How much of a server's error text goes on: a status message has to fit into one header block."""
-_ON_LOOP_BYTES: Final = 64 * 1024
-"""Longer answers, and those to longer questions, are read in a worker thread."""
-_MIN_SECRET_LENGTH: Final = 8
-"""Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
-
-
-class SkippedError(RuntimeProxyError):
-    """The server is not asked because it has not answered lately."""
-
-
-_TRANSPORT_CODES: Final = frozenset(
-    {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
-)
-"""An answered status of these says no more than that something on the way to the hooks failed."""
-
-_Note: TypeAlias = Callable[..., object]
-"""Calls a function in the loop's thread."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """What a server is asked; a `RemoteRequest`."""
+class _HookRequest:
+    """A request to a server; a `RemoteRequest`."""
 
     server: HookServer
     hook: Hook
@@ -172,22 +173,16 @@ class _Question:
     """The message's bytes."""
 
     def send(self, timeout_s: float, on_response: OnResponse, /) -> Cancellable:
-        return self.server.ask(self, timeout_s, on_response)
-
-
-_BLOCKS: Final = {hook: request_block(exchange.method) for hook, exchange in EXCHANGES.items()}
-"""Header blocks of the hooks' methods."""
-_LIFE_SIGN: Final = request_block(NO_SUCH_METHOD)
+        return self.server.send(self, timeout_s, on_response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reachable(PodSelector):
-    """Every pod, as long as the breaker is closed: an open one then costs a call nothing."""
+    """Every pod while the breaker is closed: an open one then costs a call nothing."""
 
     breaker: Breaker
 
     def matches(self, pod: PodTraits) -> bool:
-        """Return whether the server is asked about anything just now."""
         return not self.breaker.is_open
 
 
@@ -195,18 +190,24 @@ class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
     Args:
-        registration: what its file says.
-        short_probe_s: the deadline of probes that soon find a server that is back; those of slow servers have
-            the server's own.
+        registration: The content of its file.
+        short_probe_s: Deadline of the probes that soon find a server that is back; for slow servers there are
+            probes with the server's own timeout.
+        probe_interval_s: Between two probes.
     """
 
-    def __init__(self, registration: Registration, short_probe_s: float = SHORT_PROBE_S) -> None:
+    def __init__(
+        self,
+        registration: Registration,
+        short_probe_s: float = SHORT_PROBE_S,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+    ) -> None:
         self.registration = registration
         self._client = UnaryClient(registration.endpoint)
         self._breaker = Breaker(time.time)
         deadlines_s = frozenset({registration.timeout_s, min(registration.timeout_s, short_probe_s)})
-        self._prober = Prober(self._probe, deadlines_s)
-        self._failed: _Question | None = None
+        self._prober = Prober(self._probe, deadlines_s, probe_interval_s)
+        self._failed: _HookRequest | None = None
 
     @property
     def trouble(self) -> str:
@@ -223,12 +224,12 @@ class HookServer:
         return self.registration.failure_policy is FailurePolicy.FAIL
 
     def loaded(self) -> LoadedPolicy:
-        """Return the server as a policy of the chain."""
+        """The server as a policy of the chain."""
         registration = self.registration
-        concern = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
-        policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": concern})
+        selector = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
+        policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": selector})
         return LoadedPolicy(
-            selector=concern,
+            selector=selector,
             name=registration.name,
             origin=registration.endpoint,
             policy=policy(),
@@ -236,126 +237,123 @@ class HookServer:
             timeout_s=registration.timeout_s,
             failure_policy=registration.failure_policy,
             remote_hooks=MappingProxyType(
-                {hook: partial(self._question, hook) for hook in registration.hooks}
+                {hook: partial(self._request, hook) for hook in registration.hooks}
             ),
         )
 
     def close(self) -> None:
-        """Let go of the server; calls under way come to their end."""
+        """Lets go of the server; calls under way come to their end."""
         self._prober.close()
         self._client.close()
         self._failed = None
 
-    def ask(self, question: _Question, timeout_s: float, on_response: OnResponse) -> Cancellable:
-        """Ask the server, unless it is skipped."""
+    def send(self, request: _HookRequest, timeout_s: float, on_response: OnResponse) -> Cancellable:
+        """Sends a request, unless the server is skipped."""
         if self._breaker.is_open:
-            skipped = partial(_raise, self._skipped(question.hook)) if self.is_strict else _nothing
+            skipped = partial(self._skip, request.hook)
             return asyncio.get_running_loop().call_soon(on_response, skipped, False)
-        done = partial(self._done, question, timeout_s, on_response)
-        return self._client.call(_BLOCKS[question.hook], question.data, timeout_s, done)
+        on_end = partial(self._on_end, request, timeout_s, on_response)
+        return self._client.call(_HEADERS[request.hook], request.data, timeout_s, on_end)
 
-    def _question(self, hook: Hook, view: PodView | ContainerView) -> _Question:
+    def _request(self, hook: Hook, view: PodView | ContainerView) -> _HookRequest:
         exchange = EXCHANGES[hook]
         message = exchange.request(view)
-        return _Question(self, hook, view, exchange, message, message.SerializeToString())
+        return _HookRequest(self, hook, view, exchange, message, message.SerializeToString())
 
-    def _done(
-        self, question: _Question, timeout_s: float, on_response: OnResponse, outcome: bytes | CallError
+    def _skip(self, hook: Hook, _: object) -> None:
+        if not self.is_strict:
+            return
+        trouble = self.trouble or "not asked just now"
+        if _is_refusable(hook):
+            raise RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
+        raise SkippedError(trouble)
+
+    def _on_end(
+        self, request: _HookRequest, timeout_s: float, on_response: OnResponse, outcome: bytes | CallError
     ) -> None:
-        # A short answer is compared with all that was shown.
-        answer_bytes = len(outcome) if isinstance(outcome, bytes) else 0
-        is_long = max(len(question.data), answer_bytes) > _ON_LOOP_BYTES
-        note = partial(_in_loop, asyncio.get_running_loop())
-        on_response(partial(self._read, question, timeout_s, outcome, note), is_long)
+        # A short response is compared with the whole request.
+        response_bytes = len(outcome) if isinstance(outcome, bytes) else 0
+        is_long = max(len(request.data), response_bytes) > _ON_LOOP_BYTES
+        loop = asyncio.get_running_loop()
+        on_response(partial(self._read, request, timeout_s, outcome, loop), is_long)
 
     def _read(
-        self, question: _Question, timeout_s: float, outcome: bytes | CallError, note: _Note, _: object
+        self,
+        request: _HookRequest,
+        timeout_s: float,
+        outcome: bytes | CallError,
+        loop: asyncio.AbstractEventLoop,
+        _: object,
     ) -> CgroupChange | None:
-        """Read what came, in whatever thread, and note in the loop's what that says about the server."""
-        exchange = question.exchange
+        """Reads the outcome in any thread; its meaning for the breaker is noted in the loop's."""
+        exchange = request.exchange
         try:
-            answer = _parsed(exchange, outcome, timeout_s)
+            response = _parsed(exchange, outcome, timeout_s)
         except CallError as error:
-            failure = _to_be_told(error, question.view)
+            failure = _without_secrets(error, request.view)
             was_cut_short = timeout_s < min(self.registration.timeout_s, ENOUGH_S)
             if isinstance(failure, AnsweredError):
-                note(self._note_answer)
+                _call_in(loop, self._note_response)
             elif not (isinstance(failure, LateError) and was_cut_short):
-                note(self._note_failure, question, failure)
-            raise self._raised(question.hook, failure) from None
-        note(self._note_answer)
+                _call_in(loop, self._note_failure, request, failure)
+            raise self._raised(request.hook, failure) from None
+        _call_in(loop, self._note_response)
         if exchange.change is None:
             return None
-        change = exchange.change(question.message, answer, self.registration.answers)
+        change = exchange.change(request.message, response, self.registration.answers)
         count = 0 if change is None else _entry_count(change)
         if count > MAX_ENTRIES:
             text = f"the answer changes {count} entries, at most {MAX_ENTRIES} are taken"
-            raise self._raised(question.hook, UnusableError(StatusCode.RESOURCE_EXHAUSTED, text))
+            raise self._raised(request.hook, UnusableError(StatusCode.RESOURCE_EXHAUSTED, text))
         return change
 
-    def _skipped(self, hook: Hook) -> Exception:
-        trouble = self.trouble or "not asked just now"
-        if _is_refusable(hook):
-            return RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
-        return SkippedError(trouble)
-
-    def _note_answer(self) -> None:
+    def _note_response(self) -> None:
         self._failed = None
         skipped_s = self._breaker.answered()
         if skipped_s is not None:
             self._prober.stop()
-            name = self.registration.name
-            logger.info(
-                "hook server %s answers again after %.1f s",
-                name,
-                skipped_s,
-                extra={"server": name, "skipped_s": round(skipped_s, 1)},
-            )
+            about = {"server": self.registration.name, "skipped_s": round(skipped_s, 1)}
+            logger.info("hook server %s answers again after %.1f s", about["server"], skipped_s, extra=about)
 
-    def _note_failure(self, question: _Question, error: CallError) -> None:
-        # A long one is not kept, for it would be sent twice a second.
-        if _is_refusable(question.hook) and len(question.data) <= _ON_LOOP_BYTES:
-            self._failed = question
+    def _note_failure(self, request: _HookRequest, error: CallError) -> None:
+        # Probes repeat this request twice a second, so a long one is not kept.
+        if _is_refusable(request.hook) and len(request.data) <= _ON_LOOP_BYTES:
+            self._failed = request
         if self._breaker.failed(str(error)):
             self._prober.start()
-            name = self.registration.name
+            about = {"server": self.registration.name, "cause": str(error)}
             logger.warning(
-                "hook server %s is skipped until it answers again: %s",
-                name,
-                error,
-                extra={"server": name, "cause": str(error)},
+                "hook server %s is skipped until it answers again: %s", about["server"], error, extra=about
             )
 
-    def _probe(self, deadline_s: float, over: Callable[[], None]) -> None:
-        """Repeat what failed last; the answer counts for nothing but that there is one."""
-        question = self._failed
-        # A post hook is not repeated, so any answer will do.
-        exchange = question.exchange if question is not None else None
+    def _probe(self, deadline_s: float, on_end: Callable[[], None]) -> None:
+        """Repeats the last failed request; the response is not applied."""
+        request = self._failed
+        # A post hook is not repeated, so any response is a sign of life.
+        exchange = request.exchange if request is not None else None
 
-        def done(outcome: bytes | CallError) -> None:
-            # A long answer is believed unread.
+        def on_outcome(outcome: bytes | CallError) -> None:
+            # A long response counts as a good one, unread.
             is_long = isinstance(outcome, bytes) and len(outcome) > _ON_LOOP_BYTES
             with suppress(UnreachableError, LateError, UnusableError):
                 with suppress(AnsweredError):
                     _parsed(None if is_long else exchange, outcome, deadline_s)
-                self._note_answer()
-            over()
+                self._note_response()
+            on_end()
 
-        if question is None:
-            self._client.call(_LIFE_SIGN, b"", deadline_s, done)
-        else:
-            self._client.call(_BLOCKS[question.hook], question.data, deadline_s, done)
+        headers, data = (_HEADERS[request.hook], request.data) if request is not None else (_LIFE_SIGN, b"")
+        self._client.call(headers, data, deadline_s, on_outcome)
 
     def _raised(self, hook: Hook, error: CallError) -> RuntimeProxyError:
-        """Return what the chain gets of a failure."""
+        """The error to raise in the chain for a failure."""
         if not self.is_strict or not _is_refusable(hook):
             return error
         code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
         return RefusalError(f"{REFUSAL_PREFIX}{error.text}", code)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in the loop's thread: at once, if this is that."""
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Calls a function in the loop's thread: at once, if this is that thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -364,19 +362,11 @@ def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *
         function(*arguments)
 
 
-def _raise(error: Exception, _: object) -> None:
-    raise error
-
-
-def _nothing(_: object) -> None:
-    """The answer of a server that is not asked."""
-
-
 def _parsed(exchange: Exchange | None, outcome: bytes | CallError, timeout_s: float) -> object:
-    """Return the answer's message; None if it has no effect, for then it need not be read.
+    """The response's message; None if it has no effect, so that it need not be parsed.
 
     Raises:
-        CallError: there is no answer; the type says whose failure that is.
+        CallError: There is no usable response; the type says whose failure that is.
     """
     if isinstance(outcome, CallError):
         if isinstance(outcome, AnsweredError) and outcome.code in _TRANSPORT_CODES:
@@ -388,18 +378,18 @@ def _parsed(exchange: Exchange | None, outcome: bytes | CallError, timeout_s: fl
     if exchange is None or exchange.change is None:
         return None
     try:
-        answer: object = exchange.response(outcome)
+        response: object = exchange.response(outcome)
     except TooManyPartsError:
         text = f"the answer to {exchange.method} has too many annotations, variables and the like"
         raise UnusableError(StatusCode.RESOURCE_EXHAUSTED, text) from None
     except DecodeError:
         text = f"the answer to {exchange.method} cannot be decoded"
         raise UnusableError(StatusCode.INTERNAL, text) from None
-    return answer
+    return response
 
 
 def _entry_count(change: CgroupChange) -> int:
-    """Return how many entries of maps a change sets."""
+    """Number of map entries that a change sets."""
     resources = getattr(change, "resources", None)
     count = len(resources.unified) if resources is not None else 0
     return count + sum(len(getattr(change, name, ())) for name in ("labels", "annotations", "env"))
@@ -409,15 +399,15 @@ def _is_refusable(hook: Hook) -> bool:
     return hook.startswith("pre_")
 
 
-def _to_be_told(error: CallError, view: PodView | ContainerView) -> CallError:
-    """Return the error for logs and events: without environment values, which it may quote, and cut.
+def _without_secrets(error: CallError, view: PodView | ContainerView) -> CallError:
+    """The error for logs and events: shortened, and without environment values that it may quote.
 
-    Values of several lines are looked for by line, for texts that quote them often escape their ends.
+    Values of several lines are looked for by line, because texts that quote them often escape their ends.
     """
     values = view.env.values() if isinstance(view, ContainerView) else ()
     lines = {line for value in values for line in value.decode(errors="replace").splitlines()}
     text = error.text
-    # The longest first: what is left of one of which another is a part would be told.
+    # The longest first: a secret that contains another one would otherwise be replaced in part only.
     for secret in sorted((line for line in lines if len(line) >= _MIN_SECRET_LENGTH), key=len, reverse=True):
         text = text.replace(secret, "***")
     return type(error)(error.code, text[:_MAX_TEXT_LENGTH])

@@ -1,4 +1,4 @@
-"""The hook servers that are registered just now, as policies of the chain."""
+"""The registered hook servers, as policies of the chain."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.watcher import RegistrationDirectory
+from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_SERVERS: Final = 64
 """Hook servers in use; a node has one or two."""
 FIRST_READ_S: Final = 10.0
-"""How long policies wait for the folder's first reading: a file system that hangs must not keep them off."""
+"""How long policies wait for the first reading of the folder, because a file system may hang."""
 
 
 class Server(Protocol):
@@ -27,20 +27,17 @@ class Server(Protocol):
 
     @property
     def registration(self) -> Registration:
-        """What its file says."""
+        """The content of its file."""
 
     @property
     def trouble(self) -> str:
-        """Since when and why it is not asked; empty while it is."""
+        """Since when and why it is skipped; empty while it is not."""
 
     def loaded(self) -> LoadedPolicy:
         """The server as a policy."""
 
     def close(self) -> None:
         """Lets go of it; calls under way come to their end."""
-
-
-MakeServer: TypeAlias = Callable[[Registration], Server]
 
 
 class _Used(NamedTuple):
@@ -58,17 +55,18 @@ def make_server(registration: Registration) -> Server:
 class HookServers:
     """Keeps a server for each registration. Used in the event loop's thread.
 
-    A changed registration makes a new server; one that stays the same keeps its connection and its breaker.
+    A changed registration makes a new server; an unchanged one keeps its connection and its breaker.
 
     Args:
-        folder: where hook servers register.
-        default_timeout_s: the time for one call of a server whose file says nothing of it.
-        executor: a thread that reads the files and makes the servers; it may hang.
-        on_change: called after `policies` has changed, and before the old servers are let go.
-        make: makes a server, in the executor's thread.
+        folder: Where hook servers register.
+        default_timeout_s: The time for one call of a server whose file has none.
+        executor: A thread that reads the files and makes the servers; it may hang.
+        on_change: Called after `policies` has changed, and before the old servers are closed.
+        make: Makes a server, in the executor's thread.
+        watching: How the folder is watched; None for the defaults.
 
     Attributes:
-        policies: the servers as policies, by file name.
+        policies: The servers as policies, by file name.
     """
 
     def __init__(
@@ -77,19 +75,22 @@ class HookServers:
         default_timeout_s: float,
         executor: Executor,
         on_change: Callable[[], None],
-        make: MakeServer = make_server,
+        make: Callable[[Registration], Server] = make_server,
+        watching: WatchSettings | None = None,
     ) -> None:
         self._executor = executor
         self._on_change = on_change
         self._make = make
         self._used: dict[str, _Used] = {}
         self._unused: list[str] = []
-        self._directory = RegistrationDirectory(folder, default_timeout_s, executor, self._use)
+        self._watcher = RegistrationWatcher(
+            folder, default_timeout_s, executor, self._on_registrations, watching
+        )
         self.policies: tuple[LoadedPolicy, ...] = ()
 
     @property
     def summary(self) -> str:
-        """For people: how many servers there are, and which of them are not asked; empty for none."""
+        """For people: the number of servers, and which of them are skipped; empty for none."""
         if not self._used:
             return ""
         troubles = [
@@ -101,32 +102,38 @@ class HookServers:
         return f"{count} ({'; '.join(troubles)})" if troubles else count
 
     def configure(self, default_timeout_s: float) -> None:
-        """Takes another default for the time of one call."""
-        self._directory.configure(default_timeout_s)
+        """Replaces the default for the time of one call."""
+        self._watcher.configure(default_timeout_s)
 
     async def run(self) -> None:
-        """Follows the registrations until it is cancelled, then lets go of all servers."""
+        """Follows the registrations until it is cancelled, then closes all servers."""
         try:
-            await self._directory.run()
+            await self._watcher.run()
         finally:
             used, self._used, self.policies = self._used, {}, ()
             for each in used.values():
                 each.server.close()
 
     async def read(self) -> None:
-        """Waits until the registrations that are there have been read; gives up after `FIRST_READ_S`."""
+        """Waits until the present registrations have been read; gives up after `FIRST_READ_S`."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
-                await self._directory.settled.wait()
+                await self._watcher.settled.wait()
         except TimeoutError:
             logger.warning("hook server registrations cannot be read in time: calls go on without them")
 
-    async def _use(self, registrations: tuple[Registration, ...]) -> None:
+    async def _on_registrations(self, registrations: tuple[Registration, ...]) -> None:
         old = self._used
-        registrations = self._bounded(registrations)
-        kept = {each.name: old[each.name] for each in registrations if _is_for(old.get(each.name), each)}
-        new = [each for each in registrations if each.name not in kept]
-        made = await asyncio.get_running_loop().run_in_executor(self._executor, self._made, new)
+        self._report_unused(registrations)
+        kept: dict[str, _Used] = {}
+        new: list[Registration] = []
+        for each in registrations[:MAX_SERVERS]:
+            used = old.get(each.name)
+            if used is not None and used.server.registration == each:
+                kept[each.name] = used
+            else:
+                new.append(each)
+        made = await asyncio.get_running_loop().run_in_executor(self._executor, self._make_all, new)
         self._used = dict(sorted({**kept, **made}.items()))
         self.policies = tuple(used.policy for used in self._used.values())
         self._on_change()
@@ -138,12 +145,11 @@ class HookServers:
             if name not in kept:
                 used.server.close()
 
-    def _bounded(self, registrations: tuple[Registration, ...]) -> tuple[Registration, ...]:
-        """The first ones, by file name; the others are reported."""
+    def _report_unused(self, registrations: tuple[Registration, ...]) -> None:
         more = [each.name for each in registrations[MAX_SERVERS:]]
         if more and more != self._unused:
             logger.warning(
-                "hook server registrations: %d of %d are not used, from %s on: at most %d servers can be",
+                "hook server registrations: %d of %d are not used, from %s on: the limit is %d servers",
                 len(more),
                 len(registrations),
                 more[0],
@@ -151,22 +157,17 @@ class HookServers:
                 extra={"unused": len(more), "first": more[0]},
             )
         self._unused = more
-        return registrations[:MAX_SERVERS]
 
-    def _made(self, registrations: Iterable[Registration]) -> dict[str, _Used]:
+    def _make_all(self, registrations: Iterable[Registration]) -> dict[str, _Used]:
         """In the executor's thread: makes servers."""
         made: dict[str, _Used] = {}
         for each in registrations:
             try:
                 server = self._make(each)
                 made[each.name] = _Used(server, server.loaded())
-            except Exception:  # one server that cannot be made must not keep off the others
+            except Exception:  # a server that cannot be made must not affect the others
                 logger.exception("hook server %s cannot be used", each.name)
         return made
-
-
-def _is_for(used: _Used | None, registration: Registration) -> bool:
-    return used is not None and used.server.registration == registration
 
 
 def _log_use(registration: Registration) -> None:

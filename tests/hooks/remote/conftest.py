@@ -12,7 +12,7 @@ from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.server import HookServer
 from tests.hooks.remote.behaviours import Behaviour
 from tests.hooks.remote.hook_server import HookServing, serve
-from tests.hooks.remote.servers import PATIENT_S, registration
+from tests.hooks.remote.servers import PATIENT_S, PROBE_INTERVAL_S, registration
 
 
 @pytest.fixture
@@ -50,12 +50,13 @@ def timeout_s() -> float:
 @pytest.fixture
 def ignored(folder: Path, made: list[HookServer], timeout_s: float) -> HookServer:
     """A server whose failures are ignored."""
-    made.append(HookServer(registration(folder, timeout_s=timeout_s)))
+    made.append(HookServer(registration(folder, timeout_s=timeout_s), probe_interval_s=PROBE_INTERVAL_S))
     return made[-1]
 
 
 @pytest.fixture
 def strict(folder: Path, made: list[HookServer], timeout_s: float) -> HookServer:
     """A server whose failures refuse the call."""
-    made.append(HookServer(registration(folder, failure_policy=FailurePolicy.FAIL, timeout_s=timeout_s)))
+    about = registration(folder, failure_policy=FailurePolicy.FAIL, timeout_s=timeout_s)
+    made.append(HookServer(about, probe_interval_s=PROBE_INTERVAL_S))
     return made[-1]

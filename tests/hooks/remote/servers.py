@@ -23,8 +23,9 @@ VIEW = ContainerView(
     env={"TOKEN": b"secret-value", "PORT": b"80"},
     current=Resources(cpu_shares=2, cpuset_cpus="0-3", oom_score_adj=1000),
 )
-TIMEOUT_S = 1.0
+TIMEOUT_S = 0.2
 """Of servers that hang."""
+PROBE_INTERVAL_S = 0.02
 PATIENT_S = 30.0
 """Of servers that answer, however slow the machine is."""
 

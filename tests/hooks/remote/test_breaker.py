@@ -47,7 +47,7 @@ async def test_a_prober_asks_until_it_is_stopped() -> None:
         asked.append(deadline_s)
         over()
 
-    prober = Prober(probe, frozenset({1.0, 2.0}))
+    prober = Prober(probe, frozenset({1.0, 2.0}), 0.01)
     prober.start()
     prober.start()
     assert prober.is_running
@@ -58,7 +58,7 @@ async def test_a_prober_asks_until_it_is_stopped() -> None:
 
 async def test_a_probe_that_ends_after_the_stop_begins_no_other() -> None:
     under_way: list[Callable[[], None]] = []
-    prober = Prober(lambda _, over: under_way.append(over), frozenset({1.0}))
+    prober = Prober(lambda _, over: under_way.append(over), frozenset({1.0}), 0.01)
     prober.start()
     await until(lambda: bool(under_way))
     prober.stop()
@@ -71,7 +71,7 @@ async def test_a_probe_that_ends_after_the_stop_begins_no_other() -> None:
 
 
 async def test_a_closed_prober_does_not_start() -> None:
-    prober = Prober(lambda _, over: over(), frozenset({1.0}))
+    prober = Prober(lambda _, over: over(), frozenset({1.0}), 0.01)
     prober.close()
     prober.start()
     assert not prober.is_running

@@ -6,10 +6,11 @@ import errno
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runtimeproxy.hooks.remote.watcher import FolderEvents, Inotify
+from runtimeproxy.hooks.remote.watcher import FolderEvents
 from tests.hooks.remote import registration_files as files
 
 
@@ -105,7 +106,7 @@ def test_a_file_in_the_place_of_the_folder(folder: Path) -> None:
 def test_an_instance_that_cannot_be_had_is_asked_for_again(folder: Path) -> None:
     tries = 0
 
-    def refuse() -> Inotify:
+    def refuse() -> Any:
         nonlocal tries
         tries += 1
         raise OSError(errno.EMFILE, "too many")

@@ -198,7 +198,7 @@ def test_a_server_without_hooks(hooks: list[str] | None) -> None:
         ),
         pytest.param(
             file(remote_endpoint="tcp://127.0.0.1:1"),
-            "'tcp://127.0.0.1:1' is not an",
+            "remote-endpoint: 'tcp://127.0.0.1:1' is not an",
             id="tcp",
         ),
         pytest.param(

@@ -19,6 +19,7 @@ from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.remote.registrations import Registration
 from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
 from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
+from runtimeproxy.hooks.remote.watcher import WatchSettings
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import decide
@@ -26,6 +27,7 @@ from tests.hooks.remote.registration_files import content, write
 from tests.lab.deadline import wait_until
 
 DEADLINE_S = 30.0
+QUICK = WatchSettings(gather_s=0.001, grace_s=0.02)
 ONE, TWO = "/run/one.sock", "/run/two.sock"
 
 
@@ -66,7 +68,7 @@ class Site:
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         self._executor = ThreadPoolExecutor(1)
-        self.servers = HookServers(self.folder, 2.0, self._executor, self._note, self._make)
+        self.servers = HookServers(self.folder, 2.0, self._executor, self._note, self._make, QUICK)
         self._task = asyncio.get_running_loop().create_task(self.servers.run())
 
     async def until(self, *origins: str) -> None:

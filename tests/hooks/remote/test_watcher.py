@@ -9,13 +9,15 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.watcher import Inotify, RegistrationDirectory, Watching, open_inotify
+from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings, open_inotify
 from tests.hooks.remote import registration_files as files
 from tests.hooks.remote.registration_files import ConfigMap, content, write
 from tests.lab.deadline import wait_until
@@ -23,21 +25,22 @@ from tests.lab.deadline import wait_until
 ONE, TWO = "/run/one.sock", "/run/two.sock"
 DEADLINE_S = 30.0
 """Far more than a second, because machines are busy."""
-EVENTS_ONLY = Watching(rescan_s=3600)
-"""What the kernel does not tell is not noticed."""
+QUICK = WatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, grace_s=0.02)
+EVENTS_ONLY = replace(QUICK, rescan_s=3600)
+"""A change without an event is not noticed."""
 
 
 class Watched:
     """A folder under watch, and what is registered in it."""
 
-    def __init__(self, path: Path, watching: Watching) -> None:
+    def __init__(self, path: Path, watching: WatchSettings) -> None:
         self.path = path
         self.file = path / "a.json"
         self.endpoints: Mapping[str, str] = {}
         self.changes = 0
         self._changed = asyncio.Condition()
         self._executor = ThreadPoolExecutor(1)
-        self.directory = RegistrationDirectory(path, 2.0, self._executor, self._take, watching)
+        self.directory = RegistrationWatcher(path, 2.0, self._executor, self._take, watching)
         self._task = asyncio.get_running_loop().create_task(self.directory.run())
 
     async def until(self, **endpoints: str) -> None:
@@ -92,7 +95,7 @@ class Exhausted:
     def __init__(self) -> None:
         self.is_over = False
 
-    def __call__(self) -> Inotify:
+    def __call__(self) -> Any:
         if self.is_over:
             return open_inotify()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -100,13 +103,13 @@ class Exhausted:
 
 WATCHING = {
     "inotify": EVENTS_ONLY,
-    "exhausted": Watching(open_inotify=Exhausted(), poll_s=0.1),
-    "lost events": Watching(open_inotify=Deaf, rescan_s=0.1),
+    "exhausted": replace(QUICK, open_inotify=Exhausted()),
+    "lost events": replace(QUICK, open_inotify=Deaf),
 }
 
 
 @pytest.fixture
-def watching() -> Watching:
+def watching() -> WatchSettings:
     return EVENTS_ONLY
 
 
@@ -116,7 +119,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def watched(path: Path, watching: Watching) -> AsyncIterator[Watched]:
+async def watched(path: Path, watching: WatchSettings) -> AsyncIterator[Watched]:
     made = Watched(path, watching)
     await made.settle()
     yield made
@@ -258,7 +261,7 @@ async def test_exhausted_inotify_is_told_once_and_tried_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exhausted = Exhausted()
-    watched = Watched(path, Watching(poll_s=0.05, open_inotify=exhausted))
+    watched = Watched(path, replace(QUICK, poll_s=0.05, open_inotify=exhausted))
     await watched.settle()
     for endpoint in (ONE, TWO):
         write(watched.file, endpoint)
@@ -266,13 +269,13 @@ async def test_exhausted_inotify_is_told_once_and_tried_again(
     assert caplog.messages == [
         (
             f"{path}: no events from the kernel ([Errno 24] Too many open files; see"
-            " fs.inotify.max_user_instances), so it is looked at each 0.05 s"
+            " fs.inotify.max_user_instances), it is polled every 0.05 s"
         )
     ]
     caplog.set_level(logging.INFO)
     exhausted.is_over = True
     await asyncio.to_thread(wait_until, lambda: len(caplog.messages) > 1, "events again")
-    assert caplog.messages[1] == f"{path}: the kernel tells of changes now"
+    assert caplog.messages[1] == f"{path}: the kernel reports changes now"
     await watched.stop()
 
 
