@@ -223,9 +223,14 @@ class Daemon:
         loop.add_signal_handler(signal.SIGINT, self.finish)
         loop.add_signal_handler(signal.SIGHUP, self._unless_over, self._reload_settings)
         loop.add_signal_handler(UPGRADE, self._unless_over, self._hand_over)
-        loop.add_signal_handler(BYPASS_ON, self._bypass.choose, True)
-        loop.add_signal_handler(BYPASS_OFF, self._bypass.choose, False)
+        loop.add_signal_handler(BYPASS_ON, self._choose_bypass, True)
+        loop.add_signal_handler(BYPASS_OFF, self._choose_bypass, False)
         unblock()
+
+    def _choose_bypass(self, is_on: bool) -> None:
+        self._bypass.choose(is_on)
+        if self.ready.is_set():
+            self._notifier.status(self._status())
 
     def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._end.done():

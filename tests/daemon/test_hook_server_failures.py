@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from runtimeproxy.testing import FakeRuntime
+from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, pod, shares_of
 from tests.daemon.hook_servers import Servers, messages, use
 from tests.hooks.remote.behaviours import Behaviour
@@ -116,18 +117,18 @@ def test_a_strict_server_that_is_away_refuses(
     pod(client).run()
 
 
-def test_a_server_that_hangs_does_not_keep_the_daemon(
-    daemon: ProxyProcess, client: CriClient, servers: Servers
-) -> None:
+def test_a_server_that_hangs_does_not_keep_the_daemon(daemons: Daemons, servers: Servers) -> None:
+    daemon = daemons.start("[proxy]\ndrain_s = 0.2\n")
     server = servers.start(kind="hang")
     server.register(daemon.hook_folder, "hanging.json", "PreCreateContainer", timeout_s=60)
     use(daemon, "hanging.json")
-    made = pod(client).run()
-    # A call that nobody refers to is cancelled.
-    call = client.runtime.CreateContainer.future(made.create_request, timeout=CALL_TIMEOUT_S)
-    wait_until(lambda: server.asked("PreCreateContainerHook"), "the call is under way")
-    assert daemon.terminate() == 0
-    assert call.code() is grpc.StatusCode.UNAVAILABLE, "the drain is shorter than the server's time"
+    with CriClient(daemon.socket) as client:
+        made = pod(client).run()
+        # A call that nobody refers to is cancelled.
+        call = client.runtime.CreateContainer.future(made.create_request, timeout=CALL_TIMEOUT_S)
+        wait_until(lambda: server.asked("PreCreateContainerHook"), "the call is under way")
+        assert daemon.terminate() == 0
+        assert call.code() is grpc.StatusCode.UNAVAILABLE, "the drain is shorter than the server's time"
 
 
 def test_many_pods_at_once_while_a_server_hangs(

@@ -180,4 +180,4 @@ def assert_stacks(crash: str) -> None:
     assert crash.startswith("Fatal Python error: ")
     assert "hread 0x" in crash
     assert "logs.py" in crash
-    assert "running.py" in crash
+    assert "daemon.py" in crash

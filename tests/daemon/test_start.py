@@ -137,6 +137,7 @@ def test_a_held_call_waits_for_its_policies_within_the_budget(daemons: Daemons, 
     daemon.wait_for_state("READY=1")
 
 
+@pytest.mark.slow
 def test_policies_that_hang_while_they_load_keep_it_neither_from_being_ready_nor_from_ending(
     daemons: Daemons, fifo: Path
 ) -> None:
