@@ -91,7 +91,7 @@ def sitepackages() -> str:
 
 
 def test_the_short_steps_are_those_of_the_long_ones() -> None:
-    short = block(REPOSITORY / "README.md", "## Wiring the kubelet", "")
+    short = block(REPOSITORY / "README.md", "## Installation", "")
     long = block(README, "## Install", "sh")
     for step in ("make wheel", "pip install dist/", "systemctl daemon-reload\n", "systemctl enable --now "):
         assert step in short
