@@ -11,6 +11,7 @@ from runtimeproxy.hooks.fields import CGROUP, ENV, Field, Value, View
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import FieldUpdate
 from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node import FixedNode, Node
 
@@ -18,28 +19,28 @@ _MAX_VALUE_LENGTH: Final = 256
 
 
 class AuditKind(StrEnum):
-    """What an audit entry tells."""
+    """The kinds of audit entries."""
 
     CHANGED = "changed"
     WOULD_CHANGE = "would-change"
-    """A dry-run policy's change, write or post hook."""
+    """The change, write or post hook of a dry-run policy."""
     CONFLICT = "conflict"
     """A field that an earlier policy had set to another value; `old` is that value."""
     REFUSED = "refused"
     """In dry-run: would have refused."""
     FAILED = "failed"
-    """Raised, timed out, was skipped because its thread still hangs, or found no time or thread left."""
+    """The policy raised, timed out, still hangs, or no time or thread was left for it."""
     INVALID = "invalid"
-    """Answered what is no change at all."""
+    """The policy returned something that is not a change."""
     LEFT_OUT = "left-out"
-    """A field of an answer that runtime, kernel or node cannot take, or that a policy could not read.
-    The rest of the answer counts."""
+    """A field that runtime, kernel or node do not accept, or that a policy could not read. The rest of the
+    change counts."""
     PENDING = "pending"
     """A cgroup value of a container that has no cgroup yet: `changed` or `failed` follows its start."""
 
 
 TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
-"""What an operator should look at."""
+"""The kinds that need an operator's attention."""
 
 
 class AuditEntry(NamedTuple):
@@ -66,7 +67,7 @@ class AuditEntry(NamedTuple):
     new: str = ""
     reason: str = ""
     note: str = ""
-    """What else there is to say of the new value, such as that it is not quite what was answered."""
+    """A remark on the new value, such as that it differs from the policy's."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
@@ -74,13 +75,15 @@ AuditSink: TypeAlias = Callable[[AuditEntry], None]
 
 
 class Subject(NamedTuple):
-    """Whose call it is: what all audit entries of one call share."""
+    """The call that policies run for: shared by all its audit entries."""
 
     hook: Hook
     view: View
     time_s: float
     node: Node = FixedNode()
-    """What answers have to suit."""
+    """The node, whose features changes have to suit."""
+    rule: ConflictRule = ConflictRule.LATER
+    """Whose value counts when two policies set one field."""
 
     @property
     def is_refusable(self) -> bool:
@@ -101,17 +104,17 @@ class Subject(NamedTuple):
         kind: AuditKind,
         policy: LoadedPolicy | str,
         reason: str,
-        step: FieldUpdate | None = None,
+        update: FieldUpdate | None = None,
         note: str = "",
     ) -> AuditEntry:
-        """Return an entry about this call, and about one field of it if `step` is given.
+        """Return an entry about this call, and about one field of it if `update` is given.
 
         Args:
-            kind: what it tells.
-            policy: who did it; the name alone of one that enforces.
-            reason: why.
-            step: the field.
-            note: what else there is to say.
+            kind: the kind of entry.
+            policy: the policy; its name is enough for one that enforces.
+            reason: the reason.
+            update: the field with its old and new value.
+            note: a remark on the new value.
         """
         is_pod = isinstance(self.view, PodView)
         pod = self.view if isinstance(self.view, PodView) else self.view.pod
@@ -127,9 +130,9 @@ class Subject(NamedTuple):
             container="" if is_pod else self.view.name,
             sandbox_id=pod.id,
             container_id="" if is_pod else self.view.id,
-            field=str(step.field) if step else "",
-            old=shown(step.field, step.old) if step else "",
-            new=shown(step.field, step.new) if step else "",
+            field=str(update.field) if update else "",
+            old=shown(update.field, update.old) if update else "",
+            new=shown(update.field, update.new) if update else "",
             reason=reason,
             note=note,
         )

@@ -97,7 +97,7 @@ class Chain:
         failures: FailureLog | None = None,
     ) -> None:
         self.workers = workers
-        self.rule = rule
+        self._rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
         self.hung: Counter[str] = Counter()
@@ -181,7 +181,7 @@ class Chain:
             apply: called after the last policy, unless the call is refused or nothing changes.
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
         """
-        subject = Subject(hook, view, time.time(), self.node)
+        subject = Subject(hook, view, time.time(), self.node, self._rule)
         run = ChainRun(self, subject, on_decided, time.monotonic() + budget_s, apply, is_short)
         merged = Merged(view)
         progress = Progress(merged, merged if self._has_dry_run else None)
@@ -421,7 +421,7 @@ class ChainRun:
         self._pending = None
         if self.is_over:
             return
-        evaluate = partial(run_policy, policies[0], self.subject, progress, self.chain.rule, response)
+        evaluate = partial(run_policy, policies[0], self.subject, progress, response)
         on_evaluated = partial(self._on_evaluated, policies[1:])
         if is_long or not self.chain.node.is_fresh:
             self._run_elsewhere(evaluate, on_evaluated, partial(self._unread, policies[0], progress))

@@ -116,7 +116,7 @@ class WorkerRun:
                 failure = Failure(policy, FailureKind.SKIPPED, HANGS)
                 progress = add_failure(subject, progress, failure)
             else:
-                progress, failure = run_policy(policy, subject, progress, chain.rule)
+                progress, failure = run_policy(policy, subject, progress)
             if progress.refusal is not None:
                 break
         decision = make_decision(subject, progress)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
-from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, PodChange
+from runtimeproxy.hooks.changes import CgroupChange, PodChange
 from runtimeproxy.hooks.fields import CGROUP, Field, Value, View, change_from, is_same
 from runtimeproxy.hooks.loaded import HookMethod, LoadedPolicy
 from runtimeproxy.hooks.merge import FieldUpdate, Merged, merge
@@ -74,11 +74,6 @@ class Decision:
         """The change as one of a pod's message; None when there is none."""
         return self.change if isinstance(self.change, PodChange) else None
 
-    @property
-    def container_change(self) -> ContainerChange | None:
-        """The change as one of a container's message; None when there is none."""
-        return self.change if isinstance(self.change, ContainerChange) else None
-
 
 class FailureKind(StrEnum):
     """How a policy failed."""
@@ -112,11 +107,7 @@ class Progress(NamedTuple):
 
 
 def run_policy(
-    policy: LoadedPolicy,
-    subject: Subject,
-    progress: Progress,
-    rule: ConflictRule,
-    response: HookMethod | None = None,
+    policy: LoadedPolicy, subject: Subject, progress: Progress, response: HookMethod | None = None
 ) -> tuple[Progress, Failure | None]:
     """Run one policy's hook, check its change and merge it. Never raises, whatever the policy does.
 
@@ -124,7 +115,6 @@ def run_policy(
         policy: the policy.
         subject: the call.
         progress: as of before the policy.
-        rule: whose value counts when two policies set one field.
         response: the response of the policy's process, instead of a hook in this process.
     """
     enforces = policy.mode is Mode.ENFORCE
@@ -147,7 +137,7 @@ def run_policy(
         problem = problem_of(subject.hook, change)
         if problem is None and isinstance(change, CgroupChange):
             accepted = usable(subject.hook, change, view, subject.node.facts())
-            return _with_change(policy, subject, progress, change, accepted, rule), None
+            return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything, SystemExit too: it failed
         failure = Failure(policy, FailureKind.FAILED, *error_texts(error, view))
@@ -175,7 +165,6 @@ def _with_change(
     progress: Progress,
     change: CgroupChange,
     accepted: Usable,
-    rule: ConflictRule,
 ) -> Progress:
     """Merge what is usable of a change; each update, conflict and field left out has an audit entry."""
     text: object = change.reason
@@ -184,7 +173,7 @@ def _with_change(
     for field_name, value, why in accepted.left_out:
         entry = subject.entry(AuditKind.LEFT_OUT, policy, why)
         entries.append(entry._replace(field=field_name, new=value))
-    enforced, dry_run = progress.enforced, progress.dry_run
+    enforced, dry_run, rule = progress.enforced, progress.dry_run, subject.rule
     updates: tuple[FieldUpdate, ...] = ()
     kind = AuditKind.WOULD_CHANGE
     if dry_run is not None:

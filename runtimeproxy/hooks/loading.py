@@ -1,8 +1,8 @@
-"""Finds policies, built in and third-party, and makes those that are enabled.
+"""Finds policies, built in and third-party, and creates those that are enabled.
 
-Code of a third party may do anything while it is loaded: raise, end the process, never return. So each policy
-is imported and made in a thread of its own with a time limit, and one that cannot be loaded is a problem that
-the result names beside the policies that can.
+Third-party code may do anything while it is loaded: raise, end the process, never return. So each such
+policy is imported and created in a thread of its own with a time limit. A policy that cannot be loaded is
+reported as a problem beside the policies that can.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.errors import PolicyLoadError, described
-from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
+from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
 
 if TYPE_CHECKING:
@@ -34,40 +35,41 @@ ENTRY_POINT_GROUP: Final = "runtimeproxy.policies"
 """Distributions add policies under this group: `name = "module:Class"`."""
 
 BUILT_IN_PACKAGE: Final = "policies"
-"""Its `BUILT_IN` lists the policies that belong to the proxy, each as `module:Class`."""
+"""Its `BUILT_IN` lists the proxy's own policies, each as `module:Class`."""
 
 OWN_DISTRIBUTION: Final = "koord-runtime-proxy"
 
 _T = TypeVar("_T")
+_PolicyT = TypeVar("_PolicyT", type[Policy], LoadedPolicy)
 
 
 class LoadProblem(NamedTuple):
     """A policy, or settings of one, that could not be loaded."""
 
     name: str
-    """The policy's name; where that is not known, the entry point's or the file's."""
+    """The policy's name; if unknown, the entry point's or the file's."""
     text: str
     """Origin and reason."""
     is_kept: bool = False
-    """Whether the policy goes on as it was loaded before."""
+    """Whether the policy that was loaded before stays in use."""
 
     def __str__(self) -> str:
         return f"{self.text}; it stays as it was loaded before" if self.is_kept else self.text
 
 
 class Sources(NamedTuple):
-    """Where policies come from besides the proxy itself."""
+    """Sources of policies besides the proxy itself."""
 
     third_party: bool = True
     """Entry points of installed distributions."""
     directory: str = ""
-    """Folder with policies in files; empty for none."""
+    """Folder with policy files; empty for none."""
     timeout_s: float = 3.0
-    """How long one policy may take to be imported, and to be made."""
+    """The time limit for importing one policy, and for creating it."""
 
 
 class Found(NamedTuple):
-    """The policy classes there are."""
+    """All policy classes found."""
 
     classes: tuple[type[Policy], ...]
     problems: tuple[LoadProblem, ...]
@@ -82,7 +84,7 @@ class LoadResult(NamedTuple):
     classes: tuple[type[Policy], ...]
     """All classes, disabled ones too."""
     changed_code: tuple[str, ...] = ()
-    """Imported code that is no longer what is installed."""
+    """Imported code that differs from what is installed now."""
 
 
 def built_in() -> tuple[type[Policy], ...]:
@@ -109,25 +111,21 @@ def checked(policies: Iterable[object]) -> tuple[type[Policy], ...]:
 def load(
     policies: Iterable[type[Policy]], settings: Mapping[str, PolicySettings] | None = None
 ) -> tuple[LoadedPolicy, ...]:
-    """Make the enabled policies, in the order in which they run: by priority, then by name.
+    """Create the enabled policies, in the order in which they run: by priority, then by name.
 
     Args:
         policies: checked classes, from `built_in` or `checked`.
-        settings: by policy name; a policy without has the defaults.
+        settings: by policy name; the default for those without.
 
     Raises:
-        PolicyLoadError: settings for a policy that is not there, bad options, or a constructor that raises.
+        PolicyLoadError: settings without a policy, bad options, or a constructor that raises.
     """
     settings = dict(settings or {})
     policies = tuple(policies)
     for problem in unknown_names(settings, [policy.name for policy in policies]):
         raise PolicyLoadError(str(problem))
-    loaded = [
-        _made(policy, chosen)
-        for policy in policies
-        if (chosen := settings.get(policy.name, PolicySettings())).enabled
-    ]
-    return _run_order(loaded)
+    chosen = [(policy, settings.get(policy.name, PolicySettings())) for policy in policies]
+    return _in_order(_create(policy, each) for policy, each in chosen if each.enabled)
 
 
 def import_class(reference: str) -> object:
@@ -147,43 +145,40 @@ class PolicyLoader:
     """Loads all policies, again and again; for one thread at a time.
 
     Attributes:
-        on_late: called, in any thread, when code has returned that took longer than its time limit: loading
-            again takes it.
+        on_late: called, in any thread, when code has returned after its time limit: the next load uses it.
     """
 
     def __init__(self) -> None:
-        self.on_late: Callable[[], None] = _nothing
-        self._attempts = _Attempts(self._late)
+        self.on_late: Callable[[], None] = lambda: None
+        self._attempts: dict[str, _Attempt] = {}
         self._files: PolicyFiles | None = None
         self._code = _ImportedCode()
         self._running: dict[str, LoadedPolicy] = {}
 
-    def _late(self) -> None:
-        self.on_late()
-
     def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
-        """Load what can be loaded. A policy that is in use and cannot be loaded now stays as it is."""
+        """Load all policies that can be loaded. One in use that cannot be loaded now stays as it is."""
         changed = self._code.changed()
         found = self.find(sources)
         problems = list(found.problems)
-        there = {policy.name for policy in found.classes} | {problem.name for problem in problems}
+        known = {policy.name for policy in found.classes} | {problem.name for problem in problems}
         loaded: list[LoadedPolicy] = []
         for policy in found.classes:
             chosen = settings.get(policy.name, PolicySettings())
-            if not chosen.enabled:
-                continue
             try:
-                loaded.append(self._made(policy, chosen, sources.timeout_s))
+                if chosen.enabled:
+                    loaded.append(self._create(policy, chosen, sources.timeout_s))
             except PolicyLoadError as error:
                 problems.append(LoadProblem(policy.name, str(error)))
-        kept = self._kept(loaded, problems, settings)
+        failed = {problem.name for problem in problems} - {policy.name for policy in loaded}
+        failed -= {name for name, chosen in settings.items() if not chosen.enabled}
+        kept = [policy for name, policy in self._running.items() if name in failed]
         names = {policy.name for policy in kept}
         problems = [each._replace(is_kept=each.is_kept or each.name in names) for each in problems]
-        problems += unknown_names(settings, sorted(there))
-        return LoadResult(_run_order([*loaded, *kept]), tuple(problems), found.classes, changed)
+        problems += unknown_names(settings, sorted(known))
+        return LoadResult(_in_order([*loaded, *kept]), tuple(problems), found.classes, changed)
 
     def use(self, result: LoadResult) -> None:
-        """From now on these are the policies in use."""
+        """Note that these policies are in use now."""
         self._running = {policy.name: policy for policy in result.policies}
 
     def find(self, sources: Sources) -> Found:
@@ -191,10 +186,9 @@ class PolicyLoader:
         by_name: dict[str, type[Policy]] = {}
         problems: list[LoadProblem] = []
 
-        def add(name: str, classes: Callable[[], Iterable[type[Policy]]]) -> None:
+        def add(name: str, load_class: Callable[[], type[Policy]]) -> None:
             try:
-                for policy in classes():
-                    _register(by_name, policy)
+                _register(by_name, load_class())
             except PolicyLoadError as error:
                 problems.append(LoadProblem(name, str(error)))
 
@@ -204,22 +198,22 @@ class PolicyLoader:
             problems.append(LoadProblem(BUILT_IN_PACKAGE, str(error)))
             references = ()
         for reference in references:
-            add(reference, partial(self._import_own, reference))
+            add(reference, partial(self._import_built_in, reference))
         for entry_point in _entry_points(problems) if sources.third_party else ():
             add(entry_point.name, partial(self._import, entry_point, sources.timeout_s))
         for name, policies, problem in self._in_files(sources):
             if problem:
                 problems.append(LoadProblem(name, problem, is_kept=bool(policies)))
             for policy in policies:
-                add(name, partial(_as_list, policy))
+                add(name, partial(check_policy_class, policy))
         return Found(_in_order(by_name.values()), tuple(problems))
 
-    def _import_own(self, reference: str) -> list[type[Policy]]:
+    def _import_built_in(self, reference: str) -> type[Policy]:
         policy = check_policy_class(import_class(reference))
         self._code.note(reference, OWN_DISTRIBUTION)
-        return [policy]
+        return policy
 
-    def _import(self, entry_point: EntryPoint, timeout_s: float) -> list[type[Policy]]:
+    def _import(self, entry_point: EntryPoint, timeout_s: float) -> type[Policy]:
         reference = entry_point.value
 
         def work() -> type[Policy]:
@@ -229,9 +223,9 @@ class PolicyLoader:
             return check_policy_class(policy)
 
         origin = f"{reference}: cannot be imported"
-        policy = self._attempts.run(reference, reference, work, timeout_s, origin)
+        policy = self._run(reference, reference, work, timeout_s, origin)
         self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
-        return [policy]
+        return policy
 
     def _in_files(self, sources: Sources) -> Iterable[FilePolicies]:
         if self._files is None:
@@ -242,32 +236,61 @@ class PolicyLoader:
             self._files = PolicyFiles()
 
         def run(origin: str, version: object, work: Callable[[], _T]) -> _T:
-            return self._attempts.run(origin, version, work, sources.timeout_s, origin)
+            return self._run(origin, version, work, sources.timeout_s, origin)
 
         return self._files.load(sources.directory, run)
 
-    def _made(self, policy: type[Policy], settings: PolicySettings, timeout_s: float) -> LoadedPolicy:
+    def _create(self, policy: type[Policy], settings: PolicySettings, timeout_s: float) -> LoadedPolicy:
+        create = partial(_create, policy, settings)
         if policy.__module__.startswith(f"{BUILT_IN_PACKAGE}."):
-            return _made(policy, settings)
-        origin = origin_of(policy)
-        return self._attempts.run(
-            f"make {policy.name}", (policy, settings), lambda: _made(policy, settings), timeout_s, origin
-        )
+            return create()
+        key, version = f"make {policy.name}", (policy, settings)
+        return self._run(key, version, create, timeout_s, origin_of(policy))
 
-    def _kept(
-        self,
-        loaded: Sequence[LoadedPolicy],
-        problems: Sequence[LoadProblem],
-        settings: Mapping[str, PolicySettings],
-    ) -> list[LoadedPolicy]:
-        """The policies in use that are still wanted and cannot be loaded now."""
-        names = {problem.name for problem in problems} - {policy.name for policy in loaded}
-        names -= {name for name, chosen in settings.items() if not chosen.enabled}
-        return [policy for name, policy in self._running.items() if name in names]
+    def _run(self, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str) -> _T:
+        """Run third-party code with a time limit. Code that hangs is not run again until it has returned.
+
+        Args:
+            key: names the work.
+            version: a late result is used only for the same version.
+            work: runs in a thread of its own; raises PolicyLoadError for what is wrong.
+            timeout_s: the time limit.
+            origin: begins the error's text.
+
+        Raises:
+            PolicyLoadError: the work takes too long, or still hangs from an earlier load.
+        """
+        attempt = self._attempts.pop(key, None)
+        is_new = attempt is None or (attempt.result.done() and attempt.version != version)
+        if attempt is None or is_new:
+            attempt = _Attempt(version, Future())
+            run = partial(_run_attempt, work, attempt.result)
+            threading.Thread(target=run, name="policy-loading", daemon=True).start()
+        # Not result(timeout=...): the work itself may raise TimeoutError.
+        if wait([attempt.result], timeout_s if is_new else 0).done:
+            result: _T = attempt.result.result()
+            return result
+        self._attempts[key] = attempt
+        if is_new:
+            attempt.result.add_done_callback(lambda _: self.on_late())
+        when = f"within {timeout_s:g} s" if is_new else "since an earlier load"
+        raise PolicyLoadError(f"{origin}: has not returned {when}")
 
 
-def _as_list(policy: type[Policy]) -> list[type[Policy]]:
-    return [policy]
+class _Attempt(NamedTuple):
+    """A run of third-party code, in a thread that may never come back."""
+
+    version: object
+    result: Future[Any]
+
+
+def _run_attempt(work: Callable[[], object], result: Future[Any]) -> None:
+    try:
+        result.set_result(work())
+    except PolicyLoadError as error:
+        result.set_exception(error)
+    except BaseException as error:  # noqa: BLE001 - third-party code may raise anything
+        result.set_exception(PolicyLoadError(described(error)))
 
 
 def _register(by_name: dict[str, type[Policy]], policy: type[Policy]) -> None:
@@ -276,16 +299,12 @@ def _register(by_name: dict[str, type[Policy]], policy: type[Policy]) -> None:
         raise PolicyLoadError(f"{origin_of(policy)}: name {policy.name} is taken by {origin_of(other)}")
 
 
-def _in_order(policies: Iterable[type[Policy]]) -> tuple[type[Policy], ...]:
+def _in_order(policies: Iterable[_PolicyT]) -> tuple[_PolicyT, ...]:
     return tuple(sorted(policies, key=lambda policy: (policy.priority, policy.name)))
 
 
-def _run_order(loaded: Iterable[LoadedPolicy]) -> tuple[LoadedPolicy, ...]:
-    return tuple(sorted(loaded, key=lambda policy: (policy.priority, policy.name)))
-
-
 def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
-    """Return the problems of settings whose policy is not there, with the name that was probably meant."""
+    """Return a problem for each setting without a policy, with the name that was probably meant."""
     problems = []
     for name in sorted(set(settings) - set(there)):
         guess = difflib.get_close_matches(name, there, n=1)
@@ -295,10 +314,10 @@ def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadPro
 
 
 def _built_in_references() -> tuple[str, ...]:
-    """The proxy's own policies.
+    """Return the references of the proxy's own policies.
 
     Raises:
-        PolicyLoadError: another package has taken their package's name.
+        PolicyLoadError: another package has their package's name.
     """
     own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
     spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
@@ -312,7 +331,7 @@ def _built_in_references() -> tuple[str, ...]:
 
 
 def _shadowed(place: Path | None, own: Path) -> str:
-    """What stands in the place of the built-in policies, and what to do."""
+    """Return which package hides the built-in policies, and the remedy."""
     if place is None:
         return f"built-in policies: no package {BUILT_IN_PACKAGE} in {own.parent}; install the proxy again"
     owners = sorted(_owners(place))
@@ -325,7 +344,7 @@ def _shadowed(place: Path | None, own: Path) -> str:
 
 
 def _owners(place: Path) -> set[str]:
-    """Name and version of the distributions, other than the proxy's, that have installed this package."""
+    """Return name and version of the distributions, except the proxy, that have installed this package."""
     from importlib.metadata import distributions
 
     init = f"{place.name}/__init__.py"
@@ -340,14 +359,14 @@ def _owners(place: Path) -> set[str]:
 
 
 def _name_of(distribution: Distribution) -> str:
-    """The distribution's name; empty if it cannot be read."""
+    """Return the distribution's name; empty if it cannot be read."""
     with suppress(Exception):  # files of any distribution, however broken
         return distribution.name or ""
     return ""
 
 
 def _entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
-    """The entry points of all installed distributions; one that cannot be read is a problem."""
+    """Return the entry points of all installed distributions; add a problem for each unreadable one."""
     from importlib.metadata import entry_points  # costs start-up time only where policies are looked for
 
     importlib.invalidate_caches()
@@ -374,17 +393,17 @@ def _readable_entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
     return found
 
 
-def _made(policy: type[Policy], settings: PolicySettings) -> LoadedPolicy:
+def _create(policy: type[Policy], settings: PolicySettings) -> LoadedPolicy:
     arguments: tuple[object, ...] = ()
     if policy.options_type is not None:
         arguments = (make_options(policy.name, policy.options_type, settings.options),)
     elif settings.options:
         raise PolicyLoadError(f"policy {policy.name} has no options: {', '.join(sorted(settings.options))}")
     try:
-        made = policy(*arguments)
-    except BaseException as error:  # a third party's constructor may raise anything
+        created = policy(*arguments)
+    except BaseException as error:  # a third-party constructor may raise anything
         raise PolicyLoadError(f"{origin_of(policy)}: cannot be made: {described(error)}") from error
-    return bind(made, settings)
+    return bind(created, settings)
 
 
 def make_options(name: str, options_type: type[Any], values: Mapping[str, object]) -> object:
@@ -409,86 +428,8 @@ def make_options(name: str, options_type: type[Any], values: Mapping[str, object
         raise PolicyLoadError(f"policy {name}: {place}: {first['msg']}") from error
 
 
-class _Attempt(Generic[_T]):
-    """One run of a third party's code, in a thread that may never come back."""
-
-    def __init__(self, version: object, work: Callable[[], _T], on_late: Callable[[], None]) -> None:
-        self.version = version
-        self._work = work
-        self._on_late = on_late
-        self._lock = threading.Lock()
-        self._is_late = False
-        self._done = threading.Event()
-        self._result: list[_T] = []
-        self._error: PolicyLoadError | None = None
-        threading.Thread(target=self._run, name="policy-loading", daemon=True).start()
-
-    def comes(self, timeout_s: float) -> bool:
-        """Wait for it; False if it takes longer, and then `on_late` is called when it is over."""
-        if self._done.wait(timeout_s):
-            return True
-        with self._lock:
-            self._is_late = not self._done.is_set()
-        return not self._is_late
-
-    @property
-    def result(self) -> _T:
-        """What the work has returned; raises what it has raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
-
-    def _run(self) -> None:
-        try:
-            self._result.append(self._work())
-        except PolicyLoadError as error:
-            self._error = error
-        except BaseException as error:  # noqa: BLE001 - a third party's code may raise anything
-            self._error = PolicyLoadError(described(error))
-        with self._lock:
-            self._done.set()
-            is_late = self._is_late
-        if is_late:
-            self._on_late()
-
-
-class _Attempts:
-    """Runs code with a time limit. What hangs is not run a second time, and counts once it is over."""
-
-    def __init__(self, on_late: Callable[[], None]) -> None:
-        self._on_late = on_late
-        self._late: dict[str, _Attempt[Any]] = {}
-
-    def run(self, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str) -> _T:
-        """Return what the work returns; it raises PolicyLoadError for what is wrong.
-
-        Args:
-            key: names the work.
-            version: a late result counts only if it is of this version.
-            work: runs in a thread of its own.
-            timeout_s: how long to wait for it.
-            origin: begins the error's text.
-
-        Raises:
-            PolicyLoadError: the work takes too long, or still hangs from the last time.
-        """
-        attempt: _Attempt[_T] | None = self._late.pop(key, None)
-        is_new = attempt is None or (attempt.comes(0) and attempt.version != version)
-        if attempt is None or is_new:
-            attempt = _Attempt(version, work, self._on_late)
-        if attempt.comes(timeout_s if is_new else 0):
-            return attempt.result
-        self._late[key] = attempt
-        when = f"within {timeout_s:g} s" if is_new else "since an earlier load"
-        raise PolicyLoadError(f"{origin}: has not returned {when}")
-
-
-def _nothing() -> None:
-    return
-
-
 class _State(NamedTuple):
-    """What was installed when code was imported."""
+    """The state of a distribution when code of it was imported."""
 
     version: str
     record: str
@@ -496,14 +437,14 @@ class _State(NamedTuple):
 
 
 class _ImportedCode:
-    """Remembers what policies were imported from, to notice that something else is installed by now."""
+    """Distributions and files that policies were imported from, to notice later changes of them."""
 
     def __init__(self) -> None:
         self._distributions: dict[str, _State] = {}
         self._files: dict[str, tuple[str, str]] = {}
 
     def note(self, reference: str, distribution: str) -> None:
-        """Remember a policy's distribution and the files of its package that are loaded."""
+        """Note a policy's distribution and the loaded files of its package."""
         if distribution and distribution not in self._distributions:
             self._distributions[distribution] = _state_of(distribution)
         package = reference.partition(":")[0].partition(".")[0]
@@ -514,7 +455,7 @@ class _ImportedCode:
                     self._files[path] = (distribution or package, _digest(path))
 
     def changed(self) -> tuple[str, ...]:
-        """Return what is no longer as it was, one text for each distribution or package."""
+        """Return what has changed since it was imported, one text for each distribution or package."""
         found: dict[str, str] = {}
         for distribution, before in self._distributions.items():
             now = _state_of(distribution)

@@ -23,9 +23,9 @@ from types import ModuleType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from runtimeproxy.errors import PolicyLoadError, described
-from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import FILE_MODULE_PREFIX, origin_of
 from runtimeproxy.hooks.policy import Policy
+from runtimeproxy.hooks.policy_checks import check_policy_class
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 """A policy is a few kilobytes of code."""

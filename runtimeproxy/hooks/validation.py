@@ -55,6 +55,8 @@ _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINE
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_SHOWN: Final = 64
 
+_CPUS: Final = "cpuset.cpus"
+_LISTS: Final = frozenset({_CPUS, "cpuset.mems"})
 _LIMIT: Final = Field(flat.RESOURCES, "memory_limit_bytes")
 _SWAP: Final = Field(flat.RESOURCES, "memory_swap_limit_bytes")
 _PERIODS: Final = (Field(flat.RESOURCES, "cpu_period_us"), Field(flat.CGROUP, "cpu.cfs_period_us"))
@@ -190,6 +192,8 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     "cgroup_parent": ((str, NoneType), None, "a path"),
 }
 """The types of a change's attributes, the value that changes nothing, and the type's name."""
+_TEXTS: Final = ("problems", "requires")
+"""The attributes whose items have to be texts."""
 
 
 def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
@@ -198,7 +202,7 @@ def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
     for each in dataclasses.fields(change):
         value: Any = getattr(change, each.name)
         types, empty, name = _SHAPES[each.name]
-        if not isinstance(value, types) or (value and not _has_texts(each.name, value)):
+        if not isinstance(value, types) or (value and each.name in _TEXTS and not _has_texts(value)):
             left_out.append(LeftOut(each.name, "", f"is a {type(value).__name__}, not {name}"))
             wrong[each.name] = empty
         elif value and each.name in (flat.MOUNTS, flat.DEVICES):
@@ -213,11 +217,9 @@ def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
     return dataclasses.replace(change, **wrong) if wrong else change
 
 
-def _has_texts(name: str, value: Any) -> bool:  # noqa: ANN401 - a policy may answer anything
-    """Return whether the items of `problems` and `requires` are texts."""
-    if name == "problems":
-        return all(isinstance(each, str) for each in value)
-    return name != "requires" or all(isinstance(each, str) for each in value.values())
+def _has_texts(value: Any) -> bool:  # noqa: ANN401 - a policy may return anything
+    items = value if isinstance(value, tuple) else value.values()
+    return all(isinstance(each, str) for each in items)
 
 
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
@@ -235,22 +237,31 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
-    if name == "cpuset_cpus":
-        return _fitted_cpus(value, node)
-    if name == "cpuset_mems":
-        return _fitted_memory_nodes(value, node)
-    return _fitted_number(_RANGES[flat.RESOURCE_PARAMETERS.get(name, name)], value)
+    return _fitted_value(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
 
 
 def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.parameter_problem(name)
     if problem:
         raise ValueError(problem)
-    if name == "cpuset.cpus":
-        return _fitted_cpus(value, node)
-    if name == "cpuset.mems":
-        return _fitted_memory_nodes(value, node)
-    return _fitted_number(_RANGES[name], value)
+    return _fitted_value(name, value, node)
+
+
+def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Fit a number or a list of CPUs or NUMA nodes, by the name of its cgroup parameter."""
+    if name not in _LISTS:
+        return _fitted_number(_RANGES[name], value)
+    if not isinstance(value, str):
+        raise ValueError(f"is a {type(value).__name__}, not a list such as 0-3,8")  # noqa: TRY004 - one type
+    is_cpus = name == _CPUS
+    # In a list of NUMA nodes `N` would be the highest number that the kernel is built for, which no node has.
+    plain = units.plain_cpu_list(value, node.last_cpu if is_cpus else None)
+    if not plain:
+        raise ValueError("names none")
+    problem = node.cpus_problem(plain) if is_cpus else node.memory_nodes_problem(plain)
+    if problem:
+        raise ValueError(problem)
+    return plain, "" if plain == value else f"{_shown(value)!r} in plain spelling"
 
 
 def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -262,10 +273,8 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.unified_problem(name)
     if problem:
         raise ValueError(problem)
-    if name == "cpuset.cpus":
-        return _fitted_cpus(value, node)
-    if name == "cpuset.mems":
-        return _fitted_memory_nodes(value, node)
+    if name in _LISTS:
+        return _fitted_value(name, value, node)
     if name == "cpu.max":
         return _fitted_cpu_max(str(value))
     limits = _UNIFIED_RANGES.get(name)
@@ -298,32 +307,6 @@ def _fitted_number(limits: _Range, value: object) -> tuple[int, str]:
     if not limits.is_clamped or not 0 < value <= units.MAX_INT64:
         raise ValueError(f"is not in {bounds}")
     return min(max(value, limits.low), limits.high), f"{value} is not in {bounds}"
-
-
-def _fitted_cpus(value: object, node: NodeFacts) -> tuple[str, str]:
-    cpus, note = _fitted_list(value, node.last_cpu)
-    problem = node.cpus_problem(cpus)
-    if problem:
-        raise ValueError(problem)
-    return cpus, note
-
-
-def _fitted_memory_nodes(value: object, node: NodeFacts) -> tuple[str, str]:
-    # `N` would be the highest number that the kernel is built for, which no node has.
-    nodes, note = _fitted_list(value, None)
-    problem = node.memory_nodes_problem(nodes)
-    if problem:
-        raise ValueError(problem)
-    return nodes, note
-
-
-def _fitted_list(value: object, last: int | None) -> tuple[str, str]:
-    if not isinstance(value, str):
-        raise ValueError(f"is a {type(value).__name__}, not a list such as 0-3,8")  # noqa: TRY004 - one type
-    plain = units.plain_cpu_list(value, last)
-    if not plain:
-        raise ValueError("names none")
-    return plain, "" if plain == value else f"{_shown(value)!r} in plain spelling"
 
 
 def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
@@ -442,11 +425,11 @@ def _without_contradictions(
 
 
 def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], view: View) -> bool:
-    limit, swap = (_resulting(field, fields, view) for field in (_LIMIT, _SWAP))
+    limit, swap = _resulting(_LIMIT, fields, view), _resulting(_SWAP, fields, view)
     if swap is None or swap == units.UNLIMITED:
         return False
     if limit is None:
-        # What a running container has and nobody has seen is not known; a new one has no limit.
+        # The limit of a running container may be unknown; a new one has none.
         return hook in _CREATING
     return limit == units.UNLIMITED or limit > swap
 

@@ -11,7 +11,6 @@ from runtimeproxy.hooks.decision import Progress, run_policy
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.policy import Hook, Policy
-from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.testing.behaviours import checked_name
 
@@ -44,7 +43,7 @@ def check_change(
         methods={hook: lambda _: change},
     )
     subject = Subject(hook, view, time.time())
-    progress, _ = run_policy(policy, subject, Progress(Merged(view)), ConflictRule.LATER)
+    progress, _ = run_policy(policy, subject, Progress(Merged(view)))
     return tuple(
         f"{entry.field}: {entry.reason}" if entry.field else entry.reason
         for entry in progress.entries

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 
-from runtimeproxy.hooks import ContainerView, Hook, PodView
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView
 from runtimeproxy.hooks.audit import AuditKind, Written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
@@ -36,8 +36,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.to_thread(threading.Event().wait, 0.001)
 
 
+def container_change(decision: Decision) -> ContainerChange | None:
+    return decision.change if isinstance(decision.change, ContainerChange) else None
+
+
 def shares_of(decision: Decision) -> int | None:
-    change = decision.container_change
+    change = container_change(decision)
     if change is None or change.resources is None:
         return None
     value = change.resources.cpu_shares

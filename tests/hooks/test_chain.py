@@ -17,7 +17,7 @@ from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.node import FixedNode, NodeFacts
-from tests.hooks.asking import VIEW, decide, kinds, shares_of, until
+from tests.hooks.asking import VIEW, container_change, decide, kinds, shares_of, until
 from tests.hooks.policy_classes import cgroup, nothing, raising, scripted, shares
 
 FAIL = FailurePolicy.FAIL
@@ -139,7 +139,7 @@ async def test_a_field_that_cannot_be_used_costs_no_other_and_no_call(
     chain = Chain([scripted("a", answer, failure_policy=failure_policy)], workers)
     decision = await decide(chain)
     assert decision.refusal is None
-    change = decision.container_change
+    change = container_change(decision)
     assert change is not None
     assert change.resources == ResourceChange(cpuset_cpus="0", cpu_quota_us=1_000)
     assert change.env == {"A": "1"}

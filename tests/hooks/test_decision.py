@@ -12,7 +12,6 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Ho
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Failure, FailureKind, Progress, error_texts, run_policy
 from runtimeproxy.hooks.merge import Merged
-from runtimeproxy.hooks.settings import ConflictRule
 from tests.hooks.policy_classes import Answer, scripted
 
 VIEW = ContainerView(name="main")
@@ -46,7 +45,7 @@ def raising(error: BaseException) -> Answer:
 def run(answer: Answer, **settings: Any) -> tuple[Progress, Failure]:
     subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
     policy = scripted("p", answer, **settings)
-    progress, failure = run_policy(policy, subject, Progress(Merged(VIEW)), ConflictRule.LATER)
+    progress, failure = run_policy(policy, subject, Progress(Merged(VIEW)))
     assert failure is not None
     return progress, failure
 

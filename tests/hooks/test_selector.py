@@ -20,8 +20,8 @@ from runtimeproxy.hooks import (
     Policy,
 )
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.qos import QoSClass

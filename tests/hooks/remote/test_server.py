@@ -21,7 +21,7 @@ from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, MAX_ENTRIES, Hook
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
 from runtimeproxy.node import ANY_NODE, NodeFacts
-from tests.hooks.asking import decide, until
+from tests.hooks.asking import container_change, decide, until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing
 from tests.hooks.remote.servers import PATIENT_S, POD, POST, PRE, TIMEOUT_S, VIEW, ask, concerns, registration
@@ -279,7 +279,7 @@ async def test_long_questions_are_made_and_their_answers_read_in_a_worker_thread
         view = replace(view, env={**VIEW.env, "LONG": bytes(SMALL_BYTES).replace(b"\0", b"x")})
     chain = Chain([ignored.loaded()], workers)
     decision = await decide(chain, view=view, budget_s=PATIENT_S, is_short=place != "message")
-    assert decision.container_change == ContainerChange(resources=ResourceChange(cpu_shares=100))
+    assert container_change(decision) == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert [each.startswith("policies-") for each in threads] == [True, True]
     threads.clear()
     await decide(chain, view=VIEW, budget_s=PATIENT_S)
@@ -360,7 +360,7 @@ async def test_an_answer_counts_though_the_breaker_has_opened_meanwhile(
         ignored._breaker.failed("others")
     assert not concerns(ignored)
     serving.behave(Behaviour())
-    assert (await asked).container_change == ContainerChange(resources=ResourceChange(cpu_shares=100))
+    assert container_change(await asked) == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert concerns(ignored)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks import ContainerChange, ContainerView, PodChange, PodView, Policy
-from runtimeproxy.hooks.checks import check_policy_class
 from runtimeproxy.hooks.loaded import bind, overridden_hooks
+from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
 
 
@@ -154,5 +154,5 @@ def test_what_is_no_policy_class_is_refused(thing: object) -> None:
     ids=["priority", "timeout-0", "timeout-infinite"],
 )
 def test_settings_out_of_range_are_refused(settings: PolicySettings) -> None:
-    with pytest.raises(PolicyLoadError, match=r"test_checks:Good"):
+    with pytest.raises(PolicyLoadError, match=r"test_policy_checks:Good"):
         bind(Good(), settings)

@@ -82,30 +82,25 @@ def _check_concern(policy: type[Policy]) -> None:
     if namespaces is not None and not isinstance(namespaces, frozenset):
         raise _error(policy, f"concern: namespaces {namespaces!r} is not a frozenset of names")
     labels: object = concern.labels
-    if not _is_selector(labels):
+    if type(labels) is not LabelSelector or not _is_well_typed(labels):
         raise _error(policy, f"concern: labels {labels!r} is not a LabelSelector of LabelRequirements")
     for place, reason in selector_problems(namespaces or (), concern.labels):
         raise _error(policy, f"concern: {'.'.join(place)}: {reason}")
 
 
-def _is_selector(labels: object) -> bool:
-    if type(labels) is not LabelSelector:
-        return False
+def _is_well_typed(labels: LabelSelector) -> bool:
     pairs: object = labels.match_labels
     requirements: object = labels.match_expressions
-    return (
-        isinstance(pairs, Mapping)
-        and isinstance(requirements, tuple)
-        and all(map(_is_requirement, requirements))
-    )
-
-
-def _is_requirement(requirement: object) -> bool:
-    if type(requirement) is not LabelRequirement:
+    if not isinstance(pairs, Mapping) or not isinstance(requirements, tuple):
         return False
-    operator: object = requirement.operator
-    values: object = requirement.values
-    return isinstance(operator, LabelOperator) and isinstance(values, tuple)
+    for each in requirements:
+        if type(each) is not LabelRequirement:
+            return False
+        operator: object = each.operator
+        values: object = each.values
+        if not (isinstance(operator, LabelOperator) and isinstance(values, tuple)):
+            return False
+    return True
 
 
 def _is_key(key: object) -> bool:
