@@ -11,14 +11,16 @@ from typing import Final, NoReturn
 
 from runtimeproxy import __version__
 from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, read_settings, serve
-from runtimeproxy.config import DEFAULT_CONFIG_PATH, FLAGS, CombinedConfigError
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
+from runtimeproxy.config.sources import FLAGS
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.service import signals
 
 _OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
 
-_KLOG_FLAGS: Final = dict.fromkeys(
-    (
+_KLOG_VALUES: Final = frozenset(
+    [
         "log_backtrace_at",
         "log_dir",
         "log_file",
@@ -28,20 +30,12 @@ _KLOG_FLAGS: Final = dict.fromkeys(
         "stderrthreshold",
         "v",
         "vmodule",
-    ),
-    True,
-) | dict.fromkeys(
-    (
-        "add_dir_header",
-        "alsologtostderr",
-        "logtostderr",
-        "one_output",
-        "skip_headers",
-        "skip_log_headers",
-    ),
-    False,
+    ]
 )
-"""Whether each flag has a value. Source: klog.InitFlags and k8s.io/component-base/logs."""
+"""Flags of klog with a value. Source: klog.InitFlags and k8s.io/component-base/logs."""
+_KLOG_SWITCHES: Final = frozenset(
+    ["add_dir_header", "alsologtostderr", "logtostderr", "one_output", "skip_headers", "skip_log_headers"]
+)
 _KLOG_LEVEL: Final = re.compile(r"-v[0-9]+")
 """Source: spf13/pflag takes `-v4`, too."""
 
@@ -164,11 +158,13 @@ def without_klog_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     for argument in remaining:
         spelled, equals, _ = argument.partition("=")
         name = spelled.removeprefix("-").removeprefix("-").replace("-", "_")
-        if not spelled.startswith("-") or not (name in _KLOG_FLAGS or _KLOG_LEVEL.fullmatch(argument)):
+        if not spelled.startswith("-") or not (
+            name in _KLOG_VALUES or name in _KLOG_SWITCHES or _KLOG_LEVEL.fullmatch(argument)
+        ):
             kept.append(argument)
             continue
         ignored[spelled] = None
-        if name in _KLOG_FLAGS and _KLOG_FLAGS[name] and not equals:
+        if name in _KLOG_VALUES and not equals:
             next(remaining, None)
     return kept, list(ignored)
 
@@ -227,7 +223,7 @@ def _flags() -> _Parser:
     titles = {"proxy": "sockets", "hooks": "hooks", "state": "state and logs", "log": "state and logs"}
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
     for flag in FLAGS:
-        groups[titles[flag.group]].add_argument(
+        groups[titles[flag.name.partition(".")[0]]].add_argument(
             flag.option,
             dest=flag.destination,
             metavar=flag.metavar,

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
-from runtimeproxy.config import CombinedConfigError, config_path, read
+from runtimeproxy.config.sources import config_path, read
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
 
-    from runtimeproxy.config import Reading, Settings
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadResult
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.settings import PolicySettings

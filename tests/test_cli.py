@@ -7,7 +7,7 @@ import pytest
 
 from runtimeproxy import __version__
 from runtimeproxy.cli import without_klog_flags
-from runtimeproxy.config import FLAGS
+from runtimeproxy.config.sources import FLAGS
 
 PROGRAM = [sys.executable, "-m", "runtimeproxy"]
 

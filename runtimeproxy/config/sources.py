@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, get_origin, get_type_hints
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings
 from runtimeproxy.config.validation import CombinedConfigError, checked
@@ -32,13 +32,12 @@ _NO_SETTINGS: Final = frozenset((CONFIG_VARIABLE, PREFIX + "LOOP", PREFIX + "TOO
 _SERVICE_VARIABLE: Final = re.compile(r"(SERVICE|PORT)(_|$)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """A command line flag that overrides one key of the configuration."""
 
     option: str
-    group: str
-    key: str
+    name: str
+    """`<group>.<key>`."""
     metavar: str
     help: str
     choices: tuple[str, ...] = ()
@@ -46,62 +45,38 @@ class Flag:
     @property
     def destination(self) -> str:
         """The attribute's name in the parsed arguments."""
-        return f"{self.group}_{self.key}"
+        return self.name.replace(".", "_")
 
     @property
     def default(self) -> str:
         """The key's default, for the help."""
-        return str(getattr(getattr(Settings(), self.group), self.key))
+        group, _, key = self.name.partition(".")
+        return str(getattr(getattr(Settings(), group), key))
 
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _FORMATS: Final = ("auto", "text", "json")
 
 FLAGS: Final = (
+    Flag("--koord-runtimeproxy-endpoint", "proxy.endpoint", "SOCKET", "socket that the kubelet connects to"),
     Flag(
-        "--koord-runtimeproxy-endpoint", "proxy", "endpoint", "SOCKET", "socket that the kubelet connects to"
-    ),
-    Flag(
-        "--remote-runtime-service-endpoint",
-        "proxy",
-        "runtime_endpoint",
-        "SOCKET",
+        *("--remote-runtime-service-endpoint", "proxy.runtime_endpoint", "SOCKET"),
         "the container runtime's socket",
     ),
     Flag(
-        "--remote-image-service-endpoint",
-        "proxy",
-        "image_endpoint",
-        "SOCKET",
+        *("--remote-image-service-endpoint", "proxy.image_endpoint", "SOCKET"),
         "the image service's socket, if it is not the runtime's",
     ),
     Flag(
-        "--runtime-hook-server-key",
-        "hooks",
-        "skip_label_key",
-        "KEY",
-        "label key of pods that policies leave alone",
+        "--runtime-hook-server-key", "hooks.skip_label_key", "KEY", "label of pods that policies leave alone"
     ),
+    Flag("--runtime-hook-server-val", "hooks.skip_label_value", "VALUE", "value of that label"),
+    Flag("--hook-config-dir", "hooks.server_config_dir", "DIR", "folder in which hook servers register"),
+    Flag("--policies-dir", "hooks.policies_dir", "DIR", "folder with policies in files (*.py)"),
+    Flag("--state-dir", "state.dir", "DIR", "folder of the checkpoint, which keeps records over restarts"),
+    Flag("--log-level", "log.level", "LEVEL", f"lowest level that is logged: {', '.join(_LEVELS)}", _LEVELS),
     Flag(
-        "--runtime-hook-server-val",
-        "hooks",
-        "skip_label_value",
-        "VALUE",
-        "label value of pods that policies leave alone",
-    ),
-    Flag("--hook-config-dir", "hooks", "server_config_dir", "DIR", "folder in which hook servers register"),
-    Flag("--policies-dir", "hooks", "policies_dir", "DIR", "folder with policies in files (*.py)"),
-    Flag("--state-dir", "state", "dir", "DIR", "folder of the checkpoint, which keeps records over restarts"),
-    Flag(
-        "--log-level", "log", "level", "LEVEL", f"lowest level that is logged: {', '.join(_LEVELS)}", _LEVELS
-    ),
-    Flag(
-        "--log-format",
-        "log",
-        "format",
-        "FORMAT",
-        "auto (text on a terminal, else JSON), text, json",
-        _FORMATS,
+        "--log-format", "log.format", "FORMAT", "auto (text on a terminal, else JSON), text, json", _FORMATS
     ),
 )
 
@@ -277,7 +252,8 @@ def _flag_table(arguments: argparse.Namespace) -> Table:
     for flag in FLAGS:
         value = getattr(arguments, flag.destination, None)
         if value is not None:
-            table.setdefault(flag.group, {})[flag.key] = value
+            group, _, key = flag.name.partition(".")
+            table.setdefault(group, {})[key] = value
     return table
 
 
@@ -362,4 +338,5 @@ def _variable_of(key: Key) -> str:
 
 
 def _option_of(key: Key) -> str:
-    return next((flag.option for flag in FLAGS if (flag.group, flag.key) == key), ".".join(key))
+    name = ".".join(key)
+    return next((flag.option for flag in FLAGS if flag.name == name), name)

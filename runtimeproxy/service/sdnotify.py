@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.errors import ConfigError
@@ -71,7 +70,7 @@ class Notifier:
         """Sends all fields that are not empty in one datagram; returns whether the manager's queue has it."""
         if not self._address or self.is_muted:
             return False
-        lines = [f"{key}={_one_line(str(value))}" for key, value in fields.items() if value != ""]
+        lines = [f"{key}={value}".replace("\n", " ") for key, value in fields.items() if value != ""]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.setblocking(False)
@@ -138,20 +137,12 @@ async def _ping_ack(reader: asyncio.StreamReader) -> None:
             return
 
 
-@dataclass(frozen=True, slots=True)
-class ListenSocket:
-    """A listening socket passed by the service manager."""
-
-    name: str
-    """From FileDescriptorName= of the socket unit; `unknown` when none is given."""
-    socket: socket.socket
-    """Non-blocking and closed on exec; the receiver closes it and never unlinks its path."""
-
-
 def listen_sockets(
     environ: Mapping[str, str], *, first: int = LISTEN_FDS_START, pid: int | None = None
-) -> list[ListenSocket]:
-    """The sockets that the service manager passed to this process; empty when it passed none.
+) -> list[socket.socket]:
+    """The listening sockets that the service manager passed to this process; empty when it passed none.
+
+    They are non-blocking and closed on exec. The receiver closes them and never unlinks their paths.
 
     Args:
         environ: the environment to read.
@@ -167,36 +158,33 @@ def listen_sockets(
     count = environ.get("LISTEN_FDS", "")
     if not _is_number(count):
         raise ConfigError("environment", "LISTEN_FDS", f"not a number of file descriptors: {count!r}")
-    names = environ.get("LISTEN_FDNAMES", "").split(":")
-    opened: list[ListenSocket] = []
-    try:
-        for index in range(int(count)):
-            name = names[index] if index < len(names) and names[index] else "unknown"
-            opened.append(ListenSocket(name, _listening_socket(first + index)))
-    except ConfigError:
-        for each in opened:
-            each.socket.close()
-        raise
-    return opened
+    taken: list[socket.socket] = []
+    for descriptor in range(first, first + int(count)):
+        try:
+            taken.append(_listening_socket(descriptor))
+        except ValueError as error:
+            for each in taken:
+                each.close()
+            reason = f"file descriptor {descriptor} is {error}"
+            raise ConfigError("environment", "LISTEN_FDS", reason) from error
+    return taken
 
 
 def _listening_socket(descriptor: int) -> socket.socket:
     try:
         taken = socket.socket(fileno=descriptor)
     except OSError as error:
-        reason = f"file descriptor {descriptor} is not a socket: {error.strerror}"
-        raise ConfigError("environment", "LISTEN_FDS", reason) from error
-    fits = taken.family == socket.AF_UNIX and taken.type == socket.SOCK_STREAM
-    if not fits or not taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        taken.close()
-        reason = f"file descriptor {descriptor} is not a listening Unix stream socket"
-        raise ConfigError("environment", "LISTEN_FDS", reason)
-    name = taken.getsockname()
-    if not isinstance(name, str) or not name:
+        raise ValueError(f"not a socket: {error.strerror}") from error
+    problem = ""
+    is_stream = taken.family == socket.AF_UNIX and taken.type == socket.SOCK_STREAM
+    if not is_stream or not taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        problem = "not a listening Unix stream socket"
+    elif not isinstance(name := taken.getsockname(), str) or not name:
         # An abstract name has no permissions, and every process of the network namespace may take it.
+        problem = "a socket without a path: name one in ListenStream="
+    if problem:
         taken.close()
-        reason = f"file descriptor {descriptor} is a socket without a path: name one in ListenStream="
-        raise ConfigError("environment", "LISTEN_FDS", reason)
+        raise ValueError(problem)
     taken.set_inheritable(False)
     taken.setblocking(False)
     return taken
@@ -204,7 +192,3 @@ def _listening_socket(descriptor: int) -> socket.socket:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\n"))

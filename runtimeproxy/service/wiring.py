@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.config import is_same_socket, owner_ids, socket_mode_bits
+from runtimeproxy.config.validation import is_same_socket, owner_ids, socket_mode_bits
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
@@ -46,14 +46,14 @@ def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
         return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
     for surplus in passed[1:]:
         # Its clients wait for ever: systemd keeps it open.
-        logger.warning("%s was passed as a second socket and is not served", surplus.socket.getsockname())
-        surplus.socket.close()
+        logger.warning("%s was passed as a second socket and is not served", surplus.getsockname())
+        surplus.close()
     try:
-        _refuse_loop(proxy, passed[0].socket.getsockname())
+        _refuse_loop(proxy, passed[0].getsockname())
     except ConfigError:
-        passed[0].socket.close()
+        passed[0].close()
         raise
-    return inherited(passed[0].socket)
+    return inherited(passed[0])
 
 
 def check_handed_over(listener: Listener, proxy: ProxySettings) -> None:

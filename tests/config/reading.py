@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.config import (
-    CombinedConfigError,
-    Settings,
-    load,
-)
+from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.sources import load
+from runtimeproxy.config.validation import CombinedConfigError
 
 PREFIX = "KOORD_RUNTIMEPROXY_"
 

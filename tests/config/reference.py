@@ -61,7 +61,7 @@ def _facts(group: str, key: str, hint: object) -> Iterator[str]:
     yield text[:1].upper() + text[1:]
     if group in GROUPS:
         yield f"`{variable(group, key)}`"
-    yield from (f"`{flag.option}`" for flag in FLAGS if (flag.group, flag.key) == (group, key))
+    yield from (f"`{flag.option}`" for flag in FLAGS if flag.name == f"{group}.{key}")
     yield "restart" if needs_restart(group, key) else "reload"
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config import (
+from runtimeproxy.config.settings import ProxySettings
+from runtimeproxy.config.validation import (
+    MAX_SOCKET_PATH_BYTES,
+    TEMPORARY_SUFFIX_BYTES,
     CombinedConfigError,
-    ProxySettings,
     owner_ids,
     parse_endpoint,
     socket_mode_bits,
 )
-from runtimeproxy.config.validation import MAX_SOCKET_PATH_BYTES, TEMPORARY_SUFFIX_BYTES
 from runtimeproxy.relay.listener import SocketPathError, listen
 from tests.config.reading import loaded
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config import (
-    CombinedConfigError,
-)
+from runtimeproxy.config.validation import CombinedConfigError
 from tests.config.reading import PREFIX, loaded, problems
 
 

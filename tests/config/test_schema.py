@@ -18,7 +18,7 @@ def test_a_type_that_settings_do_not_use_has_no_schema() -> None:
 def test_flags_alone_do_not_cost_the_import_of_pydantic() -> None:
     program = """
 import argparse, sys
-from runtimeproxy.config import load
+from runtimeproxy.config.sources import load
 load(argparse.Namespace(proxy_endpoint="/x"), {})
 print([name for name in ("pydantic", "tomllib", "json", "grpc") if name in sys.modules])
 """
@@ -31,7 +31,7 @@ def test_a_file_does_not_cost_the_import_of_all_of_pydantic(tmp_path: Path) -> N
     file.write_text("[log]\nlevel = 'debug'")
     program = f"""
 import argparse, sys
-from runtimeproxy.config import load
+from runtimeproxy.config.sources import load
 load(argparse.Namespace(config={str(file)!r}), {{}})
 print("pydantic" in sys.modules, "pydantic_core" in sys.modules)
 """

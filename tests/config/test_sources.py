@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.config import (
-    DEFAULT_CONFIG_PATH,
-    FLAGS,
-    Settings,
-    config_path,
-    load,
-)
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, Settings
+from runtimeproxy.config.sources import FLAGS, config_path, load
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
 from runtimeproxy.hooks.settings import ConflictRule, PolicySettings
 from tests.config.reading import PREFIX, loaded
@@ -135,8 +130,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.option)
 def test_every_flag_sets_its_key(flag: Any) -> None:
     value = flag.choices[-1] if flag.choices else "/x"
-    settings = loaded(**{flag.destination: value})
-    assert getattr(getattr(settings, flag.group), flag.key) == value
+    group, _, key = flag.name.partition(".")
+    assert getattr(getattr(loaded(**{flag.destination: value}), group), key) == value
 
 
 @pytest.mark.parametrize(

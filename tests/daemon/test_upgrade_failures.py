@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config import ProxySettings
+from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.service.signals import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of

@@ -13,7 +13,7 @@ import pytest
 
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE
 from runtimeproxy.cli import main
-from runtimeproxy.config import DEFAULT_CONFIG_PATH, Settings
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, Settings
 from runtimeproxy.hooks.remote.registrations import ANSWERS, HOOK_NAMES, TIMEOUT, parse_registration
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config import ProxySettings
+from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.service.kubelet import is_enabled_unit, kubelet_settings
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"

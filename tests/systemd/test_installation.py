@@ -13,7 +13,7 @@ import pytest
 
 from policies import BUILT_IN
 from runtimeproxy import __version__
-from runtimeproxy.config import load
+from runtimeproxy.config.sources import load
 from runtimeproxy.hooks.loading import import_class
 from tests.lab.programs import REPOSITORY, missing
 

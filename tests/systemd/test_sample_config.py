@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from runtimeproxy.config import Settings, load
+from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.sources import load
 from runtimeproxy.hooks import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.hooks.settings import PolicySettings
 
