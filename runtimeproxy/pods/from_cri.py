@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.long_json import read_json
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
 from runtimeproxy.pods.resources import (
@@ -21,9 +22,6 @@ from runtimeproxy.pods.resources import (
     resources_from_json,
     resources_from_spec,
 )
-
-if TYPE_CHECKING:
-    from cri_api.runtime.v1 import api_pb2
 
 SANDBOX_READY: Final = 0
 """Source: CRI v1, enum PodSandboxState."""
@@ -56,11 +54,11 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
     )
 
 
-def listed_container(item: api_pb2.Container) -> ContainerRecord:
+def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: str) -> ContainerRecord:
     """A container as a list has it: without resources."""
     return ContainerRecord(
         id=item.id,
-        pod_id=item.pod_sandbox_id,
+        pod_id=pod_id,
         name=item.metadata.name,
         attempt=item.metadata.attempt,
         labels=compact(item.labels),
@@ -87,26 +85,23 @@ def seen_pod(answer: api_pb2.PodSandboxStatusResponse) -> PodRecord:
 
 
 def seen_container(answer: api_pb2.ContainerStatusResponse) -> ContainerRecord:
-    """A container with its resources: from the status, or else from the verbose part of the answer.
+    """A container with its resources: from the status, or else from the verbose part of the response.
 
-    The sandbox's id is only in the verbose answer.
+    Only the verbose part has the sandbox's id.
     """
     status = answer.status
     info = parse_info(answer.info)
+    if status.HasField("resources"):
+        resources = read_resources(status.resources.linux)
+    else:
+        # Those of the creation, and over them the present ones: containerd 1.6 keeps the result of
+        # UpdateContainerResources in the OCI specification only.
+        created = resources_from_json(_member(info, "config", "linux", "resources"))
+        present = resources_from_spec(_member(info, "runtimeSpec", "linux", "resources"))
+        resources = overlay(created, present)
     pod_id = info.get("sandboxID")
-    resources = _reported(status, info)
-    return ContainerRecord(
-        id=status.id,
-        pod_id=pod_id if isinstance(pod_id, str) else "",
-        name=status.metadata.name,
-        attempt=status.metadata.attempt,
-        labels=compact(status.labels),
-        annotations=compact(status.annotations),
-        requested=resources,
-        applied=resources,
-        state=CONTAINER_STATES.get(status.state, Lifecycle.STOPPED),
-        recovered=True,
-    )
+    record = listed_container(status, pod_id if isinstance(pod_id, str) else "")
+    return replace(record, requested=resources, applied=resources, detailed=True)
 
 
 def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
@@ -119,17 +114,6 @@ def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _reported(status: api_pb2.ContainerStatus, info: Mapping[str, Any]) -> Resources:
-    """The resources of a container: of the status, else those of its creation with what updates made of them.
-
-    Source: containerd 1.6, UpdateContainerResources keeps its result in the OCI specification only.
-    """
-    if status.HasField("resources"):
-        return read_resources(status.resources.linux)
-    asked = resources_from_json(_member(info, "config", "linux", "resources"))
-    return overlay(asked, resources_from_spec(_member(info, "runtimeSpec", "linux", "resources")))
 
 
 def _cgroup_parent(info: Mapping[str, Any]) -> str:
@@ -150,49 +134,73 @@ def _member(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     return document
 
 
+ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[ResultT_co]):
-    """One call: the method's name, the request's bytes, and what reads the answer's bytes."""
+class CriRequest(Generic[ResultT_co]):
+    """A request of one method, and the reader of its response."""
 
     method: str
-    request: bytes
-    read: Callable[[bytes], ResultT_co]
+    message: Message
+    result: Callable[[bytes], ResultT_co]
 
 
-def runtime_name() -> Question[str]:
-    """What the runtime calls itself."""
-    return Question("Version", api_pb2.VersionRequest().SerializeToString(), _runtime_name)
+def _request(
+    method: str, message: Message, response: type[ResponseT], read: Callable[[ResponseT], ResultT]
+) -> CriRequest[ResultT]:
+    return CriRequest(method, message, lambda body: read(parse(response, body)))
 
 
-def list_pods(labels: Mapping[str, str]) -> Question[dict[str, PodRecord]]:
+def runtime_name() -> CriRequest[str]:
+    """The runtime's own name."""
+    return _request(
+        "Version", api_pb2.VersionRequest(), api_pb2.VersionResponse, lambda found: found.runtime_name
+    )
+
+
+def list_pods(labels: Mapping[str, str]) -> CriRequest[dict[str, PodRecord]]:
     """All sandboxes, or those with all of the labels."""
-    request = api_pb2.ListPodSandboxRequest()
+    message = api_pb2.ListPodSandboxRequest()
     if labels:
-        request.filter.label_selector.update(labels)
-    return Question("ListPodSandbox", request.SerializeToString(), _pods)
+        message.filter.label_selector.update(labels)
+    return _request(
+        "ListPodSandbox",
+        message,
+        api_pb2.ListPodSandboxResponse,
+        lambda found: {item.id: listed_pod(item) for item in found.items},
+    )
 
 
-def list_containers(pod_id: str) -> Question[dict[str, ContainerRecord]]:
+def list_containers(pod_id: str) -> CriRequest[dict[str, ContainerRecord]]:
     """All containers, or those of one sandbox."""
-    request = api_pb2.ListContainersRequest()
+    message = api_pb2.ListContainersRequest()
     if pod_id:
-        request.filter.pod_sandbox_id = pod_id
-    return Question("ListContainers", request.SerializeToString(), _containers)
+        message.filter.pod_sandbox_id = pod_id
+    return _request(
+        "ListContainers",
+        message,
+        api_pb2.ListContainersResponse,
+        lambda found: {item.id: listed_container(item, item.pod_sandbox_id) for item in found.containers},
+    )
 
 
-def pod(identity: str) -> Question[PodRecord]:
-    """One sandbox; only the verbose answer has its cgroup parent."""
-    request = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=identity, verbose=True)
-    return Question("PodSandboxStatus", request.SerializeToString(), _pod)
+def pod_status(identity: str) -> CriRequest[PodRecord]:
+    """One sandbox; only the verbose response has its cgroup parent."""
+    message = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=identity, verbose=True)
+    return _request("PodSandboxStatus", message, api_pb2.PodSandboxStatusResponse, seen_pod)
 
 
-def container(identity: str, *, verbose: bool) -> Question[tuple[ContainerRecord, bool]]:
+def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[ContainerRecord, bool]]:
     """One container, and whether the status itself has the resources."""
-    request = api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose)
-    return Question("ContainerStatus", request.SerializeToString(), _container)
+    return _request(
+        "ContainerStatus",
+        api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose),
+        api_pb2.ContainerStatusResponse,
+        lambda found: (seen_container(found), found.status.HasField("resources")),
+    )
 
 
 def update_container(identity: str, scalars: Mapping[str, int | str], unified: Mapping[str, str]) -> bytes:
@@ -202,25 +210,3 @@ def update_container(identity: str, scalars: Mapping[str, int | str], unified: M
         setattr(request.linux, SCALARS[name], value)
     request.linux.unified.update(unified)
     return request.SerializeToString()
-
-
-def _runtime_name(answer: bytes) -> str:
-    return parse(api_pb2.VersionResponse, answer).runtime_name
-
-
-def _pods(answer: bytes) -> dict[str, PodRecord]:
-    return {item.id: listed_pod(item) for item in parse(api_pb2.ListPodSandboxResponse, answer).items}
-
-
-def _containers(answer: bytes) -> dict[str, ContainerRecord]:
-    items = parse(api_pb2.ListContainersResponse, answer).containers
-    return {item.id: listed_container(item) for item in items}
-
-
-def _pod(answer: bytes) -> PodRecord:
-    return seen_pod(parse(api_pb2.PodSandboxStatusResponse, answer))
-
-
-def _container(answer: bytes) -> tuple[ContainerRecord, bool]:
-    response = parse(api_pb2.ContainerStatusResponse, answer)
-    return seen_container(response), response.status.HasField("resources")

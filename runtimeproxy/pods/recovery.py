@@ -1,10 +1,10 @@
-"""Makes the records those of the runtime: at the start, and again from time to time."""
+"""Makes the records those of the runtime: at the start, and again at an interval."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +22,7 @@ LONGEST_PAUSE_S: Final = 3.0
 """Longest pause between failed attempts. Source: k8s.io/cri-client."""
 
 SECOND_LOOK_S: Final = 1.0
-"""How long after the first look a change counts; an update of a container takes the runtime less."""
+"""Time between two looks at a changed container; the runtime carries out an update in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,23 @@ class RecoverySettings:
 
     Attributes:
         interval_s: Time between two comparisons of the whole list.
-        concurrency: How many status calls are under way at once.
+        concurrency: Number of status calls under way at once.
+        second_look_s: See `SECOND_LOOK_S`.
     """
 
     interval_s: float = 60.0
     concurrency: int = 8
+    second_look_s: float = SECOND_LOOK_S
 
 
 class Recovery:
-    """Fills the store from the runtime's lists, then from status calls for what lists do not say.
+    """Fills the store from the runtime's lists, then from status calls for what lists do not have.
+
+    Args:
+        store: Gets the records.
+        client: The runtime.
+        settings: None means the defaults.
+        on_compared: Awaited after each whole comparison of `run`.
 
     Attributes:
         listed: Set once all pods and containers are known, though not yet in detail.
@@ -51,25 +59,14 @@ class Recovery:
         store: PodStore,
         client: RuntimeClient,
         settings: RecoverySettings | None = None,
-        on_drop: Callable[[PodRecord | ContainerRecord], None] | None = None,
         on_compared: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Prepares the recovery.
-
-        Args:
-            store: Gets the records.
-            client: The runtime.
-            settings: None means the defaults.
-            on_drop: Is told about each record whose pod or container the runtime no longer has.
-            on_compared: What follows each whole comparison of `run`.
-        """
         self._store = store
         self._client = client
         self._settings = settings or RecoverySettings()
-        self._on_drop = on_drop
         self._on_compared = on_compared
         self._unconfirmed: set[str] = set()
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self.listed = asyncio.Event()
         self.recovered = asyncio.Event()
 
@@ -80,7 +77,7 @@ class Recovery:
         """
         pause_s = FIRST_PAUSE_S
         while True:
-            self._wanted.clear()
+            self._requested.clear()
             try:
                 await self.compare()
                 self.recovered.set()
@@ -97,59 +94,61 @@ class Recovery:
                 await self._rest(self._settings.interval_s)
 
     def compare_soon(self) -> None:
-        """Asks for a comparison now, for calls may have passed that nobody saw."""
-        self._wanted.set()
+        """Requests a comparison now, because calls may have passed unobserved."""
+        self._requested.set()
 
     def confirm(self, containers: Iterable[str]) -> None:
-        """Has the runtime asked, after the next comparison, what has become of saved records meanwhile."""
+        """Has the values of saved records compared with the runtime's after the next comparison."""
         self._unconfirmed.update(containers)
 
     async def compare(self) -> None:
-        """Makes the records those of the runtime's lists, then asks for the details that are missing.
+        """Makes the records those of the runtime's lists, then asks for missing details.
 
         Raises:
-            RuntimeUnavailableError: The runtime did not answer; what is known stays.
+            RuntimeUnavailableError: The runtime did not answer; known records stay.
         """
         with self._store.listing() as since:
             pods = await self._client.list_pods()
-            self._dropped(self._store.pods.merge(pods, since))
+            _log_dropped(self._store.pods.merge(pods, since))
         with self._store.listing() as since:
             containers = await self._client.list_containers()
             before = len(self._store.containers)
             dropped = self._store.containers.merge(containers, since)
-            self._dropped(dropped)
-            self._tell_added(len(self._store.containers) - before + len(dropped))
-            self._note_starts(containers, since)
+            _log_dropped(dropped)
+            added = len(self._store.containers) - before + len(dropped)
+            if added:
+                LOG.info("the runtime has containers that the records lack", extra={"containers": added})
+            # The list shows a start whose response was lost.
+            for known in self._store.containers:
+                found = containers.get(known.id)
+                if found is not None and known.state is Lifecycle.CREATED is not found.state:
+                    self._store.containers.fill(replace(known, state=found.state), since)
         self.listed.set()
-        await self._fill_details()
+        pod_ids = [pod.id for pod in self._store.pods if _lacks_details(pod)]
+        container_ids = [found.id for found in self._store.containers if _lacks_details(found)]
+        await self._for_each(self._fill_pod, pod_ids)
+        await self._for_each(self._fill_container, container_ids)
 
-    async def _fill_details(self) -> None:
-        pods = [(self._fill_pod, pod.id) for pod in self._store.pods if _lacks_details(pod)]
-        containers = [
-            (self._fill_container, found.id) for found in self._store.containers if _lacks_details(found)
-        ]
-        await self._in_parallel([*pods, *containers])
-
-    async def _in_parallel(self, jobs: list[tuple[Callable[[str], Awaitable[None]], str]]) -> None:
-        """Works the jobs off with a few tasks; a runtime that is away ends them all.
+    async def _for_each(self, job: Callable[[str], Awaitable[None]], ids: Collection[str]) -> None:
+        """Runs a job for each id in a few tasks; a runtime that is away ends them all.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer.
         """
-        waiting = iter(jobs)
+        waiting = iter(ids)
 
         async def work() -> None:
-            for job, identity in waiting:
+            for identity in waiting:
                 try:
                     await job(identity)
                 except RuntimeUnavailableError:
                     raise
-                except Exception:  # a defect that one record shows must not keep the others from coming
+                except Exception:  # a bug that one record shows must not affect the others
                     LOG.exception("a record cannot be compared", extra=self._about_record(identity))
 
         # No task group: it leaves the task that catches its errors marked as cancelled, and Python 3.11.2,
         # which is Debian's, then takes the next timeout for the cancellation.
-        count = min(self._settings.concurrency, len(jobs))
+        count = min(self._settings.concurrency, len(ids))
         tasks = [asyncio.create_task(work()) for _ in range(count)]  # noqa: TID251  # awaited below
         try:
             await asyncio.gather(*tasks)
@@ -157,15 +156,6 @@ class Recovery:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _about_record(self, identity: str) -> dict[str, str]:
-        """Fields of a line about a container or sandbox, whichever it is."""
-        container, pod = self._store.containers.get(identity), self._store.pods.get(identity)
-        if container is not None:
-            return self._about(container)
-        if pod is not None:
-            return {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
-        return {"id": identity}
 
     async def _fill_pod(self, identity: str) -> None:
         with self._store.listing() as since:
@@ -184,46 +174,54 @@ class Recovery:
         known = map(self._store.containers.get, self._unconfirmed)
         alive = {found.id for found in known if found is not None and found.state is not Lifecycle.STOPPED}
         self._unconfirmed &= alive
-        await self._in_parallel([(self._confirm, identity) for identity in tuple(self._unconfirmed)])
+        await self._for_each(self._confirm, tuple(self._unconfirmed))
 
     async def _confirm(self, identity: str) -> None:
-        """Takes what somebody else has changed; if a call comes in between, it is asked again later."""
+        """Stores foreign changes of a container; if a call comes in between, it is confirmed later."""
         with self._store.listing() as since:
-            found = await self._client.container(identity)
+            record = await self._reconciled(identity)
+            if record is not None:
+                # A change counts if it is still there a moment later: an update may be under way.
+                await asyncio.sleep(self._settings.second_look_s)
+                record = await self._reconciled(identity)
             known = self._store.containers.get(identity)
-            if found is not None and known is not None:
-                record = reconciled(known, found)
-                if record is not known and not await self._take_changed(identity, since):
+            if record is not None and known is not None:
+                if not self._store.containers.fill(record, since):
                     return
+                self._log_changed(known, record)
         self._unconfirmed.discard(identity)
 
-    async def _take_changed(self, identity: str, since: int) -> bool:
-        """Takes a change if it is still there a moment later: an update may be under way at the runtime."""
-        await asyncio.sleep(SECOND_LOOK_S)
+    async def _reconciled(self, identity: str) -> ContainerRecord | None:
+        """The record of a container with foreign changes; None if there are none, or no such container."""
         found, known = await self._client.container(identity), self._store.containers.get(identity)
         if found is None or known is None:
-            return True
+            return None
         record = reconciled(known, found)
-        if not self._store.containers.fill(record, since):
-            return False
-        self._tell_changed(known, record)
-        return True
+        return record if record is not known else None
 
-    def _tell_changed(self, known: ContainerRecord, record: ContainerRecord) -> None:
-        """Says whose values somebody else has changed, and which."""
+    def _log_changed(self, known: ContainerRecord, record: ContainerRecord) -> None:
         changes = changed_values(known.applied, record.applied)
-        about = self._about(known)
+        about = self._about_container(known)
         texts = (f"{each['field']} {each['from'] or '-'} -> {each['to'] or '-'}" for each in changes)
         LOG.info(
-            "%s/%s: changed while nobody looked: %s",
+            "%s/%s: changed while the proxy was away: %s",
             about["pod"],
             known.name,
             ", ".join(texts) or "its state",
             extra={**about, "changes": changes},
         )
 
-    def _about(self, container: ContainerRecord) -> dict[str, str]:
-        """Fields of a line about a container: its pod's names and both ids."""
+    def _about_record(self, identity: str) -> dict[str, str]:
+        """Fields of a log line about a container or sandbox, whichever it is."""
+        container, pod = self._store.containers.get(identity), self._store.pods.get(identity)
+        if container is not None:
+            return self._about_container(container)
+        if pod is not None:
+            return {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
+        return {"id": identity}
+
+    def _about_container(self, container: ContainerRecord) -> dict[str, str]:
+        """Fields of a log line about a container: its pod's names and both ids."""
         pod = self._store.pods.get(container.pod_id)
         return {
             "pod": f"{pod.namespace}/{pod.name}" if pod is not None else "",
@@ -233,31 +231,19 @@ class Recovery:
             "container_id": container.id,
         }
 
-    def _tell_added(self, count: int) -> None:
-        if count:
-            LOG.info("the runtime has containers that the records lack", extra={"containers": count})
-
-    def _note_starts(self, listed: Mapping[str, ContainerRecord], since: int) -> None:
-        """A start whose end nobody saw shows in the list."""
-        for known in self._store.containers:
-            found = listed.get(known.id)
-            if found is not None and known.state is Lifecycle.CREATED is not found.state:
-                self._store.containers.fill(replace(known, state=found.state), since)
-
-    def _dropped(self, records: tuple[PodRecord | ContainerRecord, ...]) -> None:
-        for record in records:
-            LOG.debug("the runtime has it no longer", extra={"id": record.id})
-            if self._on_drop is not None:
-                self._on_drop(record)
-
     async def _rest(self, pause_s: float) -> None:
         try:
             async with asyncio.timeout(pause_s):
-                await self._wanted.wait()
+                await self._requested.wait()
         except TimeoutError:
             return
 
 
+def _log_dropped(records: Iterable[PodRecord | ContainerRecord]) -> None:
+    for record in records:
+        LOG.debug("the runtime no longer has it", extra={"id": record.id})
+
+
 def _lacks_details(record: PodRecord | ContainerRecord) -> bool:
-    """Whether a status call is worth its price: what has stopped is only waiting to be removed."""
+    """Whether a status call is worth its price: a stopped one is only about to be removed."""
     return not record.detailed and record.state is not Lifecycle.STOPPED

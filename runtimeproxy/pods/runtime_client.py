@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
@@ -19,7 +20,24 @@ from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 if TYPE_CHECKING:
-    from runtimeproxy.pods.from_cri import Question
+    from runtimeproxy.pods.from_cri import CriRequest
+
+
+logger = logging.getLogger(__name__)
+
+PARSE_ON_LOOP_BYTES: Final = 64 * 1024
+"""Longer responses are parsed in a worker thread."""
+
+SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
+"""Tried in this order; both have the same messages. Source: CRI; old runtimes have only the second."""
+
+_NO_ANSWER: Final[Mapping[int, str]] = {
+    StatusCode.DEADLINE_EXCEEDED: "does not answer in time",
+    StatusCode.UNAVAILABLE: "cannot be reached, or is starting",
+}
+"""The meaning of the two codes without an answer of the runtime."""
+
+ResultT = TypeVar("ResultT")
 
 
 class RuntimeUnavailableError(RuntimeProxyError):
@@ -47,23 +65,6 @@ class RuntimeClient(Protocol):
         """
 
 
-logger = logging.getLogger(__name__)
-
-PARSE_ON_LOOP_BYTES: Final = 64 * 1024
-"""Longer answers are parsed in a worker thread."""
-
-SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
-"""Tried in this order; both have the same messages. Source: CRI; old runtimes have only the second."""
-
-_SILENT: Final[Mapping[int, str]] = {
-    StatusCode.DEADLINE_EXCEEDED: "does not answer in time",
-    StatusCode.UNAVAILABLE: "cannot be reached, or is starting",
-}
-"""What each of the two codes says of a runtime; all others are answers."""
-
-ResultT = TypeVar("ResultT")
-
-
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """How the runtime is reached.
@@ -80,18 +81,17 @@ class ClientSettings:
 
 
 class GrpcRuntimeClient:
-    """A `RuntimeClient` over gRPC; nothing is loaded or connected before the first question."""
+    """A `RuntimeClient` over gRPC; nothing is loaded or connected before the first request.
+
+    Args:
+        settings: The runtime.
+        executor: Worker threads for imports and for long responses.
+        failures: Logs that the runtime hangs or is away; None for no log.
+    """
 
     def __init__(
         self, settings: ClientSettings, executor: Executor, failures: FailureLog | None = None
     ) -> None:
-        """Prepares the client.
-
-        Args:
-            settings: Where the runtime is.
-            executor: Worker threads for imports and for long answers.
-            failures: Where it is said that the runtime hangs or is away; None for nowhere.
-        """
         self._settings = settings
         self._executor = executor
         self._failures = failures
@@ -103,51 +103,46 @@ class GrpcRuntimeClient:
         self._status_has_resources = True
 
     async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
-        """All sandboxes by id, or those with all of the given labels."""
         await self._load()
         from runtimeproxy.pods.from_cri import list_pods
 
         return _present(await self._ask(list_pods(labels or {}), self._settings.list_timeout_s))
 
     async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
-        """All containers by id, or those of one sandbox."""
         await self._load()
         from runtimeproxy.pods.from_cri import list_containers
 
         return _present(await self._ask(list_containers(pod_id), self._settings.list_timeout_s))
 
     async def pod(self, identity: str) -> PodRecord | None:
-        """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
         await self._load()
-        from runtimeproxy.pods.from_cri import pod
+        from runtimeproxy.pods.from_cri import pod_status
 
-        return await self._ask(pod(identity), self._settings.status_timeout_s)
+        return await self._ask(pod_status(identity), self._settings.status_timeout_s)
 
     async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
-        """One container with its resources; None if the runtime does not know it.
+        await self._load()
+        from runtimeproxy.pods.from_cri import container_status
 
-        A runtime without resources in the plain status (containerd before 1.7) is asked for the verbose one.
-        """
         verbose = with_pod or not self._status_has_resources
-        record, complete = await self._container(identity, verbose=verbose)
-        if record is not None and not complete and not verbose:
+        timeout_s = self._settings.status_timeout_s
+        found = await self._ask(container_status(identity, verbose=verbose), timeout_s)
+        if found is not None and not found[1] and not verbose:
+            # Only the verbose status of containerd before 1.7 has resources.
             self._status_has_resources = False
-            record, _ = await self._container(identity, verbose=True)
-        return record
+            found = await self._ask(container_status(identity, verbose=True), timeout_s)
+        return found[0] if found is not None else None
 
     async def version(self, timeout_s: float) -> bytes:
-        """The answer to a Version call, for probing.
+        """The response to a Version call, for probing.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
         """
-        answer = await self._call("Version", b"", timeout_s)
-        if answer is None:
-            raise RuntimeUnavailableError("Version: NOT_FOUND")
-        return answer
+        return _present(await self._call("Version", b"", timeout_s))
 
     async def runtime_name(self) -> str:
-        """What the runtime calls itself, such as `containerd` or `cri-o`.
+        """The runtime's own name, such as `containerd` or `cri-o`.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
@@ -160,7 +155,7 @@ class GrpcRuntimeClient:
     async def update_container(
         self, identity: str, scalars: Mapping[str, int | str], unified: Mapping[str, str]
     ) -> None:
-        """Changes resources of a container that runs; one that is gone is no error.
+        """Changes resources of a running container; no error if it does not exist any more.
 
         Args:
             identity: Its id.
@@ -177,81 +172,69 @@ class GrpcRuntimeClient:
         await self._call("UpdateContainerResources", request, self._settings.status_timeout_s)
 
     async def close(self) -> None:
-        """Ends the connection; calls that are under way fail."""
+        """Ends the connection; calls under way fail."""
         self._client.close()
         for call in list(self._calls):
             call.end(CallError(StatusCode.CANCELLED, "the connection is closed"))
 
-    async def _container(self, identity: str, *, verbose: bool) -> tuple[ContainerRecord | None, bool]:
-        await self._load()
-        from runtimeproxy.pods.from_cri import container
-
-        found = await self._ask(container(identity, verbose=verbose), self._settings.status_timeout_s)
-        return found or (None, False)
-
-    async def _ask(self, question: Question[ResultT], timeout_s: float) -> ResultT | None:
-        """The answer, or None for NOT_FOUND."""
-        answer = await self._call(question.method, question.request, timeout_s)
-        return None if answer is None else await self._read(question, answer)
-
-    async def _read(self, question: Question[ResultT], answer: bytes) -> ResultT:
+    async def _ask(self, request: CriRequest[ResultT], timeout_s: float) -> ResultT | None:
+        """The result of a request, or None for NOT_FOUND."""
         from google.protobuf.message import DecodeError
 
+        body = request.message.SerializeToString()
+        response = await self._call(request.method, body, timeout_s)
+        if response is None:
+            return None
         try:
-            if len(answer) <= PARSE_ON_LOOP_BYTES:
-                return question.read(answer)
-            return await asyncio.get_running_loop().run_in_executor(self._executor, question.read, answer)
+            if len(response) <= PARSE_ON_LOOP_BYTES:
+                return request.result(response)
+            run = asyncio.get_running_loop().run_in_executor
+            return await run(self._executor, request.result, response)
         except DecodeError as error:
-            raise RuntimeUnavailableError(f"{question.method}: the answer does not parse") from error
+            raise RuntimeUnavailableError(f"{request.method}: the answer does not parse") from error
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
-        """The bytes of the answer, or None for NOT_FOUND; learns which of the services the runtime has."""
-        answer, code, text = await self._attempt(self._service, method, request, timeout_s)
-        if code == StatusCode.UNIMPLEMENTED:
+        """The bytes of the response, or None for NOT_FOUND; learns which of the services the runtime has."""
+        outcome = await self._attempt(self._service, method, request, timeout_s)
+        if isinstance(outcome, CallError) and outcome.code == StatusCode.UNIMPLEMENTED:
             # A runtime may come back as another version, so neither service is settled for good.
             other = SERVICES[1] if self._service == SERVICES[0] else SERVICES[0]
-            answer, code, text = await self._attempt(other, method, request, timeout_s)
-            if code in (StatusCode.OK, StatusCode.NOT_FOUND):
+            outcome = await self._attempt(other, method, request, timeout_s)
+            if isinstance(outcome, bytes) or outcome.code == StatusCode.NOT_FOUND:
                 self._service = other
-        if code in (StatusCode.OK, StatusCode.NOT_FOUND):
-            return answer
-        raise RuntimeUnavailableError(f"{method}: {text}")
+        if isinstance(outcome, bytes):
+            return outcome
+        if outcome.code == StatusCode.NOT_FOUND:
+            return None
+        raise RuntimeUnavailableError(f"{method}: {outcome}")
 
     async def _attempt(
         self, service: str, method: str, request: bytes, timeout_s: float
-    ) -> tuple[bytes | None, int, str]:
-        """The answer's bytes, the status code, and the status as text."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[bytes | CallError] = loop.create_future()
+    ) -> bytes | CallError:
+        ended: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
 
-        def done(result: bytes | CallError) -> None:
-            if not outcome.done():
-                outcome.set_result(result)
+        def on_end(outcome: bytes | CallError) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
 
-        call = self._client.call(request_block(f"/{service}/{method}"), request, timeout_s, done)
+        call = self._client.call(request_block(f"/{service}/{method}"), request, timeout_s, on_end)
         self._calls.add(call)
         try:
-            answer = await outcome
+            outcome = await ended
         finally:
             self._calls.discard(call)
             call.cancel()
-        if isinstance(answer, CallError):
-            text = str(answer)
-            self._note(method, answer.code, text)
-            return None, answer.code, text
-        self._note(method, StatusCode.OK, "")
-        return answer, StatusCode.OK, ""
+        if self._failures is not None:
+            self._log(self._failures, method, outcome)
+        return outcome
 
-    def _note(self, method: str, code: int, text: str) -> None:
+    def _log(self, failures: FailureLog, method: str, outcome: bytes | CallError) -> None:
         """Logs that the runtime hangs or is away, once per cause and interval, and that it answers again."""
-        if self._failures is None:
-            return
         path = self._settings.target.removeprefix("unix:")
-        if code in _SILENT:
+        if isinstance(outcome, CallError) and outcome.code in _NO_ANSWER:
             self._is_silent = True
-            self._failures.report(
-                f"runtime {path}", code, f"{_SILENT[code]}: {method}: {text}", runtime=path, reason=text
-            )
+            text = f"{_NO_ANSWER[outcome.code]}: {method}: {outcome}"
+            failures.report(f"runtime {path}", outcome.code, text, runtime=path, reason=str(outcome))
         elif self._is_silent:
             self._is_silent = False
             logger.info("runtime %s: answers again", path, extra={"runtime": path})
@@ -259,15 +242,12 @@ class GrpcRuntimeClient:
     async def _load(self) -> None:
         """Loads the CRI's messages, the first time, in a worker thread."""
         if not self._is_loaded:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _load)
+            module = "runtimeproxy.pods.from_cri"
+            await asyncio.get_running_loop().run_in_executor(self._executor, import_module, module)
             self._is_loaded = True
 
 
-def _load() -> None:
-    import runtimeproxy.pods.from_cri  # noqa: F401  # the import is the purpose
-
-
-def _present(answer: ResultT | None) -> ResultT:
-    if answer is None:
-        raise RuntimeUnavailableError("the runtime answers NOT_FOUND to a question about itself")
-    return answer
+def _present(result: ResultT | None) -> ResultT:
+    if result is None:
+        raise RuntimeUnavailableError("the runtime answers NOT_FOUND to a request that names nothing")
+    return result

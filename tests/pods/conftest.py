@@ -1,4 +1,4 @@
-"""A client of the fake runtime."""
+"""A client of the fake runtime, and a checkpoint that does not wait long."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from runtimeproxy.pods.checkpoint import file, writer
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.testing import FakeRuntime
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the waits for a locked file and between attempts."""
+    monkeypatch.setattr(file, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(writer, "FIRST_PAUSE_S", 0.05)
 
 
 @pytest.fixture

@@ -341,6 +341,7 @@ def test_everything_is_due_in_place_of_a_lost_file(saved: CheckpointFile, folder
     assert saved.write(()) is True
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_file_that_cannot_be_read_just_now_stays(saved: CheckpointFile, folder: Path) -> None:
     with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -184,6 +184,7 @@ async def test_a_folder_that_cannot_be_made(
     await writer.close(TIMEOUT_S)
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_full_disk_loses_nothing(writer: CheckpointWriter, store: PodStore, folder: Path) -> None:
     await writer.flush()
     store.containers.put(box(0))
@@ -198,6 +199,7 @@ async def test_a_full_disk_loses_nothing(writer: CheckpointWriter, store: PodSto
     assert saved(folder).containers == (box(1),)
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_failed_write_is_tried_again(writer: CheckpointWriter, store: PodStore, folder: Path) -> None:
     blocked(folder)
     async with running(writer):

@@ -59,7 +59,7 @@ def test_listed_pod() -> None:
 )
 def test_listed_container(state: api_pb2.ContainerState.ValueType, expected: Lifecycle) -> None:
     metadata = api_pb2.ContainerMetadata(name="main", attempt=3)
-    record = listed_container(api_pb2.Container(id="c1", pod_sandbox_id="p1", metadata=metadata, state=state))
+    record = listed_container(api_pb2.Container(id="c1", metadata=metadata, state=state), "p1")
     assert (record.id, record.pod_id, record.name, record.attempt) == ("c1", "p1", "main", 3)
     assert record.state is expected
 

@@ -18,6 +18,8 @@ from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CallError, FakeRuntime, RuntimeState, preload
 from runtimeproxy.testing.builders import pod_sandbox_config
 
+QUICK = RecoverySettings(second_look_s=0.02)
+
 
 @asynccontextmanager
 async def running(recovery: Recovery) -> AsyncIterator[None]:
@@ -96,16 +98,17 @@ async def test_a_comparison_drops_what_is_gone_and_adds_what_is_new(
     fake_runtime: FakeRuntime, client: GrpcRuntimeClient
 ) -> None:
     preload(fake_runtime.state, 2, 2)
-    store, dropped = PodStore(), list[PodRecord | ContainerRecord]()
-    recovery = Recovery(store, client, on_drop=dropped.append)
+    store, changed = PodStore(), list[str]()
+    recovery = Recovery(store, client)
     await recovery.compare()
+    store.on_change = lambda kind, identity, is_event: changed.append(identity) if is_event else None
     gone, stays = tuple(fake_runtime.state.sandboxes)
     fake_runtime.state.remove_sandbox(gone)
     new = fake_runtime.state.run_sandbox(pod_sandbox_config("new"))
     await recovery.compare()
     assert {pod.id for pod in store.pods} == {stays, new.id}
-    assert gone in {record.id for record in dropped}
-    assert len(dropped) == 2
+    assert gone in changed
+    assert len(changed) == 2
     assert len(store.containers) == 1
 
 
@@ -126,8 +129,10 @@ async def test_a_comparison_on_demand_does_not_wait_for_the_interval(
 ) -> None:
     told = asyncio.Event()
     preload(fake_runtime.state, 1, 1)
-    recovery = Recovery(PodStore(), client, RecoverySettings(interval_s=3600), lambda record: told.set())
+    store = PodStore()
+    recovery = Recovery(store, client, RecoverySettings(interval_s=3600))
     async with running(recovery):
+        store.on_change = lambda kind, identity, is_event: told.set()
         fake_runtime.state.remove_container(next(iter(fake_runtime.state.containers)))
         recovery.compare_soon()
         async with asyncio.timeout(30):
@@ -173,7 +178,7 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     caplog.set_level("INFO")
     store, container_id = saved_store(fake_runtime.state, 5000)
     (kept,) = fake_runtime.state.containers.values()
-    recovery, found = Recovery(store, client), asyncio.Event()
+    recovery, found = Recovery(store, client, QUICK), asyncio.Event()
     store.on_change = lambda kind, identity, seen: found.set()
     recovery.confirm([container_id, "gone"])
     async with running(recovery), asyncio.timeout(30):
@@ -183,9 +188,9 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     shares = kept.resources.cpu_shares
     assert record.requested.cpu_shares == record.applied.cpu_shares == shares
     assert record.owners == {}
-    (line,) = [each for each in caplog.records if "while nobody looked" in each.message]
+    (line,) = [each for each in caplog.records if "while the proxy was away" in each.message]
     change = f"resources.cpu_shares 5000 -> {shares}"
-    assert line.message == f"default/web/main: changed while nobody looked: {change}"
+    assert line.message == f"default/web/main: changed while the proxy was away: {change}"
     assert {name: vars(line)[name] for name in ("pod", "uid", "sandbox", "container", "container_id")} == {
         "pod": "default/web",
         "uid": "uid-1",
@@ -201,7 +206,7 @@ async def test_a_call_during_the_question_has_it_asked_again(
 ) -> None:
     store, container_id = saved_store(fake_runtime.state, 5000)
     fake_runtime.on("ContainerStatus", hang=True, times=1)
-    recovery = Recovery(store, client, RecoverySettings(interval_s=3600))
+    recovery = Recovery(store, client, replace(QUICK, interval_s=3600))
     recovery.confirm([container_id])
     async with running(recovery):
         await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
