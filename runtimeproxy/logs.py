@@ -1,8 +1,8 @@
 """Structured logs on standard error: text on a terminal, JSON elsewhere; logging never blocks its caller.
 
-A record becomes text in the thread that logs; only this text goes through a bounded queue to the
-thread that writes it. What does not fit is dropped and counted. Fields come from `extra={...}`. Nothing
-secret belongs into a message or field; both are cut when long, so no whole request gets there by mistake.
+A record is formatted in the thread that logs; the text goes through a bounded queue to a thread that writes
+it. Lines that do not fit are dropped and counted. Fields come from `extra={...}`. Messages and fields must
+hold no secrets; both are cut when long, so that no whole request is logged by mistake.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Final, Literal, TextIO
 from weakref import WeakSet
 
 QUEUE_LIMIT: Final = 4_096
-"""Lines that may wait: some MiB at most, and seconds of a busy node."""
+"""Lines in the queue: some MiB at most, and seconds of a busy node."""
 DROP_REPORT_INTERVAL_S: Final = 10.0
-"""Least time between two lines that report dropped records."""
+"""Between two lines that report dropped records."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long the end of the process waits for a reader of the log that does not read."""
+"""How long the end of the process waits for a log reader that does not read."""
 TEXT_LIMIT: Final = 2_048
 """Longest message and field value, in characters."""
 TRACEBACK_LIMIT: Final = 16_384
 """Longest traceback, in characters."""
 FAILURE_INTERVAL_S: Final = 60.0
 FAILURE_CAUSES: Final = 1_000
-"""Of one `FailureLog`: some hundred KiB, and some MiB if all texts are as long as they may be."""
+"""Causes that one `FailureLog` remembers: some hundred KiB, and some MiB with the longest texts."""
 
 Format = Literal["auto", "text", "json"]
 
@@ -50,19 +50,19 @@ _PRIORITIES: Final = (
     (logging.INFO, "<6>"),
 )
 _DEBUG_PRIORITY: Final = "<7>"
-"""Prefixes of lines, by the lowest level that has each. Source: sd-daemon(3), SD_CRIT to SD_DEBUG."""
+"""Prefixes of lines by lowest level. Source: sd-daemon(3), SD_CRIT to SD_DEBUG."""
 
 _QUIET_LOGGERS: Final = ("hpack", "grpc", "asyncio")
-"""Libraries whose debug lines are of no use here; hpack's hold decoded headers, credentials among them."""
+"""Libraries without debug lines in the log; hpack's hold decoded headers with credentials."""
 
 _LIMITED_LOGGERS: Final = frozenset({"grpc", "asyncio"})
-"""Libraries that log with a traceback what clients can set off, such as a request that does not parse."""
+"""Libraries that log a traceback for errors that clients can cause, such as a request that does not parse."""
 
 _CHAIN_LIMIT: Final = 16
-"""Exceptions that led to each other and are shown; of a chain of thousands the last ones tell enough."""
+"""Exceptions of one chain that are shown; of thousands the last ones are enough."""
 
 _FRAME_LIMIT: Final = 64
-"""Frames of one traceback that are shown; deeper ones are of a recursion."""
+"""Frames of one traceback that are shown; more are a recursion."""
 
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -118,10 +118,9 @@ def with_priority(format_record: Callable[[logging.LogRecord], str]) -> Callable
 
 
 class LogHandler(logging.Handler):
-    """Formats records in the thread that logs, and hands the text to a thread that writes it.
+    """Formats records in the thread that logs, and passes the text to a thread that writes it.
 
-    No record is used in another thread than the one that made it: not even its dict may be iterated there, as
-    the first thread may still change it.
+    No record leaves the thread that made it, which may still change it.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class LogHandler(logging.Handler):
         return self._overflowed + self._failed
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Emits a record that passes the filters; without the base's lock, so no thread waits for another."""
+        """Emits a record that passes the filters; without the base's lock, for which threads would wait."""
         if not self.filter(record):
             return False
         self.emit(record)
@@ -174,7 +173,7 @@ class LogHandler(logging.Handler):
         self._queue.put(line)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until what was queued before is written, but not longer than the time given."""
+        """Waits until all lines queued before are written, at most for the time given."""
         if self._is_closed or threading.current_thread() is self._thread:
             return
         written = threading.Event()
@@ -182,7 +181,7 @@ class LogHandler(logging.Handler):
         written.wait(timeout_s)
 
     def close(self) -> None:
-        """Writes what waits (for a bounded time) and ends the thread; later records are dropped."""
+        """Writes the queued lines, for a bounded time, and ends the thread; later records are dropped."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.put(None)
@@ -217,7 +216,7 @@ class LogHandler(logging.Handler):
         try:
             self._stream.write(f"{line}\n")
             self._stream.flush()
-        except Exception:  # noqa: BLE001 - a full disk or a closed pipe: nobody is left to be told
+        except Exception:  # noqa: BLE001 - a full disk or a closed pipe cannot be logged
             self._failed += 1
 
     def _report_dropped(self) -> None:
@@ -232,7 +231,7 @@ class LogHandler(logging.Handler):
 
 
 def flush_failures() -> None:
-    """Logs what all failure logs have suppressed in intervals that are over; called from time to time."""
+    """Logs the repetitions that all failure logs have suppressed in intervals that are over."""
     for each in tuple(_FAILURE_LOGS):
         each.flush()
 
@@ -240,14 +239,13 @@ def flush_failures() -> None:
 class FailureLog:
     """Logs each cause at most once per interval, with the number of repetitions since; for all threads.
 
-    Everything that others can set off at will, such as a broken connection or a failing policy, is logged
-    through this.
+    For everything that other programs can cause at will, such as a broken connection or a failing policy.
 
     Args:
         interval_s: least time between two lines of one cause.
         clock: a monotonic time in seconds.
         output: where the lines go; None for the logger of this module.
-        limit: how many causes are remembered; the oldest go first.
+        limit: most causes that are remembered; the oldest are forgotten first.
     """
 
     def __init__(
@@ -268,7 +266,6 @@ class FailureLog:
         _FAILURE_LOGS.add(self)
 
     def __len__(self) -> int:
-        """How many causes are remembered."""
         return len(self._causes)
 
     def report(
@@ -284,12 +281,12 @@ class FailureLog:
         """Logs a failure; returns whether there was a line, False if it was only counted.
 
         Args:
-            source: what failed, such as a policy's name.
-            cause: the same for failures that need no second line; of one source. Long ones are cut.
-            text: what happened; holds nothing secret. It is cut when long.
-            level: of the line.
-            error: whose traceback belongs to the line.
-            fields: of the line.
+            source: the part that failed, such as a policy's name.
+            cause: equal for failures of one source that need no second line. Long ones are cut.
+            text: the failure, without secrets. It is cut when long.
+            level: the line's.
+            error: its traceback is logged.
+            fields: the line's.
         """
         now_s = self._clock()
         text = _cut(text)
@@ -309,7 +306,7 @@ class FailureLog:
         return True
 
     def flush(self) -> None:
-        """Logs what was suppressed of causes that did not come again since their interval ended."""
+        """Logs the repetitions of causes that have not come again since their interval ended."""
         now_s = self._clock()
         with self._lock:
             causes = tuple(self._causes.values())
@@ -334,12 +331,12 @@ class FailureLog:
 
 
 _FAILURE_LOGS: Final[WeakSet[FailureLog]] = WeakSet()
-"""All that there are; made and flushed in the thread of the event loop."""
+"""All of them; made and flushed in the event loop's thread."""
 
 
 @dataclass(slots=True)
 class _Cause:
-    """A cause that was logged, until when it is only counted, and how often it was."""
+    """A cause that was logged: until when it is only counted, and its count."""
 
     source: str
     text: str
@@ -349,14 +346,14 @@ class _Cause:
 
 
 class LibraryFailures(logging.Filter):
-    """Logs what libraries report once per cause and interval: their records go through a `FailureLog`."""
+    """Sends the records of libraries through a `FailureLog`: once per cause and interval."""
 
     def __init__(self, failures: FailureLog | None = None) -> None:
         super().__init__()
         self._failures = failures or FailureLog()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for a library's record, which is reported instead."""
+        """False for a library's record, which goes to the failure log instead."""
         if record.name.partition(".")[0] not in _LIMITED_LOGGERS:
             return True
         error = record.exc_info[1] if record.exc_info else None
@@ -367,7 +364,7 @@ class LibraryFailures(logging.Filter):
 
 
 def _library_cause(record: logging.LogRecord, error: BaseException | None) -> Hashable:
-    """Where the record and its error come from: texts of libraries hold addresses, which always differ."""
+    """Source lines of the record and its error: texts of libraries hold addresses, which always differ."""
     frames = list(traceback.walk_tb(error.__traceback__)) if error is not None else []
     raised = [(frame.f_code.co_filename, line) for frame, line in frames[-1:]]
     return record.pathname, record.lineno, type(error).__qualname__, *raised
@@ -376,7 +373,7 @@ def _library_cause(record: logging.LogRecord, error: BaseException | None) -> Ha
 def format_text(record: logging.LogRecord) -> str:
     """One line for people: time, level, message, `key=value` fields; a traceback follows on its own lines.
 
-    Of a list of tables only the reasons are shown, each once: the message has the rest in its own words.
+    Of a list of tables only the distinct reasons are shown: the message has the rest.
     """
     parts = [_time(record), f"{record.levelname:<7}", _printable(_cut(_message(record)))]
     for key, value in _fields(record):
@@ -410,7 +407,7 @@ _JSON: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - an argument's own __str__ may raise; logging must not
+    except Exception:  # noqa: BLE001 - an argument's __str__ may raise; logging must not
         return f"{record.msg} (its arguments cannot be shown)"
 
 
@@ -481,7 +478,7 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 def _trace_lines(error: BaseException, above: frozenset[int] = frozenset()) -> Iterator[str]:
-    """The lines of a traceback with its causes. No source lines: a thread that logs reads no files."""
+    """The lines of a traceback with its causes; no source lines, for which a thread would read files."""
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     above |= {id(error)}
     if earlier is not None and id(earlier) not in above and len(above) < _CHAIN_LIMIT:
