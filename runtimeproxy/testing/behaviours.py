@@ -56,7 +56,7 @@ class CallError(Exception):
 
 
 def not_found(kind: str, wanted: str) -> CallError:
-    """The failure for an id that nothing has."""
+    """The failure for an unknown id."""
     return CallError("NOT_FOUND", f"{kind} {wanted!r}: not found")
 
 
@@ -67,7 +67,7 @@ EVERY_METHOD = "*"
 
 
 def checked_name(name: str, known: Iterable[str], kind: str) -> str:
-    """Returns a name that a test gives, or refuses it: misspelled, it would just have no effect.
+    """Returns a name that a test gives, or refuses a misspelled one, which would silently have no effect.
 
     Raises:
         ValueError: It is not known; the text has the names that were probably meant.

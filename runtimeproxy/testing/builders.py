@@ -27,7 +27,7 @@ class KubeletQos(StrEnum):
 
 
 class PodFields(TypedDict, total=False):
-    """What ``pod_sandbox_config`` takes.
+    """Arguments of ``pod_sandbox_config``.
 
     Attributes:
         namespace: Namespace; "default" if not given.
@@ -55,7 +55,7 @@ class PodFields(TypedDict, total=False):
 
 
 class ContainerFields(TypedDict, total=False):
-    """What ``container_config`` takes.
+    """Arguments of ``container_config``.
 
     Attributes:
         attempt: Counts restarts; 0 if not given.
@@ -91,7 +91,9 @@ def pod_sandbox_config(name: str = "pod", **fields: Unpack[PodFields]) -> api_pb
         ),
         hostname="" if fields.get("host_network") else name,
         log_directory=f"/var/log/pods/{namespace}_{name}_{uid}",
-        labels=_pod_labels(name, namespace, uid, qos) | dict(fields.get("labels", {})),
+        labels=_pod_names(name, namespace, uid)
+        | ({QOS_LABEL: qos} if qos else {})
+        | dict(fields.get("labels", {})),
         annotations=_POD_ANNOTATIONS | dict(fields.get("annotations", {})),
         linux=api_pb2.LinuxPodSandboxConfig(cgroup_parent=fields.get("cgroup_parent", parent)),
     )
@@ -128,14 +130,14 @@ def create_container_request(
 
 
 def default_resources() -> api_pb2.LinuxContainerResources:
-    """What the kubelet sends for a container without requests and limits."""
+    """The kubelet's values for a container without requests and limits."""
     return api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, oom_score_adj=1000)
 
 
 def kubelet_cgroup_parent(
     uid: str, qos: KubeletQos, driver: CgroupDriver = CgroupDriver.CGROUPFS, root: str = "kubepods"
 ) -> str:
-    """The kubelet's cgroup of a pod; of guaranteed pods it lies directly under the root.
+    """The kubelet's cgroup of a pod; that of a guaranteed pod lies directly under the root.
 
     Source: kubelet, cm.PodContainerManager and CgroupName.ToSystemd.
     """
@@ -159,10 +161,6 @@ def _pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:
         "io.kubernetes.pod.namespace": namespace,
         "io.kubernetes.pod.uid": uid,
     }
-
-
-def _pod_labels(name: str, namespace: str, uid: str, qos: str) -> dict[str, str]:
-    return _pod_names(name, namespace, uid) | ({QOS_LABEL: qos} if qos else {})
 
 
 def _container_annotations(attempt: int) -> dict[str, str]:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cri_api.runtime.v1 import api_pb2
     from runtimeproxy.testing.state import Container, Sandbox
 
@@ -127,9 +125,10 @@ class CgroupFiles:
         if self.version == 2:
             self.root.mkdir(parents=True, exist_ok=True)
             _write(self.root / "cgroup.controllers", _V2_CONTROLLERS)
+        parts = path.strip("/").split("/")
         for controller, defaults in self._defaults.items():
-            top = self.root / controller
-            for folder in _chain(top, path):
+            for depth in range(len(parts)):
+                folder = self.root.joinpath(controller, *parts[: depth + 1])
                 if not folder.is_dir():
                     folder.mkdir(parents=True)
                     for name, value in {**defaults, "cgroup.procs": ""}.items():
@@ -207,13 +206,6 @@ def _swap_max(resources: api_pb2.LinuxContainerResources) -> str:
     """The CRI counts memory and swap together, version 2 swap alone."""
     both = resources.memory_swap_limit_in_bytes
     return "max" if both < 0 else str(max(both - resources.memory_limit_in_bytes, 0))
-
-
-def _chain(top: Path, path: str) -> Iterator[Path]:
-    folder = top
-    for part in path.strip("/").split("/"):
-        folder = folder / part
-        yield folder
 
 
 def _write(file: Path, value: str) -> None:

@@ -40,7 +40,7 @@ _BUDGET_S: Final = 30.0
 
 
 class KoordProxy:
-    """The real daemon on a socket before a fake runtime; serves while the ``with`` block runs.
+    """The real daemon in front of a fake runtime; serves while the ``with`` block runs.
 
     It runs in a thread of this process, so policies can be debugged, and instances can be given and
     looked at.
@@ -149,7 +149,7 @@ class KoordProxy:
         """Ends it gracefully; nothing happens if it does not run.
 
         Raises:
-            Exception: What the proxy has ended of.
+            Exception: The error that ended the proxy.
         """
         if self._thread is None:
             return
@@ -216,7 +216,7 @@ class KoordProxy:
             cgroups=CgroupsSettings(enabled=False, root=nowhere)
             if files is None
             else CgroupsSettings(root=str(files.root)),
-            # Unless a test puts files there, nothing is known of the node: it has every CPU.
+            # Without files of the test there, the node counts as having every CPU.
             node=NodeSettings(sysfs_root=nowhere),
             state=StateSettings(dir=str(folder.absolute() / f"{self.socket_path.stem}.state")),
         )
@@ -236,7 +236,7 @@ class StartProxy(Protocol):
 
 
 class _Given(PolicyLoader):
-    """Loads the policies that a test gives."""
+    """Loads the policies of the test."""
 
     def __init__(
         self, policies: Sequence[type[Policy] | Policy], settings: Mapping[str, PolicySettings]

@@ -230,26 +230,16 @@ def _info(
 
 def spec_resources(resources: api_pb2.LinuxContainerResources) -> Document:
     """``linux.resources`` of an OCI specification; what is not set is left out."""
-    cpu = {
-        "shares": resources.cpu_shares,
-        "quota": resources.cpu_quota,
-        "period": resources.cpu_period,
-        "cpus": resources.cpuset_cpus,
-        "mems": resources.cpuset_mems,
-    }
-    memory = {
-        "limit": resources.memory_limit_in_bytes,
-        "swap": resources.memory_swap_limit_in_bytes,
-    }
-    pages = [{"pageSize": page.page_size, "limit": page.limit} for page in resources.hugepage_limits]
-    return _set(
-        {
-            "memory": _set(memory),
-            "cpu": _set(cpu),
-            "hugepageLimits": pages,
-            "unified": dict(resources.unified),
-        }
+    cpu = _non_empty(
+        shares=resources.cpu_shares,
+        quota=resources.cpu_quota,
+        period=resources.cpu_period,
+        cpus=resources.cpuset_cpus,
+        mems=resources.cpuset_mems,
     )
+    memory = _non_empty(limit=resources.memory_limit_in_bytes, swap=resources.memory_swap_limit_in_bytes)
+    pages = [{"pageSize": page.page_size, "limit": page.limit} for page in resources.hugepage_limits]
+    return _non_empty(memory=memory, cpu=cpu, hugepageLimits=pages, unified=dict(resources.unified))
 
 
 def plain(message: Message) -> Document:
@@ -259,13 +249,11 @@ def plain(message: Message) -> Document:
 
 def _process(config: api_pb2.ContainerConfig, resources: api_pb2.LinuxContainerResources) -> Document:
     variables = [f"{env.key}={env.value.decode(errors='replace')}" for env in config.envs]
-    return _set(
-        {
-            "args": [*config.command, *config.args],
-            "env": variables,
-            "cwd": config.working_dir or "/",
-            "oomScoreAdj": resources.oom_score_adj,
-        }
+    return _non_empty(
+        args=[*config.command, *config.args],
+        env=variables,
+        cwd=config.working_dir or "/",
+        oomScoreAdj=resources.oom_score_adj,
     )
 
 
@@ -281,7 +269,7 @@ def _plain_value(value: object) -> object:
     return value
 
 
-def _set(values: Document) -> Document:
+def _non_empty(**values: object) -> Document:
     return {name: value for name, value in values.items() if value}
 
 
@@ -312,11 +300,21 @@ def container_stats(container: Container, now_ns: int) -> api_pb2.ContainerStats
     stats.attributes.metadata.CopyFrom(container.config.metadata)
     stats.attributes.labels.update(container.config.labels)
     stats.attributes.annotations.update(container.config.annotations)
-    stats.cpu.CopyFrom(_cpu(container, now_ns))
-    stats.memory.CopyFrom(_memory(container, now_ns))
-    stats.swap.timestamp = now_ns
-    layer = stats.writable_layer
-    layer.timestamp = now_ns
+    cpu, memory, layer = stats.cpu, stats.memory, stats.writable_layer
+    cpu.timestamp = memory.timestamp = stats.swap.timestamp = layer.timestamp = now_ns
+    # A tenth of a core since the start.
+    used_ns = (container.finished_at_ns or now_ns) - container.started_at_ns if container.started_at_ns else 0
+    cpu.usage_core_nano_seconds.value = max(used_ns // 10, 0)
+    cpu.usage_nano_cores.value = 100_000_000 if container.pid else 0
+    # A quarter of the limit, or 16 MiB without one.
+    limit_bytes = max(container.resources.memory_limit_in_bytes, 0)
+    used_bytes = (limit_bytes // 4 or 16 * MIB) if container.pid else 0
+    memory.working_set_bytes.value = memory.usage_bytes.value = used_bytes
+    memory.rss_bytes.value = used_bytes // 2
+    memory.page_faults.value = 1000
+    memory.major_page_faults.value = 0
+    if limit_bytes:
+        memory.available_bytes.value = limit_bytes - used_bytes
     layer.fs_id.mountpoint = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"
     layer.used_bytes.value = 24576
     layer.inodes_used.value = 7
@@ -396,31 +394,3 @@ def _metrics(stats: api_pb2.ContainerStats) -> api_pb2.ContainerMetrics:
             value=api_pb2.UInt64Value(value=value),
         )
     return metrics
-
-
-def _cpu(container: Container, now_ns: int) -> api_pb2.CpuUsage:
-    """A tenth of a core since the start."""
-    end_ns = container.finished_at_ns or now_ns
-    used_ns = (end_ns - container.started_at_ns) // 10 if container.started_at_ns else 0
-    return api_pb2.CpuUsage(
-        timestamp=now_ns,
-        usage_core_nano_seconds=api_pb2.UInt64Value(value=max(used_ns, 0)),
-        usage_nano_cores=api_pb2.UInt64Value(value=100_000_000 if container.pid else 0),
-    )
-
-
-def _memory(container: Container, now_ns: int) -> api_pb2.MemoryUsage:
-    """A quarter of the limit, or 16 MiB without one."""
-    limit_bytes = max(container.resources.memory_limit_in_bytes, 0)
-    used_bytes = (limit_bytes // 4 or 16 * MIB) if container.pid else 0
-    usage = api_pb2.MemoryUsage(
-        timestamp=now_ns,
-        working_set_bytes=api_pb2.UInt64Value(value=used_bytes),
-        usage_bytes=api_pb2.UInt64Value(value=used_bytes),
-        rss_bytes=api_pb2.UInt64Value(value=used_bytes // 2),
-        page_faults=api_pb2.UInt64Value(value=1000),
-        major_page_faults=api_pb2.UInt64Value(value=0),
-    )
-    if limit_bytes:
-        usage.available_bytes.value = limit_bytes - used_bytes
-    return usage

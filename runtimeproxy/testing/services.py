@@ -50,7 +50,7 @@ STREAM_CHUNK = 100
 
 
 class FakeRuntimeService:
-    """The runtime service: calls about the node, sandboxes, containers and usage, as a synchronous servicer.
+    """The runtime service: calls about the node, sandboxes, containers and usage.
 
     A method raises ``CallError`` to end its call with an error.
 
@@ -338,7 +338,7 @@ class FakeRuntimeService:
 
 
 class FakeImageService:
-    """A synchronous servicer over the images of a state.
+    """The image service.
 
     Attributes:
         state: Holds the images.

@@ -149,25 +149,20 @@ def merge_resources(into: Resources, update: Resources) -> None:
 
 def find(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry:
     """The entry with this id or unique prefix of one; raises ``CallError`` if there is none."""
-    if wanted in entries:
-        return entries[wanted]
-    match [key for key in entries if wanted and key.startswith(wanted)]:
-        case [only]:
-            return entries[only]
-        case []:
-            raise not_found(kind, wanted)
-        case _:
-            raise CallError("UNKNOWN", f"multiple {kind} ids begin with {wanted!r}")
+    entry = find_or_none(entries, wanted, kind)
+    if entry is None:
+        raise not_found(kind, wanted)
+    return entry
 
 
 def find_or_none(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry | None:
-    """As ``find``, with ``None`` where nothing has the id; an ambiguous prefix still fails."""
-    try:
-        return find(entries, wanted, kind)
-    except CallError as failure:
-        if failure.code == "NOT_FOUND":
-            return None
-        raise
+    """As ``find``, but ``None`` if nothing has the id; an ambiguous prefix still fails."""
+    if wanted in entries:
+        return entries[wanted]
+    matching = [entry for key, entry in entries.items() if wanted and key.startswith(wanted)]
+    if len(matching) > 1:
+        raise CallError("UNKNOWN", f"multiple {kind} ids begin with {wanted!r}")
+    return matching[0] if matching else None
 
 
 EventType: TypeAlias = api_pb2.ContainerEventType.ValueType
