@@ -195,8 +195,7 @@ class FakeRuntimeService:
 
     def ListContainers(self, request: api_pb2.ListContainersRequest) -> api_pb2.ListContainersResponse:
         """Lists containers."""
-        listed = list_containers(self.state, request.filter)
-        return api_pb2.ListContainersResponse(containers=listed)
+        return api_pb2.ListContainersResponse(containers=list_containers(self.state, request.filter))
 
     def StreamContainers(
         self, request: api_pb2.StreamContainersRequest, context: grpc.ServicerContext
@@ -272,8 +271,7 @@ class FakeRuntimeService:
         self, request: api_pb2.ListContainerStatsRequest
     ) -> api_pb2.ListContainerStatsResponse:
         """Usage of the running containers."""
-        listed = list_container_stats(self.state, request.filter)
-        return api_pb2.ListContainerStatsResponse(stats=listed)
+        return api_pb2.ListContainerStatsResponse(stats=list_container_stats(self.state, request.filter))
 
     def StreamContainerStats(
         self, request: api_pb2.StreamContainerStatsRequest, context: grpc.ServicerContext
@@ -292,8 +290,7 @@ class FakeRuntimeService:
         self, request: api_pb2.ListPodSandboxStatsRequest
     ) -> api_pb2.ListPodSandboxStatsResponse:
         """Usage of the ready sandboxes."""
-        listed = list_sandbox_stats(self.state, request.filter)
-        return api_pb2.ListPodSandboxStatsResponse(stats=listed)
+        return api_pb2.ListPodSandboxStatsResponse(stats=list_sandbox_stats(self.state, request.filter))
 
     def StreamPodSandboxStats(
         self, request: api_pb2.StreamPodSandboxStatsRequest, context: grpc.ServicerContext
