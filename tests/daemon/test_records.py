@@ -129,10 +129,8 @@ class TestCgroups:
         path.write_text("100\n")
         wait_until(lambda: path.read_text() == WANTED_WEIGHT, "the policy's value")
 
-    @pytest.mark.parametrize("code", ["UNKNOWN", "UNIMPLEMENTED", ""])
-    @pytest.mark.parametrize("method", ["UpdatePodSandboxResources", "UpdateContainerResources"])
     def test_a_resized_pods_value_is_written_again_at_once(
-        self, daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, method: str, code: str
+        self, daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles
     ) -> None:
         """The kubelet writes the file itself, then tells the runtime, whatever that answers."""
         daemon = daemons.start("[state]\nresync_interval_s = 3600.0\n")
@@ -141,15 +139,20 @@ class TestCgroups:
             cgroup_files.make(made.config.linux.cgroup_parent)
             made.run().create().start()
             path = cgroup_files.folder(made.config.linux.cgroup_parent) / "cpu.weight"
-            if code:
-                runtime.on(method, error=CallError(code, "not implemented yet"))
-            path.write_text("100\n")
-            request: Message = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=made.id)
-            if method == "UpdateContainerResources":
-                request = api_pb2.UpdateContainerResourcesRequest(container_id=made.container)
-            with suppress(grpc.RpcError):
-                getattr(client.runtime, method)(request, timeout=CALL_TIMEOUT_S)
-            wait_until(lambda: path.read_text() == WANTED_WEIGHT, "the policy's value")
+            requests: dict[str, Message] = {
+                "UpdatePodSandboxResources": api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=made.id),
+                "UpdateContainerResources": api_pb2.UpdateContainerResourcesRequest(
+                    container_id=made.container
+                ),
+            }
+            for method, request in requests.items():
+                for code in ("", "UNKNOWN", "UNIMPLEMENTED"):
+                    if code:
+                        runtime.on(method, error=CallError(code, "not implemented yet"))
+                    path.write_text("100\n")
+                    with suppress(grpc.RpcError):
+                        getattr(client.runtime, method)(request, timeout=CALL_TIMEOUT_S)
+                    wait_until(lambda: path.read_text() == WANTED_WEIGHT, f"the value after {method}, {code}")
 
     def test_a_removed_pods_cgroup_is_left_alone(self, client: CriClient, cgroup_files: CgroupFiles) -> None:
         first, second = batch_pod(client, "one"), batch_pod(client, "two")
