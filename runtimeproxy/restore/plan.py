@@ -14,7 +14,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.managed import as_read
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
 from runtimeproxy.units import (
     MAX_CPU_SHARES,
@@ -28,7 +28,7 @@ from runtimeproxy.units import (
 Value = int | str
 
 
-class Outcome(StrEnum):
+class Status(StrEnum):
     """What becomes of one value."""
 
     PLANNED = "to be restored"
@@ -45,7 +45,7 @@ class Line:
     field: str
     old: Value | None
     new: Value | None
-    outcome: Outcome = Outcome.PLANNED
+    status: Status = Status.PLANNED
     reason: str = ""
 
 
@@ -139,11 +139,6 @@ def plan(saved: Saved, node: Node) -> Plan:
     )
 
 
-def alive(containers: Mapping[str, ContainerRecord]) -> frozenset[str]:
-    """The ids of containers that have values to be restored, as far as a list tells."""
-    return frozenset(found.id for found in containers.values() if found.state is not Lifecycle.STOPPED)
-
-
 def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> ContainerRecord:
     """The record of a container once these fields are the kubelet's again."""
     record = planned.record
@@ -164,49 +159,45 @@ def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: Node) 
     target = "/".join((pod.namespace, pod.name, record.name)) if pod is not None else record.id[:12]
     if (reason := node.silent.get(record.id)) is not None:
         owned = _owned_lines(target, record, node)
-        failed = tuple(replace(line, outcome=Outcome.FAILED, reason=reason) for line in owned)
+        failed = tuple(replace(line, status=Status.FAILED, reason=reason) for line in owned)
         return ContainerPlan(record, Resources(), failed)
     record = reconciled(record, node.containers[record.id])
     lines = tuple(_owned_lines(target, record, node))
     values: dict[str, Any] = {}
     unified: dict[str, str] = {}
     for line in lines:
-        if line.outcome is Outcome.PLANNED and line.field.startswith(f"{UNIFIED}["):
-            unified[_key(line.field)] = str(line.new)
-        elif line.outcome is Outcome.PLANNED:
+        if line.status is Status.PLANNED and line.field.startswith(f"{UNIFIED}["):
+            unified[unified_key(line.field)] = str(line.new)
+        elif line.status is Status.PLANNED:
             values[line.field.removeprefix(f"{RESOURCES}.")] = line.new
     return ContainerPlan(record, Resources(**values, unified=unified), lines)
 
 
 def _owned_lines(target: str, record: ContainerRecord, node: Node) -> Iterator[Line]:
     for name in record.owners:
+        scalar = name.removeprefix(f"{RESOURCES}.")
+        applied: Value | None
+        wanted: Value | None
         if name.startswith(f"{UNIFIED}["):
-            key = _key(name)
-            wanted_text = asked_text(key, record.requested)
-            yield from _line(target, name, record.applied.unified.get(key), wanted_text)
-        elif (scalar := name.removeprefix(f"{RESOURCES}.")) in SCALARS:
-            wanted = _wanted(scalar, record, node)
-            yield from _line(target, name, getattr(record.applied, scalar), wanted)
-
-
-def _line(target: str, name: str, applied: Value | None, wanted: Value | None) -> Iterator[Line]:
-    scalar = name.removeprefix(f"{RESOURCES}.")
-    if applied is not None and wanted is not None and same_value(scalar, applied, wanted):
-        return
-    if wanted is None and applied is None:
-        return
-    line = Line(target, name, applied, wanted)
-    if wanted is None:
-        reason = "the kubelet gave no value, and the CRI cannot take one away from a container that runs"
-        line = replace(line, outcome=Outcome.FAILED, reason=reason)
-    yield line
+            key = unified_key(name)
+            applied, wanted = record.applied.unified.get(key), requested_text(key, record.requested)
+        elif scalar in SCALARS:
+            applied, wanted = getattr(record.applied, scalar), _wanted(scalar, record, node)
+        else:
+            continue
+        line = Line(target, name, applied, wanted)
+        if wanted is None and applied is not None:
+            reason = "the kubelet gave no value, and the CRI cannot clear one of a running container"
+            yield replace(line, status=Status.FAILED, reason=reason)
+        elif wanted is not None and (applied is None or not same_value(scalar, applied, wanted)):
+            yield line
 
 
 def _wanted(scalar: str, record: ContainerRecord, node: Node) -> Value | None:
-    """The kubelet's value, or what stands for none on a container that runs; None if nothing does."""
-    asked: Value | None = getattr(record.requested, scalar)
-    if asked is not None:
-        return asked
+    """The kubelet's value, or the one that means "no value" on a running container; None if there is none."""
+    requested: Value | None = getattr(record.requested, scalar)
+    if requested is not None:
+        return requested
     if scalar == "cpuset_cpus":
         return node.cpus.get(record.pod_id) or None
     if scalar == "cpuset_mems":
@@ -215,33 +206,31 @@ def _wanted(scalar: str, record: ContainerRecord, node: Node) -> Value | None:
 
 
 def _cgroup_plan(record: CgroupRecord, files: Mapping[Place, Value | None]) -> CgroupPlan:
-    lines = tuple(
-        line
-        for name, kept in record.values.items()
-        if (place := Place(record.id, name)) in files
-        for line in _file_line(place, kept, files[place])
-    )
-    values = {line.field: line.new for line in lines if line.outcome is Outcome.PLANNED}
-    return CgroupPlan(record, {name: new for name, new in values.items() if new is not None}, lines)
+    lines: list[Line] = []
+    values: dict[str, Value] = {}
+    for name, value in record.values.items():
+        place = Place(record.id, name)
+        if place not in files:
+            continue
+        current, original = files[place], value.original
+        line = Line(place.cgroup, name, current, original)
+        if current is None:
+            lines.append(replace(line, status=Status.FAILED, reason="the file cannot be read"))
+        elif original is not None and current in as_read(name, original):
+            continue
+        elif current not in as_read(name, value.wanted):
+            lines.append(replace(line, status=Status.LEFT, reason="somebody else has changed it since"))
+        elif original is None:
+            lines.append(replace(line, status=Status.FAILED, reason="its original value is not known"))
+        else:
+            lines.append(line)
+            values[name] = original
+    return CgroupPlan(record, values, tuple(lines))
 
 
-def _file_line(place: Place, kept: ManagedValue, current: Value | None) -> Iterator[Line]:
-    own = as_read(place.name, kept.wanted)
-    line = Line(place.cgroup, place.name, current, kept.original)
-    if kept.original is not None and current in as_read(place.name, kept.original):
-        return
-    if current is None:
-        yield replace(line, outcome=Outcome.FAILED, reason="the file cannot be read")
-    elif current not in own:
-        yield replace(line, outcome=Outcome.LEFT, reason="somebody else has changed it since")
-    elif kept.original is None:
-        yield replace(line, outcome=Outcome.FAILED, reason="what it held before is not known")
-    else:
-        yield line
-
-
-def _key(name: str) -> str:
-    return name.removeprefix(f"{UNIFIED}[").removesuffix("]")
+def unified_key(field: str) -> str:
+    """The file of a field `unified[file]`."""
+    return field.removeprefix(f"{UNIFIED}[").removesuffix("]")
 
 
 NEUTRAL_UNIFIED: Final[Mapping[str, str]] = MappingProxyType(
@@ -263,8 +252,8 @@ NEUTRAL_UNIFIED: Final[Mapping[str, str]] = MappingProxyType(
 Documentation/admin-guide/cgroup-v2.rst."""
 
 
-def asked_text(key: str, requested: Resources) -> str | None:
-    """The kubelet's text for a file of version 2, or what its other values make of the file."""
+def requested_text(key: str, requested: Resources) -> str | None:
+    """The text of a file of version 2 by the kubelet's request: its own for this file, or by its scalars."""
     return requested.unified.get(key) or _made_of_scalars(key, requested) or NEUTRAL_UNIFIED.get(key)
 
 

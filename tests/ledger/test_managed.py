@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.ledger import managed as ledger
 from runtimeproxy.ledger.managed import (
-    MOST_UNCLAIMED,
     UNCLAIMED_S,
     ManagedCgroups,
     Values,
@@ -124,13 +124,16 @@ def test_after_a_change_of_policies_nothing_is_kept(managed: ManagedCgroups, fil
     assert weight(files, ONE) == UNTOUCHED
 
 
-def test_cgroups_of_pods_that_are_gone_are_forgotten(managed: ManagedCgroups, files: CgroupFiles) -> None:
+def test_cgroups_of_pods_that_are_gone_are_forgotten(
+    managed: ManagedCgroups, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     managed.write(ONE, {"cpu.shares": 512})
-    for number in range(MOST_UNCLAIMED + 10):
+    monkeypatch.setattr(ledger, "MOST_UNCLAIMED", 20)
+    for number in range(30):
         files.make(f"/kubepods/pod{number}")
         managed.write(f"/kubepods/pod{number}", {"cpu.shares": 512})
         managed.prune([ONE])
-    assert len(managed) == MOST_UNCLAIMED + 1
+    assert len(managed) == 21
     reset(files, ONE)
     managed.reapply_all(pods(ONE))
     assert weight(files, ONE) == "20"

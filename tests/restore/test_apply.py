@@ -17,7 +17,7 @@ from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.command import exact, loosen, observed, restore_cgroups, restore_container
-from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Outcome, Place, plan
+from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Place, Status, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 
 POD = "/kubepods/pod1"
@@ -114,19 +114,19 @@ async def test_a_container_of_which_the_runtime_says_nothing(
     saved = Saved(containers=saved_containers(fake_runtime, 2))
     fake_runtime.on("ContainerStatus", error=CallError("INTERNAL", "no such thing"), times=1)
     found = plan(saved, await observed(saved, client, writer))
-    assert [(line.outcome, line.reason) for line in found.lines] == [
-        (Outcome.FAILED, "ContainerStatus: INTERNAL: no such thing"),
-        (Outcome.PLANNED, ""),
+    assert [(line.status, line.reason) for line in found.lines] == [
+        (Status.FAILED, "ContainerStatus: INTERNAL: no such thing"),
+        (Status.PLANNED, ""),
     ]
     (line,) = await restore_container(client, found.containers[0])
-    assert line.outcome is Outcome.FAILED
+    assert line.status is Status.FAILED
     assert "UpdateContainerResources" not in fake_runtime.recorded.methods
 
 
 async def test_a_container_gets_its_values(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
     record = saved_container(fake_runtime)
     (line,) = await restore_container(client, planned(record))
-    assert line.outcome is Outcome.RESTORED
+    assert line.status is Status.RESTORED
     (call,) = (call for call in fake_runtime.recorded if call.method == "UpdateContainerResources")
     linux = api_pb2.LinuxContainerResources(cpu_shares=2)
     expected = api_pb2.UpdateContainerResourcesRequest(container_id=record.id, linux=linux)
@@ -139,7 +139,7 @@ async def test_a_value_that_the_runtime_does_not_change(
     record = saved_container(fake_runtime)
     fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
     (line,) = await restore_container(client, planned(record))
-    assert line.outcome is Outcome.FAILED
+    assert line.status is Status.FAILED
     assert "does not change it" in line.reason
 
 
@@ -157,14 +157,14 @@ async def test_a_file_that_the_runtime_reports(
     if not changes:
         fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
     (line,) = await restore_container(client, planned(record))
-    assert line.outcome is (Outcome.RESTORED if changes else Outcome.FAILED)
+    assert line.status is (Status.RESTORED if changes else Status.FAILED)
 
 
 async def test_a_container_that_goes_meanwhile(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> None:
     record = saved_container(fake_runtime)
     fake_runtime.state.remove_container(record.id)
     (line,) = await restore_container(client, planned(record))
-    assert line.outcome is Outcome.LEFT
+    assert line.status is Status.LEFT
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["refused", "taken"])
@@ -176,7 +176,7 @@ async def test_a_container_that_ends_meanwhile(
     if refuses:
         fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "it does not run"))
     (line,) = await restore_container(client, planned(record))
-    assert (line.outcome, line.reason) == (Outcome.LEFT, "the container has ended")
+    assert (line.status, line.reason) == (Status.LEFT, "the container has ended")
 
 
 async def test_a_container_that_may_still_be_there(
@@ -186,7 +186,7 @@ async def test_a_container_that_may_still_be_there(
     fake_runtime.on("UpdateContainerResources", error=CallError("UNKNOWN", "not now"))
     fake_runtime.on("ContainerStatus", error=CallError("UNKNOWN", "not now either"))
     (line,) = await restore_container(client, planned(record))
-    assert (line.outcome, line.reason) == (Outcome.FAILED, "UpdateContainerResources: UNKNOWN: not now")
+    assert (line.status, line.reason) == (Status.FAILED, "UpdateContainerResources: UNKNOWN: not now")
 
 
 async def test_without_a_value_to_send_the_runtime_is_not_asked(
@@ -198,7 +198,7 @@ async def test_without_a_value_to_send_the_runtime_is_not_asked(
         owners={"resources.oom_score_adj": "policy"},
     )
     (line,) = await restore_container(client, planned(record))
-    assert line.outcome is Outcome.FAILED
+    assert line.status is Status.FAILED
     assert len(fake_runtime.recorded) == 0
 
 
@@ -220,12 +220,12 @@ def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> N
         CgroupRecord("/kubepods", {"cpu.shares": ManagedValue(512, 1)}),
     )
     lines = restore_cgroups(writer, cgroup_plans(writer, *records))
-    assert [(line.target, line.outcome) for line in lines] == [
-        (BOX, Outcome.RESTORED),
-        (POD, Outcome.RESTORED),
-        (POD, Outcome.RESTORED),
-        ("/gone", Outcome.LEFT),
-        ("/kubepods", Outcome.FAILED),
+    assert [(line.target, line.status) for line in lines] == [
+        (BOX, Status.RESTORED),
+        (POD, Status.RESTORED),
+        (POD, Status.RESTORED),
+        ("/gone", Status.LEFT),
+        ("/kubepods", Status.FAILED),
     ]
     assert files.read(POD, "memory.max") == files.read(BOX, "memory.max") == "8192"
     assert files.read(POD, "cpu.weight") == "100"
@@ -263,7 +263,7 @@ def test_a_value_that_no_file_ever_held(
     plans = cgroup_plans(writer, CgroupRecord(POD, {name: ManagedValue(wanted, "nonsense")}))
     loosen(writer, plans)
     (line,) = restore_cgroups(writer, plans)
-    assert line.outcome is Outcome.FAILED
+    assert line.status is Status.FAILED
     assert files.read(POD, file) == str(wanted)
 
 

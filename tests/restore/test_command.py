@@ -14,7 +14,7 @@ import pytest
 from runtimeproxy.pods.checkpoint.codec import Kind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.restore.command import table
-from runtimeproxy.restore.plan import Line, Outcome
+from runtimeproxy.restore.plan import Line, Status
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons, cgroup_files, daemons, loop, runtime
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod, shares_of
@@ -187,7 +187,7 @@ def test_a_state_folder_that_cannot_be_entered(left: Left) -> None:
 
 
 def test_a_reason_of_several_lines_is_one_row() -> None:
-    line = Line("box", "cpu_shares", 2, 3, Outcome.FAILED, "runc:\n\tno such thing\n")
+    line = Line("box", "cpu_shares", 2, 3, Status.FAILED, "runc:\n\tno such thing\n")
     assert list(table((line,)))[1].endswith("not restored: runc: no such thing")
 
 

@@ -14,10 +14,9 @@ from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, 
 from runtimeproxy.restore.plan import (
     Line,
     Node,
-    Outcome,
     Place,
+    Status,
     Value,
-    alive,
     plan,
     without_owners,
     without_values,
@@ -80,7 +79,7 @@ def test_values_of_containers(
     (container,) = found.containers
     assert container.values == Resources(**wanted)
     assert {line.target for line in found.lines} == {"shop/web/main"}
-    assert {line.outcome for line in found.lines} == {Outcome.PLANNED}
+    assert {line.status for line in found.lines} == {Status.PLANNED}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,8 @@ def test_values_of_containers(
 )
 def test_values_that_cannot_be_taken_away(applied: Mapping[str, Any]) -> None:
     (line,) = plan(Saved((POD,), (owned({}, applied),)), node()).lines
-    assert (line.outcome, line.new) == (Outcome.FAILED, None)
-    assert "cannot take one away" in line.reason
+    assert (line.status, line.new) == (Status.FAILED, None)
+    assert "cannot clear one" in line.reason
 
 
 def test_a_file_gets_what_the_other_values_make_of_it() -> None:
@@ -105,7 +104,7 @@ def test_a_file_gets_what_the_other_values_make_of_it() -> None:
 
 def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
     found = plan(Saved((), (owned({}, {"cpuset_cpus": "1"}),)), replace(node(), cpus={}))
-    assert [(line.target, line.outcome) for line in found.lines] == [("box", Outcome.FAILED)]
+    assert [(line.target, line.status) for line in found.lines] == [("box", Status.FAILED)]
 
 
 @pytest.mark.parametrize(
@@ -133,11 +132,6 @@ def test_containers_that_are_left_alone(
     assert plan(Saved((POD,), (record,)), Node(containers, {})).lines == ()
 
 
-def test_only_what_has_not_stopped_is_alive() -> None:
-    listed = {state.name: ContainerRecord(id=state.name, state=state, detailed=False) for state in Lifecycle}
-    assert alive(listed) == {"CREATED", "RUNNING"}
-
-
 def test_a_container_without_its_owners() -> None:
     record = owned({"cpu_shares": 1024}, {"cpu_shares": 2, "cpu_quota_us": 5000})
     (container,) = plan(Saved((POD,), (record,)), node()).containers
@@ -150,26 +144,26 @@ def test_a_container_without_its_owners() -> None:
 @pytest.mark.parametrize(
     ("kept", "current", "expected"),
     [
-        pytest.param(ManagedValue(512, 1024), 512, (Outcome.PLANNED, 1024), id="as-the-policy-wrote-it"),
-        pytest.param(ManagedValue(512, 1024), 500, (Outcome.PLANNED, 1024), id="as-read-from-a-weight"),
+        pytest.param(ManagedValue(512, 1024), 512, (Status.PLANNED, 1024), id="as-the-policy-wrote-it"),
+        pytest.param(ManagedValue(512, 1024), 500, (Status.PLANNED, 1024), id="as-read-from-a-weight"),
         pytest.param(
-            ManagedValue(512, 1024, reapply=False), 512, (Outcome.PLANNED, 1024), id="of-an-old-policy"
+            ManagedValue(512, 1024, reapply=False), 512, (Status.PLANNED, 1024), id="of-an-old-policy"
         ),
         pytest.param(ManagedValue(512, 1024), 1024, None, id="as-it-was"),
         pytest.param(ManagedValue(512, 512), 512, None, id="never-different"),
-        pytest.param(ManagedValue(512, 1024), 77, (Outcome.LEFT, 1024), id="changed-by-somebody-else"),
-        pytest.param(ManagedValue(512, None), 512, (Outcome.FAILED, None), id="not-known-before"),
-        pytest.param(ManagedValue(512, 1024), None, (Outcome.FAILED, 1024), id="not-readable"),
+        pytest.param(ManagedValue(512, 1024), 77, (Status.LEFT, 1024), id="changed-by-somebody-else"),
+        pytest.param(ManagedValue(512, None), 512, (Status.FAILED, None), id="not-known-before"),
+        pytest.param(ManagedValue(512, 1024), None, (Status.FAILED, 1024), id="not-readable"),
     ],
 )
 def test_values_of_cgroups(
-    kept: ManagedValue, current: Value | None, expected: tuple[Outcome, Value | None] | None
+    kept: ManagedValue, current: Value | None, expected: tuple[Status, Value | None] | None
 ) -> None:
     record = CgroupRecord("/kubepods/podu1", {"cpu.shares": kept})
     files = {Place("/kubepods/podu1", "cpu.shares"): current}
     found = plan(Saved(cgroups=(record,)), Node({}, files))
-    assert [(line.outcome, line.new) for line in found.lines] == ([expected] if expected else [])
-    planned = {"cpu.shares": 1024} if expected and expected[0] is Outcome.PLANNED else {}
+    assert [(line.status, line.new) for line in found.lines] == ([expected] if expected else [])
+    planned = {"cpu.shares": 1024} if expected and expected[0] is Status.PLANNED else {}
     assert [dict(cgroup.values) for cgroup in found.cgroups] == ([planned] if expected else [])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.restore.plan import asked_text
+from runtimeproxy.restore.plan import requested_text
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ from runtimeproxy.restore.plan import asked_text
         pytest.param({"cpu_shares": 2}, "strange", None, id="not-known"),
     ],
 )
-def test_asked_text(requested: Mapping[str, Any], name: str, expected: str | None) -> None:
-    assert asked_text(name, Resources(**requested)) == expected
+def test_requested_text(requested: Mapping[str, Any], name: str, expected: str | None) -> None:
+    assert requested_text(name, Resources(**requested)) == expected
