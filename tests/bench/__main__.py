@@ -17,9 +17,9 @@ from tests.bench import datapath, lifetime, table
 from tests.bench.bench import Bench, Options
 from tests.bench.held import BusyRow, HeldRows
 from tests.bench.hooked import HookedRows
-from tests.bench.http2 import LoadError
 from tests.bench.load import h2load_is_there
 from tests.bench.stands import containerd_is_there
+from tests.peers.load_client import LoadError
 
 ROWS = ("version", "kubelet", "busy", "list", "held", "hooked", "start", "memory")
 

@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Any
 
 from cri_api.runtime.v1 import api_pb2
-from tests.bench.http2 import Connection, HeaderEncoder, StatusReader
 from tests.bench.procfs import cpu_ns
 from tests.bench.scenarios import SERVICE, Cycle, Pod, Step, cycles
-from tests.relay.wire import message as grpc_message
+from tests.peers.load_client import Connection, HeaderEncoder, StatusReader
+from tests.peers.wire import message as grpc_message
 
 _UNIFORM = {"version": SERVICE + "Version", "list": SERVICE + "ListContainers"}
 

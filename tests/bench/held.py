@@ -12,10 +12,10 @@ from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.bench import burning, names
 from tests.bench.bench import Bench
 from tests.bench.datapath import rotated
-from tests.bench.http2 import LoadError, call
 from tests.bench.load import Load, generate, plan_for
 from tests.bench.scenarios import SERVICE, Pod, make_pod
 from tests.bench.stands import DIRECT, PROXY, Way
+from tests.peers.load_client import LoadError, call
 
 _TURN = 10
 _CALLS_PER_SECOND = 500

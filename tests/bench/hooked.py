@@ -15,11 +15,11 @@ from runtimeproxy.http2.client import CallError, UnaryClient, request_block
 from tests.bench import names
 from tests.bench.bench import Bench
 from tests.bench.datapath import rotated
-from tests.bench.http2 import LoadError
 from tests.bench.load import Load, generate, plan_for
 from tests.bench.scenarios import Pod, make_pod
 from tests.bench.stands import DIRECT, PROXY, Way
 from tests.hooks.remote.hook_server_process import HookServerProcess
+from tests.peers.load_client import LoadError
 
 _TURN = 10
 _CALLS_PER_SECOND = 300

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from tests.bench.generator import Plan
-from tests.bench.http2 import LoadError, call
 from tests.bench.procfs import cpu_ns
 from tests.bench.stands import Way
-from tests.relay.wire import message as grpc_message
+from tests.peers.load_client import LoadError, call
+from tests.peers.wire import message as grpc_message
 
 _TIMEOUT_S = 120.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.bench.http2 import LoadError, call
 from tests.bench.scenarios import SERVICE
+from tests.peers.load_client import LoadError, call
 
 _POLL_S = 0.002
 _END_TIMEOUT_S = 10.0

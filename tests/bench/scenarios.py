@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
-from tests.bench.http2 import call
+from tests.peers.load_client import call
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CONTAINER_NAME = "main"

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 from runtimeproxy.errors import RefusalError, StatusCode
 from runtimeproxy.hooks import ContainerChange, ContainerView, Policy, ResourceChange
 from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
-from tests.conformance.bytes_client import WAIT_S
+from tests.peers.bytes_client import WAIT_S
 
 ANNOTATION = "conformance/ask"
 """Names the socket of the test; pods without it are left alone."""

@@ -11,12 +11,12 @@ import pytest
 
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk, site_folder
-from tests.conformance.bytes_client import WAIT_S, BytesClient
-from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import EARLY_SCRIPTS, SCRIPTS
 from tests.conformance.services import BytesServices
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+from tests.peers.bytes_client import WAIT_S, BytesClient
+from tests.peers.scripted_server import ScriptedServer
 
 CONFIG = """
 [hooks]

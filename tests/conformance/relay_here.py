@@ -18,7 +18,7 @@ from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.relay.upstream import Upstream
-from tests.conformance.bytes_client import WAIT_S
+from tests.peers.bytes_client import WAIT_S
 
 
 class TravellingLoop(asyncio.SelectorEventLoop):

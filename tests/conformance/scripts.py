@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from runtimeproxy.http2.frames import ErrorCode
-from tests.conformance.http2 import Fields
-from tests.conformance.scripted_server import RESPONSE, Script, ServerEnd, silent
-from tests.relay import wire
-from tests.relay.wire import DATA, END_STREAM, PADDED, Frame, goaway
+from tests.peers import wire
+from tests.peers.blocking import Fields
+from tests.peers.scripted_server import RESPONSE, Script, ServerEnd, silent
+from tests.peers.wire import DATA, END_STREAM, PADDED, Frame, goaway
 
 TRAILERS_ONLY: Fields = (
     *RESPONSE,

@@ -14,14 +14,14 @@ from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
 from tests.conformance.conftest import ProxyStarter
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import CREATE, RUNTIME, STATUS, UNKNOWN, VERSION, asking_create
-from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.services import ECHO, BytesServices
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import (
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import WAIT_S, BytesClient, answer_of
+from tests.peers.scripted_server import ScriptedServer
+from tests.peers.wire import (
     CONTINUATION,
     DATA,
     END_HEADERS,

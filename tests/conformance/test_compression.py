@@ -12,9 +12,6 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import BytesClient, answer_of
-from tests.conformance.http2 import Stream
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import (
     BATCH_SHARES,
     CREATE,
@@ -26,6 +23,8 @@ from tests.conformance.messages import (
 )
 from tests.conformance.services import ECHO
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers.blocking import Http2Client, Stream
+from tests.peers.bytes_client import BytesClient, answer_of
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
 BIG = b"a line of a long list\n" * 10_000

@@ -12,14 +12,14 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import CREATE, EXEC, LIST, RUNTIME, STATUS, asking_create, plain_create
 from tests.conformance.services import COUNT
 from tests.lab import procfs
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import INITIAL_WINDOW, settings, wire
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import WAIT_S, BytesClient, answer_of
+from tests.peers.wire import INITIAL_WINDOW, settings, wire
 
 MIB = 1024 * 1024
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()

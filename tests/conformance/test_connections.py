@@ -16,9 +16,7 @@ from runtimeproxy.http2.frames import MAX_STREAM_ID, ErrorCode
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
 from tests.conformance.conftest import ProxyStarter
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import (
     CREATE,
     EVENTS,
@@ -31,7 +29,9 @@ from tests.conformance.messages import (
 from tests.conformance.services import BytesServices
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import quickest_s, time_s, wait_until
-from tests.relay.wire import ping
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import WAIT_S, BytesClient, answer_of
+from tests.peers.wire import ping
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
 BACK_S = 3.0

@@ -11,14 +11,14 @@ import pytest
 
 from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from runtimeproxy.testing import FakeRuntime
-from tests.conformance.bytes_client import WAIT_S
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import EXEC, RUNTIME, VERSION
 from tests.conformance.relay_here import RelayHere
-from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import SCRIPTS
 from tests.lab.deadline import wait_until
-from tests.relay.wire import ping
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import WAIT_S
+from tests.peers.scripted_server import ScriptedServer
+from tests.peers.wire import ping
 
 DAY_S = 86_400.0
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.testing import FakeRuntime
-from tests.conformance.bytes_client import BytesClient, Metadata
-from tests.conformance.http2 import Fields, Stream
-from tests.conformance.http2_client import Http2Client, request_fields
 from tests.conformance.messages import RUNTIME, STATUS
-from tests.conformance.scripted_server import RESPONSE, ScriptedServer
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PADDED, PRIORITY_FLAG, Frame
+from tests.peers.blocking import Fields, Http2Client, Stream, request_fields
+from tests.peers.bytes_client import BytesClient, Metadata
+from tests.peers.scripted_server import RESPONSE, ScriptedServer
+from tests.peers.wire import CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PADDED, PRIORITY_FLAG, Frame
 
 PATHS = pytest.mark.parametrize("path", [STATUS, f"{RUNTIME}/StopContainer"], ids=["passing", "held"])
 TRACE: Metadata = (

@@ -10,10 +10,8 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime, RuntimeState, preload
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
-from tests.conformance.bytes_client import Answer, BytesClient
 from tests.conformance.conftest import CONFIG, ProxyStarter
 from tests.conformance.grpc_server import grpc_server
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import IMAGE, RUNTIME, UNKNOWN, plain_create
 from tests.conformance.services import (
     BACKEND_HEALTH,
@@ -29,7 +27,9 @@ from tests.conformance.services import (
 )
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import DATA, Frame
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import Answer, BytesClient
+from tests.peers.wire import DATA, Frame
 
 METHODS = [
     (f"/{service.full_name}/{method.name}", method.server_streaming)

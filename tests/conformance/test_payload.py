@@ -10,7 +10,6 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import BytesClient
 from tests.conformance.conftest import ProxyStarter
 from tests.conformance.messages import (
     BATCH_ANNOTATIONS,
@@ -28,6 +27,7 @@ from tests.conformance.messages import (
     with_unknown,
 )
 from tests.conformance.services import ECHO
+from tests.peers.bytes_client import BytesClient
 
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()
 ENVIRONMENT = [(b"A", "1"), (b"\xff\xfe\x00", "RAW"), (b"2", "A"), (b"", "EMPTY"), (b"1", "A")]

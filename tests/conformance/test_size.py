@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.testing import FakeRuntime
-from tests.conformance.bytes_client import BytesClient
 from tests.conformance.grpc_server import grpc_server
 from tests.conformance.messages import CREATE, LIST, UNKNOWN
 from tests.conformance.relay_here import RelayHere
 from tests.conformance.services import ECHO, BytesServices
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers.bytes_client import BytesClient
 
 MIB = 1024 * 1024
 LARGE_FIELD = b"\xfa\x7c"

@@ -12,11 +12,11 @@ import pytest
 
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient
 from tests.conformance.conftest import CONFIG, ProxyStarter
 from tests.conformance.messages import CREATE, EVENTS, VERSION, asking_create
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers.bytes_client import WAIT_S, BytesClient
 
 OWN_ENDPOINT = "--koord-runtimeproxy-endpoint"
 CLOSE_ON_EXEC = 0o2000000

@@ -12,14 +12,14 @@ from runtimeproxy.errors import MESSAGE_PREFIX
 from runtimeproxy.http2.frames import ErrorCode
 from runtimeproxy.testing import CallError, FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import Answer, BytesClient, answer_of
 from tests.conformance.conftest import CONFIG, ProxyStarter
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import CREATE, EVENTS, RUNTIME, STATUS, asking_create
-from tests.conformance.scripted_server import ScriptedServer
 from tests.conformance.scripts import ENDS, TRAILERS_ONLY
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import END_HEADERS, END_STREAM, HEADERS
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import Answer, BytesClient, answer_of
+from tests.peers.scripted_server import ScriptedServer
+from tests.peers.wire import END_HEADERS, END_STREAM, HEADERS
 
 CODES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 PATHS = [

@@ -12,17 +12,16 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CallError, FakeRuntime
 from runtimeproxy.testing.builders import pod_sandbox_config
-from tests.conformance.bytes_client import WAIT_S, Answer, BytesClient, Metadata, answer_of
 from tests.conformance.conftest import ProxyStarter
-from tests.conformance.http2 import LARGEST_WINDOW
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import EVENTS, RUNTIME, STATUS
 from tests.conformance.relay_here import RelayHere
 from tests.conformance.services import CONVERSE, COUNT, HEALTH_CHECK, OVER
 from tests.lab import procfs
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
-from tests.relay.wire import INITIAL_WINDOW, credit
+from tests.peers.blocking import LARGEST_WINDOW, Http2Client
+from tests.peers.bytes_client import WAIT_S, Answer, BytesClient, Metadata, answer_of
+from tests.peers.wire import INITIAL_WINDOW, credit
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0

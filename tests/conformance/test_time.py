@@ -11,8 +11,6 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.conformance.asking_policy import PolicyDesk
-from tests.conformance.bytes_client import WAIT_S, BytesClient, answer_of
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.messages import (
     CREATE,
     EVENTS,
@@ -27,6 +25,8 @@ from tests.conformance.messages import (
 from tests.conformance.relay_here import HoldingInterceptor, RelayHere
 from tests.lab.deadline import quickest_s
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers.blocking import Http2Client
+from tests.peers.bytes_client import WAIT_S, BytesClient, answer_of
 
 PATHS = pytest.mark.parametrize("path", [STATUS, f"{RUNTIME}/StopContainer"], ids=["passing", "held"])
 CREATED = api_pb2.CreateContainerResponse(container_id="c" * 64).SerializeToString()

@@ -13,13 +13,13 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.http2.frames import EMPTY_SETTINGS
 from runtimeproxy.testing import FakeRuntime
-from tests.conformance.http2_client import Http2Client
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, release, shares_of
 from tests.daemon.site import IMPORT_FIFO, site_folder
 from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers.blocking import Http2Client
 
 GREETS = """\
 import os, socket, sys

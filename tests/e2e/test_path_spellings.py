@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.calls.methods import BY_PATH
-from tests.conformance.http2_client import Http2Client
 from tests.conformance.relay_here import RelayHere
 from tests.lab.containerd import Containerd
+from tests.peers.blocking import Http2Client
 from tests.relay.playbook import ScriptedInterceptor, forward_as_it_came
 
 METHOD = "runtime.v1.RuntimeService/StopPodSandbox"

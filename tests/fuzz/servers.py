@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.fuzz.header_blocks import random_block
-from tests.relay import wire
-from tests.relay.wire import Frame, Headers, Reader
+from tests.peers import wire
+from tests.peers.wire import Frame, Headers, Reader
 
 HOLD_S: Final = 0.1
 """How long a connection waits for more, and so how long an answer can be missing before it ends."""

@@ -23,8 +23,8 @@ from runtimeproxy.calls.methods import BY_PATH
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.fuzz.header_blocks import literal, random_block
-from tests.relay import wire
-from tests.relay.wire import END_HEADERS, END_STREAM, HEADERS, Headers, frame_bytes
+from tests.peers import wire
+from tests.peers.wire import END_HEADERS, END_STREAM, HEADERS, Headers, frame_bytes
 
 KEPT_OPEN: Final = 8
 """Connections that one thread leaves open behind it; the oldest ends when there are more."""

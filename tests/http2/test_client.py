@@ -31,8 +31,10 @@ from runtimeproxy.http2.client import (
     request_block,
 )
 from tests.hooks.asking import until
-from tests.http2.raw_server import DONE, OK, Peer, RawServer, Script
+from tests.peers.aio import Peer, RawServer, Script
 
+OK = [(":status", "200"), ("content-type", "application/grpc")]
+DONE = [("grpc-status", "0")]
 ECHO = request_block("/test.Echo/Echo")
 LONG_S = 30.0
 MEBIBYTE = 1024 * 1024
@@ -275,7 +277,7 @@ async def test_a_late_call_is_called_off_and_a_silent_connection_replaced(
 ) -> None:
     async def silent(peer: Peer) -> None:
         await serve_one(peer)
-        await peer.until_frame(frames.RST_STREAM)
+        await peer.next_of(frames.RST_STREAM)
 
     async with RawServer(folder / "s.sock", silent, serve) as server:
         assert await call(client, b"a") == b"a"
@@ -298,7 +300,7 @@ async def test_a_cancelled_call_is_reset_and_says_nothing(client: UnaryClient, f
     async def waiting(peer: Peer) -> None:
         await peer.request()
         asked.set()
-        await peer.until_frame(frames.RST_STREAM)
+        await peer.next_of(frames.RST_STREAM)
         reset.set()
         await serve(peer)
 
@@ -363,7 +365,7 @@ async def test_closing_lets_calls_finish(folder: Path) -> None:
         request = await peer.request()
         client.close()
         peer.send(peer.answer(*request))
-        with suppress(asyncio.IncompleteReadError):
+        with suppress(EOFError):
             while True:
                 await peer.frame()
         ended.set()
@@ -391,8 +393,8 @@ def answering(*parts: Callable[[Peer, int], bytes]) -> Script:
     return script
 
 
-def head(fields: list[tuple[bytes, bytes]], *, end: bool = False) -> Callable[[Peer, int], bytes]:
-    return lambda peer, stream_id: peer.headers(stream_id, fields, end=end)
+def head(fields: list[tuple[str, str]], *, end: bool = False) -> Callable[[Peer, int], bytes]:
+    return lambda peer, stream_id: bytes(peer.block(stream_id, fields, end=end))
 
 
 def data(content: bytes, *, end: bool = False) -> Callable[[Peer, int], bytes]:
@@ -403,26 +405,26 @@ def raw(content: bytes) -> Callable[[Peer, int], bytes]:
     return lambda _, __: content
 
 
-def status(code: bytes) -> list[tuple[bytes, bytes]]:
-    return [*OK, (b"grpc-status", code)]
+def status(code: str) -> list[tuple[str, str]]:
+    return [*OK, ("grpc-status", code)]
 
 
 NO_MESSAGE = b"\0\0\0\0\0"
 OF_THE_CALL: dict[str, tuple[Script, type[CallError], StatusCode]] = {
     "not gRPC": (
-        answering(head([(b":status", b"200"), (b"content-type", b"text/html")]), data(b"<html>", end=True)),
+        answering(head([(":status", "200"), ("content-type", "text/html")]), data(b"<html>", end=True)),
         UnusableError,
         StatusCode.UNKNOWN,
     ),
-    "HTTP status": (answering(head([(b":status", b"503")], end=True)), UnusableError, StatusCode.UNAVAILABLE),
-    "not found": (answering(head([(b":status", b"404")], end=True)), UnusableError, StatusCode.UNIMPLEMENTED),
+    "HTTP status": (answering(head([(":status", "503")], end=True)), UnusableError, StatusCode.UNAVAILABLE),
+    "not found": (answering(head([(":status", "404")], end=True)), UnusableError, StatusCode.UNIMPLEMENTED),
     "trailers only": (
-        answering(head(status(b"9"), end=True)),
+        answering(head(status("9"), end=True)),
         AnsweredError,
         StatusCode.FAILED_PRECONDITION,
     ),
     "unknown status": (
-        answering(head(status(b"99"), end=True)),
+        answering(head(status("99"), end=True)),
         AnsweredError,
         StatusCode.UNKNOWN,
     ),
@@ -517,7 +519,7 @@ async def test_answers_to_pings_that_are_not_read_are_bounded(client: UnaryClien
         await peer.request()
         while True:
             peer.send(frames.ping(bytes(8)) * 1_000)
-            await peer._writer.drain()
+            await peer.writer.drain()
             await asyncio.sleep(0)
 
     async with RawServer(folder / "s.sock", flooding, serve):
@@ -544,10 +546,10 @@ async def test_many_tiny_frames_leave_others_their_turn(client: UnaryClient, fol
         stream_id, _ = await peer.request()
         peer.send(
             frame(frames.DATA, 0, stream_id) * 0,
-            peer.headers(stream_id, OK),
+            peer.block(stream_id, OK),
             frame(frames.DATA, 0, stream_id) * 20_000,
         )
-        peer.send(frame(frames.DATA, 0, stream_id, NO_MESSAGE), peer.headers(stream_id, DONE, end=True))
+        peer.send(frame(frames.DATA, 0, stream_id, NO_MESSAGE), peer.block(stream_id, DONE, end=True))
         await peer.frame()
 
     async with RawServer(folder / "s.sock", tiny):
@@ -572,9 +574,9 @@ async def test_header_blocks_of_many_fields_leave_others_their_turn(
     async def full(peer: Peer) -> None:
         stream_id, _ = await peer.request()
         peer.send(frame(frames.HEADERS, 4, stream_id, fields) * count)
-        await peer.until_frame(frames.RST_STREAM)
+        await peer.next_of(frames.RST_STREAM)
         peer.send(frames.ping(bytes(8)))
-        await peer.until_frame(frames.PING)
+        await peer.next_of(frames.PING)
         read.set()
         await peer.frame()
 

@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import ErrorCode, PeerError
-from tests.relay.wire import PADDED, PRIORITY_FLAG, credit, goaway, ping, ping_ack, reset, settings
+from tests.peers.wire import PADDED, PRIORITY_FLAG, credit, goaway, ping, ping_ack, reset, settings
 
 
 @pytest.mark.parametrize(

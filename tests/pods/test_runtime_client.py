@@ -20,7 +20,7 @@ from runtimeproxy.pods.runtime_client import (
 )
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
-from tests.http2.raw_server import Peer, RawServer
+from tests.peers.aio import Peer, RawServer
 
 
 def one_of_each(runtime: FakeRuntime) -> tuple[str, str]:

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.testing.builders import container_config, create_container_request
 from runtimeproxy.testing.server import FakeRuntimeProcess
-from tests.bench.http2 import Connection, HeaderEncoder, LoadError, StatusReader
-from tests.bench.http2 import call as call_once
 from tests.bench.scenarios import SERVICE, Pod, make_pod
+from tests.peers.load_client import Connection, HeaderEncoder, LoadError, StatusReader
+from tests.peers.load_client import call as call_once
+from tests.peers.wire import message
 from tests.readability import source
-from tests.relay.wire import message
 
 _WARM_CALLS: Final = 30
 _CALLS: Final = 15

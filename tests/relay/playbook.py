@@ -20,7 +20,7 @@ from runtimeproxy.relay.budget import SMALL_BYTES, MemoryBudget
 from runtimeproxy.relay.h2_relay import H2Relay, RelayOptions
 from runtimeproxy.relay.preconnect import EarlyMemory
 from runtimeproxy.relay.upstream import Upstream
-from tests.relay.wire import SETTINGS_ACK, Frame, Headers, Reader, credit, headers, settings, wire
+from tests.peers.wire import SETTINGS_ACK, Frame, Headers, Reader, credit, headers, settings, wire
 
 HELD = "/held.Service/Call"
 PASSING = "/passing.Service/Call"

@@ -7,8 +7,8 @@ import pytest
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.flow_control import OWN_BYTES_PER_TURN
+from tests.peers.wire import CANCEL, Frame, credit, data, message, ping, ping_ack, reset
 from tests.relay.playbook import HELD, Play, grant, opened
-from tests.relay.wire import CANCEL, Frame, credit, data, message, ping, ping_ack, reset
 
 BOUND = 1000
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from runtimeproxy.interception import Outcome
-from tests.relay.playbook import HELD, Play, ScriptedCall, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     CANCEL,
     PUSH_PROMISE,
     Frame,
@@ -16,6 +15,7 @@ from tests.relay.wire import (
     ping,
     reset,
 )
+from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 
 
 def waiting_for_a_decision(play: Play, stream_id: int = 3) -> ScriptedCall:

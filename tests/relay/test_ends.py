@@ -8,8 +8,7 @@ import pytest
 
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import Outcome
-from tests.relay.playbook import HELD, Play, ScriptedCall, opened, spend
-from tests.relay.wire import (
+from tests.peers.wire import (
     CANCEL,
     INTERNAL_ERROR,
     NO_ERROR,
@@ -21,6 +20,7 @@ from tests.relay.wire import (
     message,
     reset,
 )
+from tests.relay.playbook import HELD, Play, ScriptedCall, opened, spend
 
 Cause = Callable[[Play], None]
 

@@ -8,8 +8,7 @@ from runtimeproxy.http2.frames import ErrorCode, PeerError
 from runtimeproxy.http2.header_fields import MAX_LIST_BYTES
 from runtimeproxy.interception import CallHandler, CallHead, Reply
 from runtimeproxy.relay.request import MAX_BLOCK_BYTES
-from tests.relay.playbook import HELD, Play, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
     FRAME_SIZE_ERROR,
@@ -26,6 +25,7 @@ from tests.relay.wire import (
     reset,
     wire,
 )
+from tests.relay.playbook import HELD, Play, opened
 
 FRAME_BOUND = 16_384
 

@@ -11,8 +11,8 @@ from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.flow_control import MAX_WAITING
 from runtimeproxy.relay.peer_settings import MAX_UNACKNOWLEDGED
 from runtimeproxy.relay.request import MAX_SPECIAL_STREAMS
+from tests.peers.wire import ENHANCE_YOUR_CALM, SETTINGS_ACK, Frame, data, message, reset, settings
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened
-from tests.relay.wire import ENHANCE_YOUR_CALM, SETTINGS_ACK, Frame, data, message, reset, settings
 
 
 def in_debt() -> Play:

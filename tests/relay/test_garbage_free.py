@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.garbage import collected
+from tests.peers.wire import CANCEL, data, message, reset
 from tests.relay.playbook import HELD, Play, ScriptedCall, forward_as_it_came, opened
-from tests.relay.wire import CANCEL, data, message, reset
 
 
 def answered(play: Play, stream_id: int) -> None:

@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from tests.relay.playbook import ELSEWHERE, HELD, Play, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     CANCEL,
     ENHANCE_YOUR_CALM,
     GOAWAY,
@@ -24,6 +23,7 @@ from tests.relay.wire import (
     ping_ack,
     reset,
 )
+from tests.relay.playbook import ELSEWHERE, HELD, Play, opened
 
 
 def drained(play: Play) -> bytes:

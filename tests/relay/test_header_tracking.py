@@ -8,8 +8,8 @@ from hpack import Decoder
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.request import parse_timeout
+from tests.peers.wire import Headers
 from tests.relay.playbook import Play
-from tests.relay.wire import Headers
 
 TABLE = 4096
 

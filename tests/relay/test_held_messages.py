@@ -7,8 +7,7 @@ import pytest
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.budget import MemoryBudget
-from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened, opened_with
-from tests.relay.wire import (
+from tests.peers.wire import (
     CANCEL,
     HEADERS,
     INITIAL_WINDOW,
@@ -22,6 +21,7 @@ from tests.relay.wire import (
     reset,
     settings,
 )
+from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, grant, opened, opened_with
 
 PREFIX = 5
 

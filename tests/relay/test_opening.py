@@ -6,8 +6,7 @@ import pytest
 
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.relay.preconnect import EARLY_BYTES, MAX_EARLY_BYTES, EarlyMemory
-from tests.relay.playbook import ELSEWHERE, HELD, OTHER, RUNTIME, Play, forward_as_it_came
-from tests.relay.wire import (
+from tests.peers.wire import (
     SETTINGS_ACK,
     TABLE_SIZE,
     Frame,
@@ -21,6 +20,7 @@ from tests.relay.wire import (
     reset,
     settings,
 )
+from tests.relay.playbook import ELSEWHERE, HELD, OTHER, RUNTIME, Play, forward_as_it_came
 
 
 def test_an_empty_settings_frame_is_sent_before_the_client_has_sent_a_call() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
-from tests.relay.playbook import DEFAULT_WINDOW, Play, ScriptedCall, grant, opened, spend
-from tests.relay.wire import (
+from tests.peers.wire import (
     INITIAL_WINDOW,
     MAX_FRAME,
     Frame,
@@ -17,6 +16,7 @@ from tests.relay.wire import (
     reset,
     settings,
 )
+from tests.relay.playbook import DEFAULT_WINDOW, Play, ScriptedCall, grant, opened, spend
 
 LARGEST = 16_384
 

@@ -6,8 +6,8 @@ import pytest
 
 from runtimeproxy.interception import Outcome
 from runtimeproxy.relay.intercepted_stream import InterceptedStream
+from tests.peers.wire import CANCEL, DATA, INITIAL_WINDOW, credit, data, message, reset
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, ScriptedCall, forward_as_it_came, opened, spend
-from tests.relay.wire import CANCEL, DATA, INITIAL_WINDOW, credit, data, message, reset
 
 MESSAGE = message(b"abc")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.relay.error_response import MAX_MESSAGE_BYTES, error_response, percent_encoded
-from tests.relay.playbook import HELD, Play, ScriptedCall, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     CANCEL,
     END_HEADERS,
     END_STREAM,
@@ -24,6 +23,7 @@ from tests.relay.wire import (
     reset,
     settings,
 )
+from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 
 
 def refused(play: Play, stream_id: int = 3, code: int = 9, text: str = "no") -> ScriptedCall:

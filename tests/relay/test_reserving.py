@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.relay.budget import MemoryBudget
+from tests.peers.wire import Frame, data, message, reset
 from tests.relay.playbook import Play, ScriptedCall, grant, opened_with
-from tests.relay.wire import Frame, data, message, reset
 
 KIBIBYTE = 1 << 10
 PREFIX = 5

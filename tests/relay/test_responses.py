@@ -6,8 +6,8 @@ import pytest
 
 from runtimeproxy.interception import Outcome
 from runtimeproxy.relay.intercepted_stream import MAX_OBSERVED_BYTES
+from tests.peers.wire import INTERNAL_ERROR, Frame, continuation, credit, data, headers, message, reset
 from tests.relay.playbook import HELD, Play, ScriptedCall, opened
-from tests.relay.wire import INTERNAL_ERROR, Frame, continuation, credit, data, headers, message, reset
 
 
 def with_all_sent(play: Play) -> ScriptedCall:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
+from tests.peers.wire import CANCEL, credit, data, goaway, message, ping, priority, reset
 from tests.relay.playbook import ELSEWHERE, HELD, PASSING, opened
-from tests.relay.wire import CANCEL, credit, data, goaway, message, ping, priority, reset
 
 
 def test_a_misrouted_stream_is_answered_by_goaway_with_the_highest_forwarded_id() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.relay.peer_settings import PeerSettings, Settings
-from tests.relay.playbook import Play, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     INITIAL_WINDOW,
     MAX_FRAME,
     SETTINGS_ACK,
@@ -20,6 +19,7 @@ from tests.relay.wire import (
     priority,
     settings,
 )
+from tests.relay.playbook import Play, opened
 
 
 def announced(*values: dict[int, int]) -> PeerSettings:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.relay.budget import MemoryBudget
+from tests.peers.wire import HEADERS, SETTINGS_ACK, Frame, credit, data, message, reset, settings
 from tests.relay.playbook import DEFAULT_WINDOW, HELD, Play, forward_as_it_came, opened
-from tests.relay.wire import HEADERS, SETTINGS_ACK, Frame, credit, data, message, reset, settings
 
 PREFIX = 5
 MEBIBYTE = 1 << 20

@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from runtimeproxy.relay.budget import MemoryBudget
+from tests.peers.wire import DATA, WINDOW_UPDATE, Frame, credit
 from tests.relay.playbook import DEFAULT_WINDOW, Play, ScriptedCall, opened_with
-from tests.relay.wire import DATA, WINDOW_UPDATE, Frame, credit
 
 MEBIBYTE = 1 << 20
 MESSAGE_BYTES = 3 * MEBIBYTE

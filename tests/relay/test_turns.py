@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.peers.wire import DATA, Frame, credit, data, message, ping, unknown, wire
 from tests.relay.playbook import HELD, forward_as_it_came, opened
-from tests.relay.wire import DATA, Frame, credit, data, message, ping, unknown, wire
 
 MOST = 2000
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import grpc
 
 from cri_api.runtime.v1 import api_pb2
-from tests.bench import http2
 from tests.bench.scenarios import SERVICE
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.peers import load_client
 from tests.restarts import figures
 from tests.restarts.caller import EVENTED_PLEG_ATTEMPTS
 from tests.restarts.figures import Window
@@ -93,8 +93,8 @@ def _restarted(stand: Stand, running: Sequence[Load]) -> Window:
 
 def _serves(socket: Path) -> bool:
     try:
-        http2.call(str(socket), SERVICE + "Version")
-    except (OSError, http2.LoadError):
+        load_client.call(str(socket), SERVICE + "Version")
+    except (OSError, load_client.LoadError):
         return False
     return True
 

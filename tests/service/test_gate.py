@@ -13,7 +13,7 @@ import pytest
 from runtimeproxy.calls.methods import BY_PATH
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from runtimeproxy.service.gate import HELD_PATHS, Gate
-from tests.relay.sockets.stage import until
+from tests.peers.aio import until
 
 PATH = "/runtime.v1.RuntimeService/CreateContainer"
 HEAD = CallHead(PATH, None, "identity")

@@ -16,7 +16,7 @@ from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
 from runtimeproxy.service.wiring import Routes
-from tests.relay.sockets.stage import until
+from tests.peers.aio import until
 
 SHORT_S = 0.3
 

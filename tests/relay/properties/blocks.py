@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpack import HPACKError
 
-from tests.relay import wire
+from tests.peers import wire
+from tests.peers.wire import Frame, Headers
 from tests.relay.properties.streams import Block, RuleBrokenError
-from tests.relay.wire import Frame, Headers
 
 
 @dataclass(frozen=True)

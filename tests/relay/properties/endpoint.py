@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from tests.relay import wire
+from tests.peers import wire
+from tests.peers.wire import Frame, Reader
 from tests.relay.properties.blocks import Blocks
 from tests.relay.properties.streams import (
     DEFAULT_WINDOW,
@@ -21,7 +22,6 @@ from tests.relay.properties.streams import (
     require,
     settings_of,
 )
-from tests.relay.wire import Frame, Reader
 
 MOST = 2**31 - 1
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.relay.budget import MemoryBudget
+from tests.peers.wire import CANCEL
 from tests.relay.playbook import Play, ScriptedCall
 from tests.relay.properties.endpoint import Endpoint
 from tests.relay.properties.plans import (
@@ -20,7 +21,6 @@ from tests.relay.properties.plans import (
     Plan,
 )
 from tests.relay.properties.streams import Stream
-from tests.relay.wire import CANCEL
 
 REFUSAL_CODE = 9
 MOST_STEPS = 40_000

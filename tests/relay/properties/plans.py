@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from tests.relay import wire
+from tests.peers import wire
+from tests.peers.wire import message
 from tests.relay.properties.streams import Block, Content
-from tests.relay.wire import message
 
 MAX_MESSAGE_BYTES = 120_000
 BUDGETS = (4_000, 130_000, 1 << 26)

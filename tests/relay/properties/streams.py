@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tests.relay import wire
-from tests.relay.wire import Frame
+from tests.peers import wire
+from tests.peers.wire import Frame
 
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME = 16_384

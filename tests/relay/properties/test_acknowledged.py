@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.peers.wire import INITIAL_WINDOW, SETTINGS_ACK, credit, data, message, settings
 from tests.relay.playbook import forward_as_it_came, opened
-from tests.relay.wire import INITIAL_WINDOW, SETTINGS_ACK, credit, data, message, settings
 
 
 def test_a_lowered_window_counts_after_the_data_that_waits() -> None:

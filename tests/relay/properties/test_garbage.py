@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.http2.frames import PeerError
+from tests.peers.wire import NAMES, SETTINGS_ACK, Frame, Headers, message, settings, wire
 from tests.relay.playbook import HELD, PASSING, Play, forward_as_it_came
 from tests.relay.properties.profile import bounded
-from tests.relay.wire import NAMES, SETTINGS_ACK, Frame, Headers, message, settings, wire
 
 stream_ids = st.sampled_from((0, 1, 3, 5, 7, 2, 2**31 - 1, 2**31 + 3))
 flags = st.sampled_from((0, 1, 4, 5, 8, 0x0D, 0x20, 0x2D, 0xFF))

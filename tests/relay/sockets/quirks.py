@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tests.relay.sockets.stage import Peer
-from tests.relay.wire import (
+from tests.peers.aio import Peer
+from tests.peers.wire import (
     ACK,
     CANCEL,
     DATA,

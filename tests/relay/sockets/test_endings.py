@@ -8,9 +8,8 @@ import pytest
 
 from runtimeproxy.interception import Outcome
 from runtimeproxy.relay.connection import LINGER_S
-from tests.relay.playbook import HELD, PASSING, ScriptedCall, forward_as_it_came
-from tests.relay.sockets.stage import Peer, Stage, soon, until
-from tests.relay.wire import (
+from tests.peers.aio import Peer, soon, until
+from tests.peers.wire import (
     CANCEL,
     DATA,
     ENHANCE_YOUR_CALM,
@@ -30,6 +29,8 @@ from tests.relay.wire import (
     settings,
     wire,
 )
+from tests.relay.playbook import HELD, PASSING, ScriptedCall, forward_as_it_came
+from tests.relay.sockets.stage import Stage
 
 ROUNDING_S = 0.01
 """Loops round their clocks."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.relay.playbook import HELD, ScriptedCall, forward_as_it_came
-from tests.relay.sockets.stage import Peer, Stage, until
-from tests.relay.wire import (
+from tests.peers.aio import Peer, until
+from tests.peers.wire import (
     CANCEL,
     DATA,
     HEADERS,
@@ -22,6 +21,8 @@ from tests.relay.wire import (
     reset,
     settings,
 )
+from tests.relay.playbook import HELD, ScriptedCall, forward_as_it_came
+from tests.relay.sockets.stage import Stage
 
 MEBIBYTE = 1 << 20
 

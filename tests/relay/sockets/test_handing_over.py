@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.http2.frames import PREFACE
-from tests.relay.playbook import HELD
-from tests.relay.sockets.stage import Peer, Stage, soon, until
-from tests.relay.wire import (
+from tests.peers.aio import Peer, soon, until
+from tests.peers.wire import (
     DATA,
     GOAWAY,
     HEADERS,
@@ -24,6 +23,8 @@ from tests.relay.wire import (
     ping_ack,
     settings,
 )
+from tests.relay.playbook import HELD
+from tests.relay.sockets.stage import Stage
 
 
 async def beginning(stage: Stage) -> Peer:
@@ -43,7 +44,7 @@ async def test_a_client_that_begins_during_the_drain_hears_that_nothing_was_proc
     client.send(ping_ack((await client.next_of(PING)).payload))
     await soon(draining)
     assert not [frame for frame in await client.rest() if frame.type_ == HEADERS]
-    assert stage.runtime.accepted == 0
+    assert len(stage.runtime.peers) == 0
 
 
 async def test_a_client_in_the_middle_of_its_preface(stage: Stage) -> None:
@@ -74,7 +75,7 @@ async def test_calls_that_wait_for_the_runtime_are_given_back(tmp_path: Path, pa
         client.send(ping_ack(question.payload))
         await soon(ending)
         assert not [frame for frame in await client.rest() if frame.type_ == HEADERS]
-        assert stage.runtime.accepted == 0
+        assert len(stage.runtime.peers) == 0
         assert [call.names[-1:] for call in stage.held] in ([], [["cancelled"]])
 
 
@@ -88,7 +89,7 @@ async def test_a_runtime_that_comes_just_then_gets_nothing(tmp_path: Path) -> No
         ending = asyncio.ensure_future(stage.server.drain(10))
         client.send(ping_ack((await client.next_of(PING)).payload))
         await soon(ending)
-        if stage.runtime.accepted:
+        if stage.runtime.peers:
             assert await (await stage.runtime.peer()).rest() == []
 
 

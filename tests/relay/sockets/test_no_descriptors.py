@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.service.sdnotify import answers_ping
+from tests.peers.aio import WAIT_S, soon, until
+from tests.peers.wire import GOAWAY, HEADERS, data, goaway, message
 from tests.relay.playbook import HELD
-from tests.relay.sockets.stage import WAIT_S, Stage, soon, until
-from tests.relay.wire import GOAWAY, HEADERS, data, goaway, message
+from tests.relay.sockets.stage import Stage
 
 CONNECT = """
 import socket, sys

@@ -10,9 +10,10 @@ import pytest
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from runtimeproxy.service.bypass import Bypass
 from runtimeproxy.service.gate import Gate
+from tests.peers.aio import until
+from tests.peers.wire import DATA, GOAWAY, HEADERS, INTERNAL_ERROR, data, goaway, message, ping
 from tests.relay.playbook import HELD
-from tests.relay.sockets.stage import Stage, until
-from tests.relay.wire import DATA, GOAWAY, HEADERS, INTERNAL_ERROR, data, goaway, message, ping
+from tests.relay.sockets.stage import Stage
 
 
 class DefectiveInterceptor:

@@ -6,8 +6,9 @@ import asyncio
 import socket
 from pathlib import Path
 
-from tests.relay.sockets.stage import Stage, until
-from tests.relay.wire import GOAWAY, HEADERS, data, settings
+from tests.peers.aio import until
+from tests.peers.wire import GOAWAY, HEADERS, data, settings
+from tests.relay.sockets.stage import Stage
 
 
 class Readiness:

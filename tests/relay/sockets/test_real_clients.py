@@ -9,9 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.peers.aio import soon
 from tests.relay.playbook import HELD, PASSING
 from tests.relay.sockets.quirks import ANSWER, HABITS, MESSAGE_BYTES, Habit
-from tests.relay.sockets.stage import Stage, soon
+from tests.relay.sockets.stage import Stage
 
 DEADLINE_S = 20.0
 """Longer than any call here takes, except where the runtime hangs."""

@@ -15,13 +15,18 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tests.relay.playbook import HELD, PASSING
-from tests.relay.sockets.stage import Peer, Stage, soon
-from tests.relay.wire import message
+from tests.peers.aio import Peer, soon, until
+from tests.peers.wire import message
+from tests.relay.playbook import HELD, PASSING, forward_as_it_came
+from tests.relay.sockets.stage import Stage
 
 TALK = "/passing.Service/Talk"
 FAIL = "/passing.Service/Fail"
 WAIT = "/held.Service/Wait"
+PASSING_WAIT = "/passing.Service/Wait"
+COUNT = "/passing.Service/Count"
+SHORT_S = 1.0
+"""On a connection that is there, a call reaches the runtime in it, also on a machine that is busy."""
 MEBIBYTE = 1 << 20
 
 
@@ -29,6 +34,7 @@ class Echo(grpc.GenericRpcHandler):
     """Answers with what it gets, or as the path says."""
 
     def __init__(self) -> None:
+        self.requests: list[int] = []
         self.waiting = threading.Event()
         self.cancelled = threading.Event()
 
@@ -38,13 +44,20 @@ class Echo(grpc.GenericRpcHandler):
             return grpc.stream_stream_rpc_method_handler(lambda requests, _: requests)
         if details.method == FAIL:
             return grpc.unary_unary_rpc_method_handler(self._fail)
-        if details.method == WAIT:
+        if details.method == COUNT:
+            return grpc.unary_stream_rpc_method_handler(self._count)
+        if details.method in (WAIT, PASSING_WAIT):
             return grpc.unary_unary_rpc_method_handler(self._wait)
         return grpc.unary_unary_rpc_method_handler(self._echo)
 
     def _echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.requests.append(len(request))
         context.set_trailing_metadata(context.invocation_metadata())
         return request
+
+    def _count(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for number in range(int(request)):
+            yield b"%d" % number
 
     def _fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.set_trailing_metadata((("x-text", "1"), ("x-text", "2"), ("x-bin", b"\x00\xff")))
@@ -207,6 +220,63 @@ async def test_many_calls_at_the_same_time_do_not_mix(relay: Stage) -> None:
     assert relay.budget.used_bytes == 0
 
 
+async def test_a_stream_of_many_messages_passes(relay: Stage) -> None:
+    def ask() -> list[bytes]:
+        with channel_to(relay) as channel:
+            call: Any = channel.unary_stream(COUNT)
+            return list(call(b"1000", timeout=30))
+
+    assert await soon(asyncio.to_thread(ask)) == [b"%d" % number for number in range(1000)]
+
+
+async def test_a_held_message_over_the_bound_is_refused(relay: Stage, echo: Echo) -> None:
+    def ask() -> tuple[grpc.StatusCode, str | None, bytes]:
+        with channel_to(relay) as channel:
+            call = unary(channel, HELD).future(bytes(17 * MEBIBYTE), timeout=30)
+            return call.code(), call.details(), unary(channel, PASSING)(b"next", timeout=30)
+
+    code, text, following = await soon(asyncio.to_thread(ask))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert text is not None
+    assert text.startswith("koord-runtime-proxy: ")
+    assert following == b"next"
+    assert echo.requests == [4]
+
+
+async def test_a_deadline_while_a_call_is_held(relay: Stage, echo: Echo) -> None:
+    def ask() -> grpc.StatusCode:
+        with channel_to(relay) as channel:
+            unary(channel, PASSING)(b"the connection is there", timeout=30)
+            code: grpc.StatusCode = unary(channel, HELD).future(b"x", timeout=SHORT_S).code()
+            return code
+
+    assert await soon(asyncio.to_thread(ask)) is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: relay.held[0].names == ["message", "cancelled"])
+
+
+async def test_a_deadline_reaches_the_runtime(relay: Stage, echo: Echo) -> None:
+    def ask() -> grpc.StatusCode:
+        with channel_to(relay) as channel:
+            unary(channel, PASSING)(b"the connection is there", timeout=30)
+            code: grpc.StatusCode = unary(channel, PASSING_WAIT).future(b"x", timeout=SHORT_S).code()
+            assert echo.cancelled.wait(30)
+            return code
+
+    assert await soon(asyncio.to_thread(ask)) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_cancelled_call_that_is_held_does_not_reach_the_server(relay: Stage, echo: Echo) -> None:
+    with channel_to(relay) as channel:
+        call = unary(channel, HELD).future(b"x", timeout=30)
+        held = await relay.message()
+        call.cancel()
+        await until(lambda: held.names == ["message", "cancelled"])
+        held.reply.forward(None)
+        assert await soon(asyncio.to_thread(unary(channel, PASSING), b"next", 30)) == b"next"
+        await asyncio.to_thread(channel.close)
+    assert echo.requests == [4]
+
+
 NGHTTPD = shutil.which("nghttpd") or shutil.which("nghttpd", path="/usr/sbin")
 H2LOAD = shutil.which("h2load")
 
@@ -219,16 +289,28 @@ async def test_nghttp2_under_load(tmp_path: Path) -> None:
     async with Nghttpd(tmp_path) as server, Stage(tmp_path, has_runtime=False) as stage:
         bridge = await asyncio.start_unix_server(server.serve, str(stage.runtime.path))
         async with bridge:
-            report = await h2load(stage.path, "/file")
+            report = await h2load(stage.path, "/file", "-n200", "-c4", "-m10")
     assert "200 2xx" in report
     assert re.search(r"200 succeeded, 0 failed, 0 errored, 0 timeout", report)
 
 
-async def h2load(path: Path, target: str) -> str:
-    """Asks 200 times over 4 connections, 10 at a time."""
+@pytest.mark.debian
+@pytest.mark.skipif(H2LOAD is None, reason="h2load is not installed")
+@pytest.mark.parametrize("path", [PASSING, HELD], ids=["passing", "held"])
+async def test_grpc_under_load(relay: Stage, echo: Echo, tmp_path: Path, path: str) -> None:
+    relay.decide(forward_as_it_came)
+    (tmp_path / "request").write_bytes(message(b"x" * 300))
+    fields = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+    report = await h2load(relay.path, path, "-n2000", "-c4", "-m8", f"-d{tmp_path / 'request'}", *fields)
+    assert "2000 succeeded, 0 failed, 0 errored" in report
+    assert echo.requests == [300] * 2000
+
+
+async def h2load(path: Path, target: str, *options: str) -> str:
+    """Runs h2load; returns its report."""
     assert H2LOAD is not None
     child = await asyncio.create_subprocess_exec(
-        *(H2LOAD, "-n200", "-c4", "-m10", f"--base-uri=unix:{path}", f"http://localhost{target}"),
+        *(H2LOAD, *options, f"--base-uri=unix:{path}", f"http://localhost{target}"),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await soon(child.communicate())

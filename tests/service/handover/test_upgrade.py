@@ -23,7 +23,7 @@ from runtimeproxy.service.handover.protocol import Channel
 from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
 from runtimeproxy.service.sdnotify import Notifier, answers_ping
 from runtimeproxy.service.wiring import Routes
-from tests.relay.sockets.stage import until
+from tests.peers.aio import until
 
 SUCCESSOR = """\
 import json, os, socket, sys, time

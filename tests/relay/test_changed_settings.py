@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.relay.playbook import Play, opened
-from tests.relay.wire import (
+from tests.peers.wire import (
     INITIAL_WINDOW,
     MAX_FRAME,
     SETTINGS,
@@ -16,6 +15,7 @@ from tests.relay.wire import (
     settings,
     unknown,
 )
+from tests.relay.playbook import Play, opened
 
 
 def sent_of(play: Play, size: int) -> int:

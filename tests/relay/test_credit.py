@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.peers.wire import INITIAL_WINDOW, SETTINGS_ACK, credit, data, message, settings
 from tests.relay.playbook import DEFAULT_WINDOW, opened
-from tests.relay.wire import INITIAL_WINDOW, SETTINGS_ACK, credit, data, message, settings
 
 MOST = (1 << 31) - 1
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.peers.wire import CANCEL, Frame, credit, data, goaway, message, reset
 from tests.relay.playbook import DEFAULT_WINDOW, Play, ScriptedCall, grant, opened, spend
-from tests.relay.wire import CANCEL, Frame, credit, data, goaway, message, reset
 
 
 def indebted(debt: int, *passing: int) -> tuple[Play, ScriptedCall]:

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,8 +15,9 @@ import pytest
 
 from runtimeproxy.relay.server import MAX_CONNECTIONS
 from runtimeproxy.service.sdnotify import answers_ping
-from tests.relay import wire
-from tests.relay.live.harness import WAIT_S, StartRelay, eventually
+from tests.peers import wire
+from tests.peers.aio import WAIT_S, until
+from tests.relay.sockets.stage import Stage
 
 STRANGER = 65_534
 ASK = """
@@ -68,10 +70,10 @@ async def ask_as(uid: int, path: object) -> int:
     ("allowed", "answer_bytes"),
     [pytest.param((), 0, id="refused"), pytest.param((STRANGER,), 9, id="allowed")],
 )
-async def test_another_user(start_relay: StartRelay, allowed: tuple[int, ...], answer_bytes: int) -> None:
-    relay = await start_relay(mode=0o666, allowed_uids=allowed)
-    assert await ask_as(STRANGER, relay.path) == answer_bytes
-    assert await ask_as(0, relay.path) == 9
+async def test_another_user(public_folder: Path, allowed: tuple[int, ...], answer_bytes: int) -> None:
+    async with Stage(public_folder, socket_mode=0o666, allowed_uids=allowed) as relay:
+        assert await ask_as(STRANGER, relay.path) == answer_bytes
+        assert await ask_as(0, relay.path) == 9
 
 
 class Others:
@@ -117,33 +119,31 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_connections_are_bounded_but_for_the_watchdogs_own(
-    start_relay: StartRelay, many_files: None
-) -> None:
-    relay = await start_relay()
-    async with Others(relay.path) as others:
+async def test_connections_are_bounded_but_for_the_watchdogs_own(stage: Stage, many_files: None) -> None:
+    async with Others(stage.path) as others:
         assert await others.connect(MAX_CONNECTIONS) == MAX_CONNECTIONS
         assert await others.connect(2) == 0
-        assert relay.server.connection_count == MAX_CONNECTIONS
-        assert await answers_ping(str(relay.path), WAIT_S)
-    await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
-    async with await relay.client() as client:
-        assert await client.frame(wire.SETTINGS) == wire.settings()
+        assert stage.server.connection_count == MAX_CONNECTIONS
+        assert await answers_ping(str(stage.path), WAIT_S)
+    await until(lambda: stage.server.connection_count == 0)
+    client = await stage.client()
+    client.begin()
+    assert await client.frame() == wire.settings()
 
 
 async def test_one_process_has_its_part_of_the_connections_only(
-    start_relay: StartRelay, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    relay = await start_relay(most_per_process=5)
-    async with Others(relay.path) as greedy, Others(relay.path) as other:
-        assert await greedy.connect(5) == 5
-        assert await greedy.connect(20) == 0
-        assert await other.connect(1) == 1
-    refusals = [each for each in caplog.messages if each.startswith("connection refused: process ")]
-    assert len(refusals) == 1
-    assert refusals[0].endswith("has 5 already")
-    await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
-    async with Others(relay.path) as greedy:
-        assert await greedy.connect(5) == 5
-    await eventually(lambda: relay.server.connection_count == 0, "all are forgotten")
-    assert not relay.server._peers
+    async with Stage(tmp_path, most_per_process=5) as relay:
+        async with Others(relay.path) as greedy, Others(relay.path) as other:
+            assert await greedy.connect(5) == 5
+            assert await greedy.connect(20) == 0
+            assert await other.connect(1) == 1
+        refusals = [each for each in caplog.messages if each.startswith("connection refused: process ")]
+        assert len(refusals) == 1
+        assert refusals[0].endswith("has 5 already")
+        await until(lambda: relay.server.connection_count == 0)
+        async with Others(relay.path) as greedy:
+            assert await greedy.connect(5) == 5
+        await until(lambda: relay.server.connection_count == 0)
+        assert not relay.server._peers

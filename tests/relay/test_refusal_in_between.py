@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpack import Decoder
 
+from tests.peers.wire import HEADERS, RST_STREAM, SETTINGS_ACK, TABLE_SIZE, Frame, data, message, settings
 from tests.relay.playbook import Play, ScriptedCall, opened
-from tests.relay.wire import HEADERS, RST_STREAM, SETTINGS_ACK, TABLE_SIZE, Frame, data, message, settings
 
 
 def one_answers_the_other(**options: dict[int, int]) -> Play:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
-from tests.relay.playbook import Play
-from tests.relay.wire import (
+from tests.peers.wire import (
     ACK,
     CONTINUATION,
     DATA,
@@ -29,6 +28,7 @@ from tests.relay.wire import (
     settings,
     unknown,
 )
+from tests.relay.playbook import Play
 
 ENABLE_PUSH = 0x2
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from hpack import Decoder, Encoder
 
 from runtimeproxy.http2.frames import PREFACE
-from tests.relay import wire
-from tests.relay.wire import (
+from tests.peers import wire
+from tests.peers.wire import (
     ACK,
     CONTINUATION,
     DATA,

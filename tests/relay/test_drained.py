@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.http2.frames import PeerError
+from tests.peers.wire import NO_ERROR, PROTOCOL_ERROR, continuation, data, headers, message, reset
 from tests.relay.playbook import HELD, Play, opened
-from tests.relay.wire import NO_ERROR, PROTOCOL_ERROR, continuation, data, headers, message, reset
 
 
 def draining(*, held: bool = False) -> Play:

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from runtimeproxy.http2.frames import PREFACE, ErrorCode
-from tests.conformance.bytes_client import WAIT_S
-from tests.conformance.http2 import LARGEST_WINDOW, Fields, Http2End, Stream
-from tests.relay import wire
-from tests.relay.wire import (
+from tests.peers import wire
+from tests.peers.blocking import LARGEST_WINDOW, Fields, Http2End, Stream
+from tests.peers.bytes_client import WAIT_S
+from tests.peers.wire import (
     DATA,
     END_HEADERS,
     END_STREAM,
