@@ -1,4 +1,7 @@
-"""The command `koord-runtime-proxy`: flags, subcommands, messages and exit codes."""
+"""The command `koord-runtime-proxy`: flags, subcommands, messages and exit codes.
+
+Each subcommand imports what it needs itself: a start must not load it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,35 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from runtimeproxy import __version__
-from runtimeproxy.commands import COMMANDS, EXIT_FAILED, EXIT_USAGE, PROGRAM, read_settings, serve
-from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
-from runtimeproxy.config.sources import FLAGS
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, Settings
+from runtimeproxy.config.sources import FLAGS, Reading, config_path, read
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.service import signals
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.hooks.policy import Policy
+    from runtimeproxy.hooks.settings import PolicySettings
+
+PROGRAM: Final = "koord-runtime-proxy"
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+"""A wrong flag, variable or configuration file. Source: argparse's own."""
+
+_DOCKER: Final = (
+    "Docker is not supported: run cri-dockerd in front of it, and give its socket as "
+    "--remote-runtime-service-endpoint (usually /run/cri-dockerd.sock)"
+)
 
 _OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
 
@@ -93,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ignored:
             print(f"{PROGRAM}: flags of klog are ignored: {', '.join(ignored)}", file=sys.stderr)
         command: Callable[[argparse.Namespace], int] = arguments.run
-        if command is not serve:
+        if command is not _serve:
             signals.unblock()
         return command(arguments)
     except ConfigError as error:
@@ -104,6 +126,212 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + 2  # as a shell shows SIGINT
+
+
+# Subcommands
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serves until a signal ends it; runs without a command."""
+    settings = _load_settings(arguments)
+    from runtimeproxy import logs
+    from runtimeproxy.service.daemon import run
+
+    handler = logs.configure(settings.log.level, settings.log.format)
+    try:
+        return run(settings, partial(_load_settings, arguments))
+    finally:
+        handler.flush()
+
+
+def _check_config(arguments: argparse.Namespace) -> int:
+    from runtimeproxy.config.node_checks import check_on_node
+
+    reading = _read_settings(arguments)
+    path, is_named = config_path(arguments, os.environ)
+    findings = check_on_node(reading, _load_policies(reading.settings))
+    for warning in findings.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if findings.problems:
+        raise CombinedConfigError(findings.problems)
+    source = path if is_named or Path(path).exists() else "no file, defaults"
+    print(f"{source}: the configuration is valid")
+    return EXIT_OK
+
+
+def _list_policies(arguments: argparse.Namespace) -> int:
+    settings = _load_settings(arguments)
+    result = _load_policies(settings)
+    running = {policy.name for policy in result.policies}
+    running |= {name for name, chosen in settings.policies.items() if not chosen.enabled}
+    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS")]
+    rows += (
+        _policy_row(policy, settings.policies.get(policy.name))
+        for policy in result.classes
+        if policy.name in running
+    )
+    rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        *columns, hooks = row[:5]
+        cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
+        print("  ".join((*cells, hooks)))
+        for line in filter(None, row[5:]):
+            print(f"    {line}")
+    return EXIT_FAILED if result.problems else EXIT_OK
+
+
+def _load_policies(settings: Settings) -> LoadResult:
+    """Loads all policies, as the daemon does at its start."""
+    from runtimeproxy.hooks.loading import PolicyLoader, Sources
+
+    hooks = settings.hooks
+    sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
+    return PolicyLoader().load(sources, settings.policies)
+
+
+def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
+    from runtimeproxy.hooks.loaded import origin_of, overridden_hooks
+    from runtimeproxy.hooks.settings import PolicySettings
+
+    chosen = settings or PolicySettings()
+    priority = policy.priority if chosen.priority is None else chosen.priority
+    mode = chosen.mode.value if chosen.enabled else "disabled"
+    hooks = ", ".join(overridden_hooks(policy))
+    summary = str(policy.__doc__ or "").strip().split("\n")[0]
+    origin = f"from {origin_of(policy)}"
+    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary, origin
+
+
+def _bypass(arguments: argparse.Namespace) -> int:
+    endpoint = _load_settings(arguments).proxy.endpoint
+    from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
+
+    is_on = arguments.state == "on"
+    pid = signal_instance(endpoint, BYPASS_ON if is_on else BYPASS_OFF)
+    print(f"process {pid}: bypass is {'on' if is_on else 'off'}")
+    return EXIT_OK
+
+
+def _upgrade(arguments: argparse.Namespace) -> int:
+    proxy = _load_settings(arguments).proxy
+    from runtimeproxy.service.handover.command import upgrade
+
+    old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    print(f"process {new} serves; process {old} ends after its last call")
+    return EXIT_OK
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    settings = _load_settings(arguments)
+    from runtimeproxy.restore.command import is_complete, restore, table
+    from runtimeproxy.service.kubelet import kubelet_settings
+    from runtimeproxy.service.signals import is_served
+
+    proxy = settings.proxy
+    for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
+        print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
+    lines = restore(settings, dry_run=arguments.dry_run)
+    print("\n".join(table(lines)) if lines else "nothing to restore")
+    return EXIT_OK if is_complete(lines) else EXIT_FAILED
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(f"{PROGRAM} {__version__}")
+    return EXIT_OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    settings = _load_settings(arguments)
+    from runtimeproxy.demo import run_demo
+
+    return run_demo(settings)
+
+
+def _load_settings(arguments: argparse.Namespace) -> Settings:
+    """Reads flags, environment and file.
+
+    Raises:
+        CombinedConfigError: every problem.
+    """
+    reading = _read_settings(arguments)
+    if reading.errors:
+        raise CombinedConfigError(reading.errors)
+    return reading.settings
+
+
+def _read_settings(arguments: argparse.Namespace) -> Reading:
+    """Reads flags, environment and file; problems are in the result."""
+    reading = read(arguments, os.environ)
+    mode = getattr(arguments, "backend_runtime_mode", "Containerd")
+    if mode == "Containerd":
+        return reading
+    reason = _DOCKER if mode == "Docker" else f"{mode!r} is not a mode: only Containerd is"
+    wrong_mode = ConfigError("flag", "--backend-runtime-mode", reason)
+    return replace(reading, errors=(wrong_mode, *reading.errors))
+
+
+class _Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+        text: description in the list of commands and, as a sentence, in its own help.
+        more: the rest of its own help.
+        usage: its own arguments, before the flags that all commands have.
+        arguments: these arguments, with keyword arguments of `add_argument`.
+    """
+
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    text: str
+    more: str = "."
+    usage: str = ""
+    arguments: Mapping[str, Mapping[str, Any]] = {}
+
+
+_COMMANDS: Final = (
+    _Command(
+        "check-config",
+        _check_config,
+        "check flags, environment, file, policies and hook servers' registrations",
+        ". Prints every problem, and the exit code is 2 then; warnings leave it 0.",
+    ),
+    _Command(
+        "list-policies",
+        _list_policies,
+        "list all policies with their hooks and settings",
+        ". Also those that cannot be loaded, with the reason; the exit code is 1 then.",
+    ),
+    _Command("version", _version, "show the version"),
+    _Command("demo", _demo, "drive a pod of each QoS class through the proxy and show what changes"),
+    _Command(
+        "bypass",
+        _bypass,
+        "let all calls pass without policies (on), or end that (off)",
+        ". Signals the instance that serves on the proxy's socket.",
+        "(on | off) ",
+        {"state": {"choices": ("on", "off"), "help": "kept by an upgrade, not by a restart"}},
+    ),
+    _Command(
+        "upgrade",
+        _upgrade,
+        "replace the serving instance by a new process, without a failed call",
+        ". If the new one does not come up, the old one goes on.",
+    ),
+    _Command(
+        "restore",
+        _restore,
+        "give running containers and pod cgroups the values that the kubelet requested",
+        ", from the checkpoint in the state folder: to remove the proxy from a node, after it has ended. "
+        "Values that another program has changed since are left alone.",
+        "[--dry-run] ",
+        {"--dry-run": {"action": "store_true", "help": "only show the changes"}},
+    ),
+)
+"""In the order of the help."""
+
+
+# Arguments and errors
 
 
 class _UsageError(Exception):
@@ -129,9 +357,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.set_defaults(run=serve)
+    parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for each in COMMANDS:
+    for each in _COMMANDS:
         command = commands.add_parser(
             each.name,
             usage=f"{PROGRAM} {each.name} {each.usage}[FLAG ...]",
@@ -176,7 +404,7 @@ def _without_wrong_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     choices = {flag.option: flag.choices for flag in FLAGS}
     known = [*choices, *_OTHER_OPTIONS]
-    commands = {command.name for command in COMMANDS}
+    commands = {command.name for command in _COMMANDS}
     kept: list[str] = []
     wrong: list[str] = []
     remaining = list(argv)
@@ -210,7 +438,7 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 
 def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
     """Reports the problems of the flags together with those of the configuration."""
-    errors = read_settings(arguments).errors
+    errors = _read_settings(arguments).errors
     if errors:
         raise CombinedConfigError([*(ConfigError("flag", "", text) for text in wrong), *errors])
     _fail(f"{'; '.join(wrong)} (see {PROGRAM} --help)")

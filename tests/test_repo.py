@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 TESTED_ELSEWHERE = {
-    "commands": "tests/test_cli.py",
     "__main__": "tests/test_cli.py",
     "errors": "tests/conformance/test_status.py",
     "interception": "tests/relay",
