@@ -10,7 +10,6 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from runtimeproxy.errors import RuntimeProxyError
@@ -91,9 +90,11 @@ def is_served(endpoint: str) -> bool:
 
 
 def _is_locked(path: str) -> bool:
-    with Path(path).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
     return False
