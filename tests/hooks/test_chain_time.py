@@ -20,6 +20,7 @@ from tests.hooks.asking import VIEW, decide, kinds, shares_of, until
 from tests.hooks.policy_classes import Hanging, cgroup, nothing, raising, scripted, shares
 
 FAIL = FailurePolicy.FAIL
+BUDGET_S = 30.0
 
 
 async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
@@ -79,12 +80,21 @@ async def test_a_late_policy_refuses_if_so_configured_and_goes_on_refusing(
         assert (decision.refusal.code, decision.refusal.text) == (StatusCode.UNAVAILABLE, reason)
 
 
+async def spend_budget(chain: Chain, hanging: Hanging) -> None:
+    """Let the time of all runs be over as soon as one hangs."""
+    await until(lambda: hanging.entered.acquire(blocking=False))
+    for run in chain.timer.runs:
+        run.postpone(-BUDGET_S)
+
+
 async def test_a_spent_budget_leaves_the_rest_out(workers: Workers, hanging: Hanging) -> None:
     finished: list[Decision] = []
     chain = Chain(
         [scripted("a", cgroup(cpu_shares=2)), scripted("late", hanging), scripted("c", shares(7))], workers
     )
-    decision = await decide(chain, budget_s=2.0, apply=finished.append)
+    deciding = asyncio.ensure_future(decide(chain, budget_s=BUDGET_S, apply=finished.append))
+    await spend_budget(chain, hanging)
+    decision = await deciding
     assert finished == [decision]
     assert decision.owners == {"cgroup[cpu.shares]": "a"}
     assert kinds(decision)[1:] == [("late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
@@ -175,7 +185,9 @@ async def test_writes_that_hang_hold_the_call_no_longer_than_the_budget(
         hanging(VIEW)
 
     chain = Chain([scripted("a", cgroup(cpu_shares=2))], workers)
-    decision = await decide(chain, budget_s=2.0, apply=stuck)
+    deciding = asyncio.ensure_future(decide(chain, budget_s=BUDGET_S, apply=stuck))
+    await spend_budget(chain, hanging)
+    decision = await deciding
     assert decision.change is not None
     assert decision.unwritten == "the cgroup writes take too long"
     assert workers.hung == 1
@@ -221,13 +233,13 @@ async def test_no_policy_is_late_for_the_time_in_which_the_loop_did_not_run(
     workers: Workers, hanging: Hanging
 ) -> None:
     """As it does not while the process is stopped; see also `test_workers`."""
-    chain = Chain([scripted("slow", hanging, timeout_s=2.0)], workers)
-    deciding = asyncio.ensure_future(decide(chain, budget_s=2.0))
+    chain = Chain([scripted("slow", hanging, timeout_s=1.0)], workers)
+    deciding = asyncio.ensure_future(decide(chain, budget_s=1.0))
     await until(lambda: hanging.entered.acquire(blocking=False))
     # Longer than the policy's timeout and the chain's budget; nothing is computed meanwhile.
-    threading.Event().wait(3.0)
+    threading.Event().wait(1.2)
     # The timer looks first, and then the policy comes back.
-    asyncio.get_running_loop().call_later(0.3, hanging.released.set)
+    asyncio.get_running_loop().call_later(0.1, hanging.released.set)
     decision = await deciding
     assert shares_of(decision) == 999
     assert ("slow", AuditKind.FAILED) not in kinds(decision)

@@ -202,7 +202,7 @@ from tests.hooks.test_workers import Run
 
 async def main():
     timer = RunTimer(())
-    run = Run(timer, ticks=100)
+    run = Run(timer, ticks=20)
     print("armed", flush=True)
     await run.over.wait()
     print(sum(run.paused_s), flush=True)
