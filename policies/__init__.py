@@ -7,4 +7,4 @@ BUILT_IN: Final = (
     "policies.cpuset:Cpuset",
     "policies.gpu_env:GpuEnv",
 )
-"""All policies that are loaded by default, as `module:Class`; their priorities decide the order."""
+"""All policies that are loaded by default, as `module:Class`; they run in the order of their priorities."""

@@ -1,8 +1,8 @@
-"""Reads Koordinator's JSON annotations as Go does, so that what koordlet accepts is accepted here.
+"""Reads Koordinator's JSON annotations as Go does, and so accepts the same annotations as koordlet.
 
-Go matches the keys of a struct regardless of case and takes null for absent; the keys of a map it takes as
-they are. Unknown keys are ignored, and one value of a wrong type makes the whole annotation an error
-(policies spec 1.6).
+Go matches the keys of a struct in any case and treats null as absent; the keys of a map match exactly.
+Unknown keys are ignored, and a single value of a wrong type is an error of the whole annotation (policies
+spec 1.6).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
 """The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
-"""Texts whose meaning is remembered per annotation: all containers of a pod come with the same one."""
+"""Size of the cache of parsed texts, per annotation: all containers of a pod have the same one."""
 
 JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
 
 
 class AnnotationError(RuntimeProxyError):
-    """An annotation that does not hold what it should; the text names it and the place, not its content."""
+    """An invalid annotation; the text names the annotation and the place in it, not its content."""
 
 
 class Place:
-    """A JSON value in an annotation, and where it stands, for errors."""
+    """A JSON value in an annotation, with its path for error messages."""
 
     __slots__ = ("path", "value")
 
@@ -41,7 +41,7 @@ class Place:
         self.value = value
 
     def member(self, name: str) -> Place:
-        """Return a struct's member, its key in any case; the last one counts, as in Go."""
+        """Return a struct's member, matching its key in any case; the last match wins, as in Go."""
         found: JSON = None
         for key, value in self._dict().items():
             if key.lower() == name.lower():
@@ -49,15 +49,15 @@ class Place:
         return Place(f"{self.path}.{name}", found)
 
     def entries(self) -> Mapping[str, Place]:
-        """Return a map's entries, keys as they are."""
+        """Return a map's entries; keys are not changed."""
         return {key: Place(f"{self.path}[{key[:64]}]", value) for key, value in self._dict().items()}
 
     def items(self) -> list[Place]:
-        """Return a list's items, none of which may be null."""
+        """Return a list's items; a null item is an error."""
         if self.value is None:
             return []
         if not isinstance(self.value, list):
-            self.fail("is no list")
+            self.fail("is not a list")
         items = [Place(f"{self.path}[{index}]", value) for index, value in enumerate(self.value)]
         for item in items:
             if item.value is None:
@@ -69,7 +69,7 @@ class Place:
         if self.value is None:
             return ""
         if not isinstance(self.value, str):
-            self.fail("is no string")
+            self.fail("is not a string")
         return self.value
 
     def integer(self) -> int:
@@ -77,22 +77,22 @@ class Place:
         if self.value is None:
             return 0
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            self.fail("is no whole number")
+            self.fail("is not a whole number")
         return self.value
 
     def quantity(self, parse: Callable[[str], int] = quantity_bytes) -> int:
         """Return a Kubernetes quantity, written as a string or a number; 0 when absent.
 
-        Spaces around it do not count. Source: Kubernetes apimachinery Quantity.UnmarshalJSON.
+        Spaces around it are ignored. Source: Kubernetes apimachinery Quantity.UnmarshalJSON.
         """
         if self.value is None:
             return 0
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
-            self.fail("is no quantity")
+            self.fail("is not a quantity")
         try:
             return parse(str(self.value).strip(" "))
         except ValueError:
-            self.fail("is no quantity")
+            self.fail("is not a quantity")
 
     def fail(self, reason: str) -> NoReturn:
         """Raise an error about this place."""
@@ -102,12 +102,12 @@ class Place:
         if self.value is None:
             return {}
         if not isinstance(self.value, dict):
-            self.fail("is no object")
+            self.fail("is not an object")
         return self.value
 
 
 def read(annotations: Mapping[str, str], name: str) -> Place | None:
-    """Return the JSON value of an annotation; None when there is no such annotation.
+    """Return the JSON value of an annotation; None if the annotation is absent.
 
     Raises:
         AnnotationError: the annotation is not JSON.
@@ -117,7 +117,7 @@ def read(annotations: Mapping[str, str], name: str) -> Place | None:
 
 
 def parse(name: str, text: str) -> Place:
-    """Return the JSON value of the annotation `name` whose text this is.
+    """Return the JSON value in the text of the annotation `name`.
 
     Raises:
         AnnotationError: the text is not JSON.
@@ -125,9 +125,9 @@ def parse(name: str, text: str) -> Place:
     try:
         value: JSON = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise AnnotationError(f"annotation {name} is no JSON") from error
+        raise AnnotationError(f"annotation {name} is not valid JSON") from error
     return Place(name, value)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -1,13 +1,13 @@
-"""Batch resources: CPU and memory of best-effort pods, which Kubernetes itself knows as extended resources.
+"""Batch resources: CPU and memory of best-effort pods, requested as extended resources of Kubernetes.
 
-The kubelet gives a pod that only asks for `kubernetes.io/batch-cpu` and `-memory` the least CPU weight and
-no limits. A webhook notes the amounts in an annotation; this policy turns them into the cgroup values that
-the same amounts of native resources would have given (policies spec 2.2).
+The kubelet gives a pod that only requests `kubernetes.io/batch-cpu` and `-memory` the least CPU weight and
+no limits. A webhook writes the amounts into an annotation; this policy converts them to the cgroup values of
+the same amounts of native resources (policies spec 2.2).
 
-It differs from Koordinator where that is marked as a quirk: a specification without containers says nothing
-(Koordinator writes a memory limit of 0), a quota that the CPU normalization ratio makes smaller than the
-kernel's least is set to the least, and an amount that cannot be read costs only the values that depend on it
-(for Koordinator the whole annotation is then an error).
+It differs from Koordinator in three points: a specification without containers changes nothing (Koordinator
+writes a memory limit of 0); a quota that falls below the kernel's minimum by the CPU normalization ratio is
+raised to the minimum; and an unreadable amount affects only the values that depend on it (in Koordinator the
+whole annotation is then an error).
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class BatchResourceOptions:
     """Settings of the policy; Koordinator derives both from its NodeSLO and the node's annotations."""
 
     cfs_quota_enabled: bool = True
-    """False leaves all quotas unlimited: for nodes whose best-effort pods share one suppressed quota."""
+    """False leaves all quotas unlimited, for nodes whose best-effort pods share one suppressed quota."""
     cpu_normalization_ratio: float = -1.0
-    """By how much this node's CPUs are faster than the nominal ones; quotas are divided by it if above 1."""
+    """Speed of this node's CPUs relative to the nominal ones; quotas are divided by it if it is above 1."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.cpu_normalization_ratio):
-            raise ValueError("cpu_normalization_ratio is no finite number")
+            raise ValueError("cpu_normalization_ratio is not a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContainer:
-    """The batch resources of one container; 0 where it names none, None where they cannot be read."""
+    """The batch resources of one container; 0 if absent, None if unreadable."""
 
     request_cpu_millicores: int | None = 0
     limit_cpu_millicores: int | None = 0
@@ -79,7 +79,7 @@ class BatchContainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchValues:
-    """The cgroup values of a container or pod; None where what they depend on cannot be read."""
+    """The cgroup values of a container or pod; None if an amount that they depend on is unreadable."""
 
     cpu_shares: int | None
     cpu_quota_us: int | None
@@ -90,19 +90,19 @@ class BatchValues:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpecification:
-    """What the annotation says."""
+    """The content of the annotation."""
 
     containers: Mapping[str, BatchContainer] = field(default_factory=dict)
     """By name."""
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What cannot be read, by container."""
+    """The unreadable parts, by container."""
 
 
 def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
     """Return the batch resources of a pod's containers.
 
     Raises:
-        AnnotationError: nothing of the annotation can be read.
+        AnnotationError: the whole annotation is unreadable.
     """
     text = annotations.get(EXTENDED_RESOURCE_SPEC)
     return BatchSpecification() if text is None else _batch_specification(text)
@@ -147,7 +147,7 @@ def container_values(container: BatchContainer, options: BatchResourceOptions) -
 
 
 def pod_values(containers: Iterable[BatchContainer], options: BatchResourceOptions) -> BatchValues | None:
-    """Return the cgroup values of a pod; None when no container is listed.
+    """Return the cgroup values of a pod; None if no container is listed.
 
     One listed container without a limit makes the pod unlimited. Source: policies spec 2.2, pod level.
     """
@@ -179,8 +179,8 @@ def _all_known(amounts: Iterable[int | None]) -> list[int] | None:
 def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int | None) -> int | None:
     """Return the memory plus swap limit that keeps the requested swap beside another memory limit.
 
-    None when the kubelet requested none, or no other memory limit is set. A limit below that of memory
-    alone would be refused by the runtime.
+    None if the kubelet requested none, or no other memory limit is set. Runtimes refuse a limit below that of
+    memory alone.
     """
     swap_bytes = requested.memory_swap_limit_bytes
     if memory_limit_bytes is None or swap_bytes is None or swap_bytes <= 0:
@@ -229,11 +229,11 @@ class BatchResource(Policy):
         return self._container_change(container)
 
     def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
-        """Keep the container's resources through the kubelet's updates."""
+        """Set the container's resources again in the kubelet's updates."""
         return self._container_change(container)
 
     def _pod_cgroup(self, pod: PodView) -> tuple[Mapping[str, int], tuple[str, ...]]:
-        """Return the values, and what could not be read."""
+        """Return the values, and the unreadable parts of the annotation."""
         if pod.qos is not QoSClass.BE:
             return {}, ()
         try:

@@ -1,8 +1,8 @@
-"""CPU sets: the CPUs that Koordinator's scheduler gave a pod, and no quota beside them.
+"""CPU sets: the CPUs that Koordinator's scheduler allocated to a pod, without a CPU quota.
 
-The scheduler notes the CPUs in an annotation. All containers of the pod get exactly these, and their quota is
-unset with the pod's: throttling CPUs that belong to the pod alone helps nobody (policies spec 2.4, step 1 and
-"quota unset").
+The scheduler writes the CPUs into an annotation. All containers of the pod get exactly these CPUs, and the
+quotas of containers and pod are removed: throttling has no use on CPUs that belong to the pod alone (policies
+spec 2.4, step 1 and "quota unset").
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class CpusetOptions:
 
 
 def allocated_cpus(annotations: Mapping[str, str]) -> str | None:
-    """Return the CPU list allocated to a pod, exactly as it is written; None when there is none.
+    """Return the CPU list allocated to a pod, as it is written; None if none is allocated.
 
-    Whatever the kernel takes for a list is one, such as `,8-15`; the proxy passes it on in plain spelling.
+    The full syntax of the kernel is accepted, such as `,8-15`; the proxy rewrites it in plain spelling.
 
     Raises:
-        AnnotationError: the annotation is malformed, or is no CPU list.
+        AnnotationError: the annotation is malformed, or not a CPU list.
     """
     text = annotations.get(RESOURCE_STATUS)
     return None if text is None else _allocated_cpus(text)
@@ -54,12 +54,12 @@ def _allocated_cpus(text: str) -> str | None:
     place = parse(RESOURCE_STATUS, text).member("cpuset")
     cpus = place.text()
     if cpus and not is_cpu_list(cpus):
-        place.fail("is no CPU list")
+        place.fail("is not a CPU list")
     return cpus or None
 
 
 class Cpuset(Policy):
-    """Sets the CPU set from `resource-status` and unsets the CPU quota, whatever the QoS class."""
+    """Sets the CPU set from `resource-status` and removes the CPU quota, for all QoS classes."""
 
     name: ClassVar[str] = "cpuset"
     concern: ClassVar[PodSelector] = PodSelector(annotations=(RESOURCE_STATUS,))
@@ -70,7 +70,7 @@ class Cpuset(Policy):
         self._unsets_quota = not (options or CpusetOptions()).disable_unset_cpu_quota
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
-        """Unset the quota of the pod's own cgroup."""
+        """Remove the quota of the pod's own cgroup."""
         try:
             values = self._pod_cgroup(pod)
         except AnnotationError as error:
@@ -78,7 +78,7 @@ class Cpuset(Policy):
         return PodChange(cgroup=values, reason=_REASON) if values else None
 
     def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
-        """Unset the pod's quota again: the kubelet has just written its own."""
+        """Remove the pod's quota again: the kubelet has just written its own."""
         try:
             values = self._pod_cgroup(pod)
         except AnnotationError as error:

@@ -1,8 +1,8 @@
-"""GPU environment: shows each container of a pod the GPUs that Koordinator's scheduler gave the pod.
+"""GPU environment: makes the GPUs that Koordinator's scheduler allocated to a pod visible in its containers.
 
-With the label for HAMi-core, the first GPU's share of memory and cores goes into the environment of HAMi's
-interposer library, which is mounted and preloaded (policies spec 2.6). Koordinator can inject these mounts
-through NRI only; here they are part of the change.
+For pods with the label of HAMi-core, HAMi's interposer library is mounted and preloaded, and its environment
+gets the first GPU's share of memory and cores (policies spec 2.6). Koordinator can add these mounts only
+through NRI; here they are part of the change.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, read
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-"""Read by NVIDIA's container toolkit: which GPUs to show."""
+"""The visible GPUs, for NVIDIA's container toolkit."""
 ISOLATION_PROVIDER_LABEL: Final = "koordinator.sh/gpu-isolation-provider"
 """Pod label. Source: policies spec 1.1."""
 HAMI_CORE: Final = "HAMi-core"
-"""Value of the label: HAMi's interposer library bounds memory and cores."""
+"""Value of the label: HAMi's interposer library limits memory and cores."""
 GPU_CORE: Final = "koordinator.sh/gpu-core"
 GPU_MEMORY: Final = "koordinator.sh/gpu-memory"
 GPU_MEMORY_RATIO: Final = "koordinator.sh/gpu-memory-ratio"
@@ -35,23 +35,23 @@ class GpuEnvOptions:
     """Settings of the policy."""
 
     hami_library_path: str = "/usr/local/vgpu/libvgpu.so"
-    """HAMi's interposer library on the host, and in the containers that get it."""
+    """Path of HAMi's interposer library, on the host and in containers."""
     hami_vgpu_monitor: bool = False
-    """True gives each container a cache directory that HAMi's monitor reads; Koordinator's gate."""
+    """True gives each container a cache directory for HAMi's monitor; a feature gate in Koordinator."""
 
     def __post_init__(self) -> None:
         if not PurePosixPath(self.hami_library_path).is_absolute():
-            raise ValueError("hami_library_path is no absolute path")
+            raise ValueError("hami_library_path is not an absolute path")
 
     @property
     def library_directory(self) -> str:
-        """Where the library lies, and below it the monitor's cache directories."""
+        """The directory of the library; the monitor's cache directories are below it."""
         return str(PurePosixPath(self.hami_library_path).parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One allocated GPU; None where the allocation does not say, or cannot be read."""
+    """One allocated GPU; None where the allocation has no value, or an unreadable one."""
 
     minor: int
     core_percent: int | None = None
@@ -64,16 +64,16 @@ class Allocation:
     """The GPUs allocated to a pod."""
 
     gpus: Sequence[Gpu] = ()
-    """In the annotation's order; those whose number can be read."""
+    """In the annotation's order, without those whose number is unreadable."""
     problems: tuple[str, ...] = ()
-    """What cannot be read of the annotation."""
+    """The unreadable parts of the annotation."""
 
 
 def allocation(annotations: Mapping[str, str]) -> Allocation:
     """Return the GPUs allocated to a pod.
 
     Raises:
-        AnnotationError: nothing of the annotation can be read.
+        AnnotationError: the whole annotation is unreadable.
     """
     devices = read(annotations, DEVICE_ALLOCATED)
     if devices is None:
@@ -110,14 +110,14 @@ def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
     """Return the environment of HAMi's library for a share of a GPU; empty for a whole one.
 
     Raises:
-        AnnotationError: the allocation names no memory ratio, or no memory for a share.
+        AnnotationError: the allocation has no memory ratio, or no memory for a share.
     """
     if gpu.memory_percent is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} names no {GPU_MEMORY_RATIO}")
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
     if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
         return {}
     if gpu.memory_bytes is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} names no {GPU_MEMORY}")
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
     env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
     if gpu.core_percent is not None:
         env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
@@ -125,10 +125,10 @@ def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
 
 
 def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
-    """Return the host directory that HAMi's monitor reads for a container.
+    """Return a container's host directory for HAMi's monitor.
 
     Raises:
-        AnnotationError: the pod's uid or the container's name is no file name.
+        AnnotationError: the pod's uid or the container's name is not a file name.
     """
     name = _cache_name(container)
     if "/" in name or not container.pod.uid:
@@ -137,10 +137,10 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
 
 
 def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
-    """Return the environment and mounts of a container; None when its pod has no GPU.
+    """Return the environment and mounts of a container; None if its pod has no GPU.
 
-    Which GPUs the container sees is set whatever else cannot be read: an image whose own default is `all`
-    would see every GPU of the node.
+    The visible GPUs are set even if the rest is unreadable: an image with the default `all` would see every
+    GPU of the node.
     """
     try:
         allocated = allocation(container.pod.annotations)
@@ -163,10 +163,10 @@ def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerCha
 def _hami(
     container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
 ) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
-    """Return what HAMi's library needs.
+    """Return the environment and mounts of HAMi's library.
 
     Raises:
-        AnnotationError: the allocation lacks what HAMi-core needs.
+        AnnotationError: the allocation lacks a value that HAMi-core needs.
     """
     env = hami_env(gpu, options)
     if not env:
@@ -185,8 +185,8 @@ def _hami(
 
 
 def prepare_cache_directory(path: str) -> None:
-    """Make the monitor's directory anew, writable for every user: the container's own writes there."""
-    import shutil  # brings compression libraries along, and only monitored nodes need it
+    """Create the monitor's directory anew, writable for every user: the container's user writes there."""
+    import shutil  # imports compression libraries, and only nodes with the monitor need it
 
     shutil.rmtree(path, ignore_errors=True)
     directory = Path(path)

@@ -1,4 +1,4 @@
-"""A policy to copy: gives the containers of `LS` pods an OOM score. It is not loaded by default."""
+"""A policy to copy: sets the OOM score of the containers of `LS` pods. It is not loaded by default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TemplateOptions:
 
 
 def oom_score_adj(qos: QoSClass, options: TemplateOptions) -> int | None:
-    """Return the score for a QoS class; None leaves the kubelet's. Decide in pure functions like this."""
+    """Return the score for a QoS class; None leaves the kubelet's. Pure functions are easy to test."""
     return options.oom_score_adj if qos is QoSClass.LS else None
 
 

@@ -181,14 +181,14 @@ def test_list_policies_shows_whatever_texts_a_policy_has(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("namespaces = ['A']", "policies.cpuset.namespaces: 'A' is not a name of a namespace"),
+        ("namespaces = ['A']", "policies.cpuset.namespaces: 'A' is not the name of a namespace"),
         (
             "selector = {match_labls = {}}",
             "policies.cpuset.selector.match_labls: unknown key; did you mean match_labels?",
         ),
         (
             "selector = {match_labels = {'a b' = 'c'}}",
-            "selector.match_labels.a b: 'a b' is not a name of a label",
+            "selector.match_labels.a b: 'a b' is not the name of a label",
         ),
         (
             "selector = {match_expressions = [{key = 'a', operator = 'Is'}]}",

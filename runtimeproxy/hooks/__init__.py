@@ -1,4 +1,4 @@
-"""The contract with policies: views in, changes out; order, merge, timeout, failure policy."""
+"""The policy contract: views in, changes out; order, merging, timeouts, failure policies."""
 
 from runtimeproxy.hooks.changes import (
     CLEAR,

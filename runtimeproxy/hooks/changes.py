@@ -1,8 +1,8 @@
-"""What a policy may answer: changes to a pod or container, field by field.
+"""Changes that a policy may return for a pod or container, field by field.
 
 In every field None (or an empty mapping) means "leave alone", CLEAR means "take the value away", and
-anything else is the value to set. The CRI's scalars have no presence (0 and absent are one on the wire);
-`runtimeproxy.calls` alone knows how "set" and "clear" are written there.
+anything else is the value to set. The CRI's scalars have no presence (0 and absent are the same on the wire);
+only `runtimeproxy.calls` knows how "set" and "clear" are encoded there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clear(Enum):
 
 
 CLEAR: Final = Clear.CLEAR
-"""Take the value away: the runtime then uses what it does without one."""
+"""Take the value away: the runtime then uses its default."""
 
 IntChange: TypeAlias = int | Literal[Clear.CLEAR] | None
 TextChange: TypeAlias = str | Literal[Clear.CLEAR] | None
@@ -43,8 +43,8 @@ class ResourceChange:
     memory_limit_bytes: IntChange = None
     """Memory limit, above 0; -1 means unlimited.
 
-    Policies say -1 at every hook. At creation `calls` writes an absent value for it, which every runtime
-    takes for unlimited (CRI-O refuses -1 there); on an update, where absent means unchanged, it writes -1.
+    -1 is valid at every hook. At creation `calls` writes no value, which every runtime treats as unlimited
+    (CRI-O refuses -1 there); on an update, where absent means unchanged, it writes -1.
     """
     memory_swap_limit_bytes: IntChange = None
     """Memory plus swap limit, above 0; -1 means unlimited, written like that of `memory_limit_bytes`."""
@@ -78,7 +78,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupChange:
-    """Values that the CRI cannot carry, written to the cgroup of the pod or container itself."""
+    """Values that the CRI cannot carry, written directly to the cgroup of the pod or container."""
 
     cgroup: Mapping[str, int | str] = field(default_factory=dict)
     """By cgroup v1 name (`cpu.shares`, `cpu.cfs_quota_us`, `memory.limit_in_bytes`); -1 means unlimited.
@@ -86,14 +86,14 @@ class CgroupChange:
     `runtimeproxy.cgroups` maps names and values to version 2.
     """
     reason: str = ""
-    """Why, for the audit line; says nothing secret."""
+    """The reason, for the audit; must not contain secrets."""
     requires: Mapping[str, str] = field(default_factory=dict)
-    """Fields that count only if another one does, by their names in the audit, such as
-    `{"resources.cpu_quota_us": "resources.cpuset_cpus"}`: without those CPUs no unlimited quota."""
+    """Fields that are applied only together with another one, by their names in the audit, such as
+    `{"resources.cpu_quota_us": "resources.cpuset_cpus"}`: no unlimited quota without those CPUs."""
     problems: tuple[str, ...] = ()
-    """What the policy could not read, such as one value of an annotation, and so had to leave out.
+    """Input that the policy could not read, such as one value of an annotation.
 
-    Each is reported with the pod, and costs the rest of the answer nothing; says nothing secret.
+    Each is reported with the pod; the rest of the change is applied. Must not contain secrets.
     """
 
 
@@ -111,12 +111,12 @@ class PodChange(CgroupChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerChange(CgroupChange):
-    """A change of a container; env, mounts, devices and cgroup parent count at creation only."""
+    """A change of a container; env, mounts, devices and cgroup parent are applied at creation only."""
 
     resources: ResourceChange | None = None
     annotations: TextEntries = field(default_factory=dict)
     env: TextEntries = field(default_factory=dict)
-    """By name: replaces the last variable of that name or adds one; all others keep order and bytes."""
+    """By name: replaces the last variable of that name, or adds one; all others stay as they are."""
     mounts: tuple[MountSpec, ...] = ()
     """Added after the kubelet's."""
     devices: tuple[DeviceSpec, ...] = ()

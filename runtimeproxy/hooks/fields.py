@@ -1,4 +1,4 @@
-"""Changes and views as flat fields, the unit of ownership: `resources.cpu_shares`, `annotations[key]`."""
+"""Flat fields of changes and views, the units of ownership: `resources.cpu_shares`, `annotations[key]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtimeproxy.units import UNLIMITED
 
 View: TypeAlias = PodView | ContainerView
 Value: TypeAlias = int | str | bytes | Clear | MountSpec | DeviceSpec | None
-"""A field's value; None where a view has none."""
+"""A field's value; None if a view has none."""
 
 RESOURCES: Final = "resources"
 UNIFIED: Final = "resources.unified"
@@ -75,7 +75,7 @@ _CHANGE_TYPES: Final[Mapping[Hook, type[CgroupChange]]] = {
 
 
 class Field(NamedTuple):
-    """One thing that a policy can set and own."""
+    """A unit that a policy can set and own."""
 
     group: str
     key: str = ""
@@ -144,7 +144,7 @@ def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
 
 
 def current_value(view: View, field: Field) -> Value:
-    """Return what a view shows for a field; None for nothing, and for what views do not show."""
+    """Return a view's value of a field; None if there is none, or if views do not have the field."""
     group, key = field
     pod = view if isinstance(view, PodView) else view.pod
     resources = view.resources if isinstance(view, PodView) else view.current
@@ -168,7 +168,7 @@ def current_value(view: View, field: Field) -> Value:
 def is_same(field: Field, old: Value, new: Value) -> bool:
     """Return whether setting a field from `old` to `new` changes nothing.
 
-    No quota and no limit are the same as -1, no OOM score as 0. What views do not show is never the same.
+    No quota and no limit are the same as -1, no OOM score as 0. Fields that views do not have always differ.
     """
     if new is CLEAR:
         return old is None

@@ -1,4 +1,4 @@
-"""A policy ready to run: an instance, its bound hooks and its effective settings."""
+"""Policies as the chain runs them: an instance with its hooks and effective settings, or a remote server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.settings import PolicySettings
 
 HookMethod: TypeAlias = Callable[[Any], object]
-"""A bound hook: a view in, a change or None out, and nothing of that to be relied on."""
+"""A bound hook: gets a view, and should return a change or None, but may return or raise anything."""
 
 FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
-"""Begins the names of the modules that policies in files are run as."""
+"""Prefix of the module names of policy files."""
 OnResponse: TypeAlias = Callable[[HookMethod, bool], None]
 """Gets the response of another process as a hook: calling it returns the change, or raises the error.
 
@@ -57,7 +57,7 @@ class LoadedPolicy:
 
     name: str
     origin: str
-    """Where it comes from, `module:Class` or `path:Class`."""
+    """`module:Class` or `path:Class`."""
     policy: Policy
     priority: int
     timeout_s: float
@@ -68,22 +68,12 @@ class LoadedPolicy:
     remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
     """The hooks that another process implements for it: a policy has either these or `methods`."""
     selector: PodSelector = EVERY_POD
-    """Which pods it is asked about: the policy's own conditions and the operator's."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is a hook server, which looks after the cgroup values that it answered by itself."""
-        return bool(self.remote_hooks)
-
-    @property
-    def enforces(self) -> bool:
-        """Whether its answers count."""
-        return self.mode is Mode.ENFORCE
+    """The pods that it runs for: the policy's own selector, narrowed by the settings."""
 
     @property
     def refuses_on_failure(self) -> bool:
-        """Whether a call is refused when the policy cannot answer; never so in dry-run."""
-        return self.enforces and self.failure_policy is FailurePolicy.FAIL
+        """Whether a call is refused if the policy fails; never in dry-run."""
+        return self.mode is Mode.ENFORCE and self.failure_policy is FailurePolicy.FAIL
 
 
 def overridden_hooks(policy: type[Policy]) -> tuple[Hook, ...]:
@@ -100,7 +90,7 @@ def origin_of(policy: type[object]) -> str:
 
 
 def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy:
-    """Make a policy instance ready to run.
+    """Return a policy instance with its hooks and effective settings.
 
     Raises:
         PolicyLoadError: a priority outside 0 to 99 or a timeout that is not above 0.

@@ -1,4 +1,4 @@
-"""The contract that a policy fulfils: a name, and the hooks that it implements."""
+"""The policy contract: a name, and the hooks that the policy implements."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Hook(StrEnum):
 
 
 class FailurePolicy(StrEnum):
-    """What happens to a call when a policy fails: go on without it, or refuse the call."""
+    """The effect of a policy's failure on the call: continue without the policy, or refuse the call."""
 
     IGNORE = "ignore"
     FAIL = "fail"
 
 
 class Mode(StrEnum):
-    """Whether a policy's changes count (enforce) or are only computed and audited (dry-run)."""
+    """Whether a policy's changes are applied (enforce) or only computed and audited (dry-run)."""
 
     ENFORCE = "enforce"
     DRY_RUN = "dry-run"
 
 
 class Policy:
-    """Base of all policies: override the hooks you need; all others do not exist for the proxy.
+    """Base class of all policies: override the hooks you need; the proxy ignores the others.
 
     Hooks are plain functions, run in a worker thread, and must be quick: they get a frozen view and
-    return a change, or None for nothing. To refuse the call raise `runtimeproxy.errors.RefusalError`.
-    Hooks before the call may change the message; post hooks may only write cgroup values. Calls of
-    different pods may be in one policy at the same time, each in a thread of its own.
+    return a change, or None for no change. To refuse the call, raise `runtimeproxy.errors.RefusalError`.
+    Pre hooks may change the message; post hooks may only write cgroup values. Several threads may call one
+    policy at the same time, for calls of different pods.
     """
 
     name: ClassVar[str]
@@ -61,18 +61,18 @@ class Policy:
     priority: ClassVar[int] = 50
     """0 to 99: lower runs earlier; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
-    """How long one call of a hook may take before it counts as hung."""
+    """How long one call of a hook may take; after that the policy counts as hung."""
     concern: ClassVar[PodSelector] = EVERY_POD
-    """Which pods the policy is about: for all others it is not asked, and their calls need no thread."""
+    """The pods that the policy runs for; a call that no selector matches needs no worker thread."""
     options_type: ClassVar[type[object] | None] = None
-    """A frozen dataclass with the policy's own settings, all with defaults; None when it has none.
+    """A frozen dataclass with the policy's own settings, all with defaults; None if it has none.
 
-    Its fields are the keys of the policy's table in the configuration, checked against their types; an error
-    of its `__post_init__` (ValueError) refuses the table. The policy is then made with one instance of it as
-    its only argument, otherwise with no argument.
+    Its fields are the keys of the policy's table in the configuration, checked against their types; a
+    ValueError of its `__post_init__` rejects the table. The policy's constructor then gets one instance of
+    it as its only argument, otherwise no argument.
     """
     dry_run: bool = False
-    """Set on the instance at load. Only a policy with effects of its own, beyond its answer, need look."""
+    """Set on the instance at load; for policies with side effects, which they must not have in dry-run."""
 
     def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
         """Change a pod sandbox before it is created."""

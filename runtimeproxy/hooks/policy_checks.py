@@ -1,4 +1,4 @@
-"""Checks of a policy class at load: whatever would silently not work is an error that names the place."""
+"""Checks of a policy class at load: mistakes that would have no effect at all are errors with their place."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _VIEW_NAMES: Final = frozenset({"PodView", "ContainerView"})
 
 
 def check_policy_class(policy: object) -> type[Policy]:
-    """Return the class if it fulfils the contract with policies.
+    """Return the class if it fulfils the policy contract.
 
-    A public method that is no hook is refused too: it is either a misspelled hook or belongs outside, or
-    behind an underscore. Plain attributes, properties and nested classes are free.
+    Public methods that are not hooks are refused: they are misspelled hooks, or helpers without a leading
+    underscore. Plain attributes, properties and nested classes are allowed.
 
     Raises:
-        PolicyLoadError: it does not; the text names module, class and hook.
+        PolicyLoadError: it breaks the contract; the text names module, class and hook.
     """
     if not (isinstance(policy, type) and issubclass(policy, Policy)) or policy is Policy:
         raise PolicyLoadError(f"{policy!r} is not a class derived from {origin_of(Policy)}")
@@ -66,7 +66,7 @@ def _check_attributes(policy: type[Policy]) -> None:
 
 
 def _check_concern(policy: type[Policy]) -> None:
-    """The event loop looks at it, in the request's own maps: nothing in it may raise, or change them."""
+    """Check the selector: the event loop runs it on the request's own maps, so it must be harmless."""
     concern: object = policy.concern
     if type(concern) is not PodSelector:
         raise _error(policy, f"concern {concern!r} is not a PodSelector")
@@ -108,7 +108,7 @@ def _is_key(key: object) -> bool:
 
 
 def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
-    """Yield what the class and its bases below Policy define, hooks in whatever form."""
+    """Yield the public methods of the class and its bases below Policy, and hooks in any form."""
     for base in policy.__mro__:
         if base in (Policy, object):
             continue

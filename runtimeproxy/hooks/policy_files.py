@@ -1,9 +1,9 @@
 """Policies in the files of a folder, such as `/etc/koord-runtime-proxy/policies.d/quiet.py`.
 
-Whoever may write to such a file, or put another one in its place, may do what the proxy may. So each file,
-the folder, and all folders and links on the way there belong to root or to the proxy's own user, and nobody
-else may write to them; sshd asks the same of its key files (StrictModes). Each file is run as a module of its
-own, under a name that no import statement can spell.
+Anyone who can write or replace such a file has all privileges of the proxy. So each file, the folder, and all
+folders and links on the path must belong to root or to the proxy's own user, and must not be writable by
+others; sshd requires the same of its key files (StrictModes). Each file is run as a module of its own, under a
+name that no import statement can spell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.policy_checks import check_policy_class
 
 MAX_FILE_BYTES: Final = 1024 * 1024
-"""A policy is a few kilobytes of code."""
+"""Upper bound of a file; a policy is a few kilobytes of code."""
 
 _MAX_LINKS: Final = 40
 """Source: path_resolution(7): the kernel follows at most 40 symbolic links."""
@@ -37,17 +37,17 @@ _T = TypeVar("_T")
 
 
 class Run(Protocol):
-    """Runs a third party's code with a time limit; raises PolicyLoadError for what goes wrong."""
+    """Runs third-party code with a time limit; raises PolicyLoadError if it fails."""
 
     def __call__(self, origin: str, version: object, work: Callable[[], _T]) -> _T:
         """Return what the work returns."""
 
 
 class FilePolicies(NamedTuple):
-    """What came of one file."""
+    """The result of loading one file."""
 
     name: str
-    """The file's name without its end, in kebab-case: likely the policy's."""
+    """The file's name without its suffix, in kebab-case: probably the policy's."""
     policies: tuple[type[Policy], ...]
     """Those of the last good version, if there is a problem."""
     problem: str = ""
@@ -70,7 +70,7 @@ class PolicyFiles:
         self._numbers = itertools.count(1)
 
     def load(self, directory: str, run: Run) -> Iterator[FilePolicies]:
-        """Load the files that are new or have changed; what is gone is forgotten.
+        """Load the new and changed files, and drop the removed ones.
 
         Args:
             directory: the folder; empty, or a folder that does not exist, has no policies.
@@ -80,7 +80,7 @@ class PolicyFiles:
             paths = _paths(directory)
         except PolicyLoadError as error:
             yield FilePolicies(directory, (), str(error))
-            # What was loaded while the folder was in order is still that.
+            # Policies that were loaded while the folder was valid stay valid.
             yield from (FilePolicies(_name(path), each.policies) for path, each in self._good.items())
             return
         for path in [path for path in self._good if path not in paths]:
@@ -125,7 +125,7 @@ class PolicyFiles:
 
 
 def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Policy], ...]:
-    """The policy classes that a file defines; an underscore begins the names of bases."""
+    """Return the policy classes that a file defines; names of base classes start with an underscore."""
     found = [
         value
         for value in dict.fromkeys(each for each in vars(module).values() if isinstance(each, type))
@@ -147,7 +147,7 @@ def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Pol
 
 
 def _line_of(error: BaseException, path: str) -> int | None:
-    """The line of the file that an error is about, or comes from."""
+    """Return the line of the file that caused an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
     line, traceback = None, error.__traceback__
@@ -163,10 +163,10 @@ def _name(path: str) -> str:
 
 
 def _paths(directory: str) -> list[str]:
-    """The files of a folder in which only root, or this process's own user, can put any.
+    """Return the files of a folder that only root, or this process's own user, can write to.
 
     Raises:
-        PolicyLoadError: the folder cannot be read, or is not to be trusted.
+        PolicyLoadError: the folder cannot be read, or others can write to it.
     """
     if not directory:
         return []
@@ -188,10 +188,10 @@ def read_trusted(path: str) -> bytes:
     """Return the content of a file that only root, or this process's own user, can have written.
 
     Raises:
-        PolicyLoadError: somebody else can, or it cannot be read.
+        PolicyLoadError: others can write to it, or it cannot be read.
     """
     try:
-        # Nobody else can change the way there between this look and the reading.
+        # No other user can change the path between this check and the reading.
         real = _followed(path)
         about = real.stat()
         if not stat.S_ISREG(about.st_mode):
@@ -207,11 +207,11 @@ def read_trusted(path: str) -> bytes:
 
 
 def _followed(path: str) -> Path:
-    """Follow a path, links too, and return where it leads without any.
+    """Return the path with all symbolic links resolved.
 
     Raises:
-        PolicyLoadError: a folder or link on the way can be changed by others.
-        OSError: it does not exist or cannot be looked at.
+        PolicyLoadError: others can change a folder or link on the path.
+        OSError: it does not exist or cannot be read.
     """
     parts = deque(path.split("/"))
     place, links = Path("/"), 0
@@ -237,7 +237,7 @@ def _followed(path: str) -> Path:
 
 
 def _check_writers(path: str, about: os.stat_result, *, may_be_sticky: bool = True) -> None:
-    """Refuse what others may write to. In a sticky folder nobody can replace what is not theirs."""
+    """Refuse a path that others can write to. In a sticky folder users can only replace their own files."""
     _check_owner(path, about)
     is_sticky = may_be_sticky and stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:

@@ -1,4 +1,4 @@
-"""Which pods a policy is about, as data: a call about other pods needs no worker thread."""
+"""Pod selectors: a call that no policy's selector matches needs no worker thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtimeproxy.qos import QoSClass
 
 
 class PodTraits(Protocol):
-    """What decides whether anybody is concerned with a pod; a `PodView` has it."""
+    """The attributes of a pod that selectors use; a `PodView` has them."""
 
     @property
     def namespace(self) -> str:
@@ -36,7 +36,7 @@ class PodTraits(Protocol):
 
 
 class LabelOperator(StrEnum):
-    """How a label is compared. Source: Kubernetes, LabelSelectorOperator."""
+    """The comparison of a label. Source: Kubernetes, LabelSelectorOperator."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -46,7 +46,7 @@ class LabelOperator(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelRequirement:
-    """A condition on one label, as one of Kubernetes' `matchExpressions`."""
+    """A condition on one label, like one of Kubernetes' `matchExpressions`."""
 
     key: str
     operator: LabelOperator
@@ -54,7 +54,7 @@ class LabelRequirement:
     """At least one for `In` and `NotIn`, none for the others."""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the labels fulfil it; a label that is not there is `NotIn` any values."""
+        """Return whether the labels fulfil it; an absent label is `NotIn` any values."""
         value = labels.get(self.key)
         if self.operator is LabelOperator.IN:
             return value is not None and value in self.values
@@ -65,7 +65,7 @@ class LabelRequirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSelector:
-    """Conditions on labels, as Kubernetes' label selectors; all must hold, and an empty one selects all."""
+    """Conditions on labels, like Kubernetes' label selectors; all must hold, and an empty one selects all."""
 
     match_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels with their values."""
@@ -85,29 +85,29 @@ EVERY_LABEL: Final = LabelSelector()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSelector:
-    """Conditions on a pod; all must hold. The event loop looks at them, so that no thread is asked in vain.
+    """Conditions on a pod; all must hold. The event loop evaluates them, before a worker thread is used.
 
-    The pod is the one that the policy would be shown, with the changes of earlier policies.
+    The pod is the policy's view of it, with the changes of earlier policies.
     """
 
     qos_classes: frozenset[QoSClass] | None = None
     """The pod's QoS class, by its raw label, is one of these; None means any."""
     annotations: tuple[str, ...] = ()
-    """The pod has an annotation with one of these keys; empty means that it needs none."""
+    """The pod has an annotation with one of these keys; empty means that no annotation is needed."""
     namespaces: frozenset[str] | None = None
     """The pod is in one of these namespaces; None means any."""
     labels: LabelSelector = EVERY_LABEL
     """The pod's labels match."""
 
     def narrowed(self, namespaces: Collection[str], labels: LabelSelector | None) -> PodSelector:
-        """Return these conditions and more: one of these namespaces, if there are any, and these labels."""
+        """Return a selector that also requires one of the namespaces, if there are any, and the labels."""
         chosen = frozenset(namespaces) if namespaces else self.namespaces
         if namespaces and self.namespaces is not None:
             chosen = frozenset(namespaces) & self.namespaces
         if labels is None:
             return replace(self, namespaces=chosen)
         own = self.labels
-        # The same label may have to have two values; then no pod matches.
+        # If one label is required to have two values, no pod matches.
         pairs = tuple(
             LabelRequirement(key=key, operator=LabelOperator.IN, values=(value,))
             for key, value in labels.match_labels.items()
@@ -148,10 +148,10 @@ _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 def selector_problems(
     namespaces: Iterable[object], labels: LabelSelector
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what no pod could ever match, or Kubernetes would refuse: where it stands, and the reason."""
+    """Yield conditions that no pod can match, or that Kubernetes would refuse: the place and the reason."""
     for name in namespaces:
         if not (isinstance(name, str) and _NAMESPACE.fullmatch(name)):
-            yield ("namespaces",), f"{name!r} is not a name of a namespace"
+            yield ("namespaces",), f"{name!r} is not the name of a namespace"
     for key, value in labels.match_labels.items():
         yield from (
             (("match_labels", str(key)), reason)
@@ -175,9 +175,9 @@ def _key_problem(key: object) -> str:
         prefix, slash, name = key.rpartition("/")
         if _LABEL_NAME.fullmatch(name) and (not slash or _LABEL_PREFIX.fullmatch(prefix)):
             return ""
-    return f"{key!r} is not a name of a label"
+    return f"{key!r} is not the name of a label"
 
 
 def _value_problem(value: object) -> str:
     is_value = isinstance(value, str) and (value == "" or _LABEL_NAME.fullmatch(value))
-    return "" if is_value else f"{value!r} is not a value of a label"
+    return "" if is_value else f"{value!r} is not the value of a label"

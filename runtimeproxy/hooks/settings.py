@@ -1,4 +1,4 @@
-"""What an operator may set for one policy, and for the chain of all of them."""
+"""Settings of one policy, and of the chain of all policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtimeproxy.hooks.selector import LabelSelector
 
 
 class ConflictRule(StrEnum):
-    """Whose value counts when two policies set one field to different values."""
+    """Whose value is used when two policies set one field to different values."""
 
     LATER = "later"
     EARLIER = "earlier"

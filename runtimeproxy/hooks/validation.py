@@ -1,15 +1,15 @@
-"""Checks of what a policy answers, field by field: what runtime, kernel or node cannot take goes no further.
+"""Checks of a policy's change, field by field: values that runtime, kernel or node would refuse are left out.
 
-An answer that is no change at all is an error of its policy. Of a change only the offending fields are left
-out, each with a reason; what the kernel bounds is moved to the bound where that does what was meant:
+A result that is not a change is an error of its policy. In a change only invalid fields are left out, each with
+a reason. Values outside the kernel's range are clamped where that keeps their meaning:
 
-- quotas: a small one means "as little as there is", a huge one "no bound that matters", so both are clamped;
-- shares: the kernel clamps them itself, but runc fails the container if what it reads back differs;
-- periods are not clamped: the quota beside them would mean another share of a CPU;
+- quotas: a small one means "the minimum", a huge one "no limit in practice", so both are clamped;
+- shares: the kernel clamps them itself, but runc fails the container if the value that it reads back differs;
+- periods are not clamped: with another period the quota would be another share of a CPU;
 - memory limits below a page are not clamped: nothing can run in one page, so the unit must be wrong;
-- OOM scores, identities and switches are not clamped: nobody knows what the number was to mean.
+- OOM scores, identities and switches are not clamped: the intended value is unknown.
 
-Some values count together only, see `_without_dependents` and `_without_contradictions`.
+Some values are valid only together, see `_without_dependents` and `_without_contradictions`.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ _QUOTAS: Final = (Field(flat.RESOURCES, "cpu_quota_us"), Field(flat.CGROUP, "cpu
 
 
 class LeftOut(NamedTuple):
-    """A field of an answer that is not used; nothing in it is secret."""
+    """A field of a change that is left out; contains no secrets."""
 
     field: str
     value: str
-    """As the policy answered it; empty where it must not be shown."""
+    """The policy's value; empty if it must not be shown."""
     reason: str
 
 
 class Usable(NamedTuple):
-    """What can be used of an answer."""
+    """The usable part of a change."""
 
     fields: dict[Field, Value]
     left_out: tuple[LeftOut, ...] = ()
     notes: Mapping[Field, str] = {}
-    """What was done to a value that is used."""
+    """Remarks on values that were adjusted."""
 
 
 class _Range(NamedTuple):
@@ -166,7 +166,7 @@ def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_N
 
 def _left_out(field: Field, value: object, reason: str) -> LeftOut:
     if field.group == flat.ENV:
-        # Whoever writes `A=secret` for a name must not find it in a log.
+        # A policy may have written `A=secret` for a name, which must not be logged.
         return LeftOut(str(field) if _is_variable_name(field.key) else flat.ENV, "", reason)
     return LeftOut(str(Field(field.group, str(field.key)[:_MAX_SHOWN])), _shown(value), reason)
 
@@ -223,7 +223,7 @@ def _has_texts(value: Any) -> bool:  # noqa: ANN401 - a policy may return anythi
 
 
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
-    """Return the mounts or devices that have a place in the container, which is their name."""
+    """Return the mounts or devices that have a path in the container, which is their name."""
     kind = MountSpec if name == flat.MOUNTS else DeviceSpec
     kept: list[object] = []
     for value in values if isinstance(values, tuple) else ():
@@ -370,7 +370,7 @@ They raise ValueError, with the reason, for a value that cannot be used."""
 
 
 def _is_text(value: object) -> bool:
-    """Return whether protobuf can carry the text and a C string too."""
+    """Return whether both protobuf and a C string can hold the text."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -387,21 +387,21 @@ def _is_absolute_path(value: object) -> bool:
 def _without_dependents(
     fields: dict[Field, Value], requires: Mapping[str, str], left_out: list[LeftOut]
 ) -> None:
-    """Leave out what was answered for the sake of a field that is left out.
+    """Leave out fields that depend on one that is left out.
 
-    A period and a bounded quota that were answered together are one share of a CPU: one of them beside a
-    value that somebody else chose would be another. No quota means the same with any period. An answer about
-    a pod holds them for its message and for its cgroup, which then go together, too.
+    A period and a finite quota of one change are one share of a CPU; one of them with another value beside
+    it would be another share. An unlimited quota is the same with any period. A pod's change holds them for its
+    message and for its cgroup, which also depend on each other.
     """
     gone = {each.field for each in left_out}
     if not gone.isdisjoint(map(str, _PERIODS)):
         for quota in _QUOTAS:
             if fields.get(quota) not in (None, CLEAR, units.UNLIMITED):
-                _leave_out(fields, quota, "the period, which it counts with, is left out", left_out)
+                _leave_out(fields, quota, "the period, which it depends on, is left out", left_out)
     if not gone.isdisjoint(map(str, _QUOTAS)):
         for period in _PERIODS:
             if period in fields:
-                _leave_out(fields, period, "the quota, which it counts with, is left out", left_out)
+                _leave_out(fields, period, "the quota, which it depends on, is left out", left_out)
     for field in [each for each in fields if requires.get(str(each)) in gone]:
         _leave_out(fields, field, f"{requires[str(field)]}, which it requires, is left out", left_out)
 
@@ -409,11 +409,11 @@ def _without_dependents(
 def _without_contradictions(
     hook: Hook, fields: dict[Field, Value], view: View, left_out: list[LeftOut]
 ) -> None:
-    """Leave out what contradicts the request, each alone being right: the runtime would fail the call.
+    """Leave out values that are valid alone but contradict the request: the runtime would fail the call.
 
-    Memory and swap together are at least memory. A cgroup parent is a systemd slice where the kubelet's is
-    one. Source: runc libcontainer/cgroups/fs/memory.go and fs2 ConvertMemorySwapToCgroupV2Value; containerd
-    internal/cri/server `getCgroupsPath`.
+    The limit of memory and swap is at least that of memory. A cgroup parent is a systemd slice if the
+    kubelet's is one. Source: runc libcontainer/cgroups/fs/memory.go and fs2 ConvertMemorySwapToCgroupV2Value;
+    containerd internal/cri/server `getCgroupsPath`.
     """
     for suspect in (_SWAP, _LIMIT):
         if suspect in fields and _exceeds_swap(hook, fields, view):
@@ -421,7 +421,7 @@ def _without_contradictions(
     parent = fields.get(Field(flat.CGROUP_PARENT))
     asked = (view if isinstance(view, PodView) else view.pod).cgroup_parent
     if isinstance(parent, str) and asked and parent.endswith(".slice") != asked.endswith(".slice"):
-        _leave_out(fields, Field(flat.CGROUP_PARENT), "is not of the kind of the kubelet's", left_out)
+        _leave_out(fields, Field(flat.CGROUP_PARENT), "is not of the same kind as the kubelet's", left_out)
 
 
 def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], view: View) -> bool:

@@ -1,4 +1,4 @@
-"""What a policy is shown: frozen views of pods and containers in the vocabulary of the CRI."""
+"""The input of policies: frozen views of pods and containers in the vocabulary of the CRI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Linux resources of a container or sandbox; None (or empty) means that no value was given."""
+    """Linux resources of a container or sandbox; None (or empty) means that no value is set."""
 
     cpu_period_us: int | None = None
     cpu_quota_us: int | None = None
@@ -20,7 +20,7 @@ class Resources:
     memory_limit_bytes: int | None = None
     memory_swap_limit_bytes: int | None = None
     oom_score_adj: int | None = None
-    """None also stands for 0: the wire does not tell them apart."""
+    """None also stands for 0, which is the same on the wire."""
     cpuset_cpus: str | None = None
     cpuset_mems: str | None = None
     hugepage_limits_bytes: tuple[tuple[str, int], ...] = ()
@@ -42,7 +42,7 @@ class PodView:
     annotations: Mapping[str, str] = field(default_factory=dict)
     runtime_handler: str = ""
     cgroup_parent: str = ""
-    """Path or systemd slice; empty when the kubelet names none."""
+    """Path or systemd slice; empty if the kubelet sends none."""
     overhead: Resources = field(default_factory=Resources)
     resources: Resources = field(default_factory=Resources)
     """The sandbox's resources as requested, with earlier policies' changes."""
@@ -66,14 +66,14 @@ class ContainerView:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, bytes] = field(default_factory=dict)
-    """Last value of each name; bytes, for it need not be UTF-8. Empty after creation: values are not kept."""
+    """Last value of each name, in bytes, since it need not be UTF-8. Empty after creation: not stored."""
     requested: Resources = field(default_factory=Resources)
-    """What the kubelet asked for; on an update, the accumulated requests."""
+    """The kubelet's request; on an update, its accumulated requests."""
     current: Resources = field(default_factory=Resources)
     """The values in force if no later policy changes them.
 
-    On an update: the applied values with this call's fields laid over them, then earlier policies' changes.
-    So a policy that answers an applied value again changes nothing, and nothing of it is sent again.
+    On an update: the applied values, overlaid by this call's fields, then by earlier policies' changes. So a
+    policy that returns an applied value changes nothing, and the value is not sent again.
     """
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""

@@ -100,7 +100,7 @@ def test_two_selectors_hold_together() -> None:
     ("selector", "reason"),
     [
         (PodSelector(namespaces=("prod",)), "namespaces ('prod',) is not a frozenset"),  # type: ignore[arg-type]
-        (PodSelector(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not a name of a namespace"),
+        (PodSelector(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not the name of a namespace"),
         (PodSelector(labels={"app": "web"}), "is not a LabelSelector"),  # type: ignore[arg-type]
         (
             PodSelector(labels=LabelSelector(match_expressions=[require("a", "Exists")])),  # type: ignore[arg-type]
@@ -112,11 +112,11 @@ def test_two_selectors_hold_together() -> None:
         ),
         (
             PodSelector(labels=LabelSelector(match_labels={"app": "a b"})),
-            "match_labels.app: 'a b' is not a value of a label",
+            "match_labels.app: 'a b' is not the value of a label",
         ),
         (
             PodSelector(labels=LabelSelector(match_expressions=(require("-/x", "Exists"),))),
-            "match_expressions.0.key: '-/x' is not a name of a label",
+            "match_expressions.0.key: '-/x' is not the name of a label",
         ),
     ],
 )

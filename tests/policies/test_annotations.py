@@ -28,7 +28,7 @@ def test_an_absent_annotation_is_none() -> None:
     "text", ["", "{", "nan", "NaN", '{"a": Infinity}', "[" * 100_000, "{'a': 1}", "1" * 5_000]
 )
 def test_what_is_no_json_is_an_error_that_names_the_annotation(text: str) -> None:
-    with pytest.raises(AnnotationError, match=r"example\.com/spec is no JSON"):
+    with pytest.raises(AnnotationError, match=r"example\.com/spec is not valid JSON"):
         read({NAME: text}, NAME)
 
 
@@ -55,17 +55,17 @@ def test_null_and_absent_are_the_zero_value() -> None:
 @pytest.mark.parametrize(
     ("text", "reader", "reason"),
     [
-        ("1", Place.text, "no string"),
-        ('"1"', Place.integer, "no whole number"),
-        ("1.5", Place.integer, "no whole number"),
-        ("true", Place.integer, "no whole number"),
-        ("true", Place.quantity, "no quantity"),
-        ('"2Gb"', Place.quantity, "no quantity"),
-        ("{}", Place.quantity, "no quantity"),
-        ('"2 Gi"', Place.quantity, "no quantity"),
-        ('"2Gi\\n"', Place.quantity, "no quantity"),
-        ("{}", Place.items, "no list"),
-        ("[]", Place.entries, "no object"),
+        ("1", Place.text, "not a string"),
+        ('"1"', Place.integer, "not a whole number"),
+        ("1.5", Place.integer, "not a whole number"),
+        ("true", Place.integer, "not a whole number"),
+        ("true", Place.quantity, "not a quantity"),
+        ('"2Gb"', Place.quantity, "not a quantity"),
+        ("{}", Place.quantity, "not a quantity"),
+        ('"2 Gi"', Place.quantity, "not a quantity"),
+        ('"2Gi\\n"', Place.quantity, "not a quantity"),
+        ("{}", Place.items, "not a list"),
+        ("[]", Place.entries, "not an object"),
     ],
 )
 def test_values_of_another_type_are_errors(text: str, reader: Callable[[Place], object], reason: str) -> None:
@@ -82,7 +82,7 @@ def test_quantities_may_be_strings_or_numbers(text: str, value: int) -> None:
 
 
 def test_a_place_in_a_list_of_a_map_is_named() -> None:
-    with pytest.raises(AnnotationError, match=r"spec\[gpu\]\[1\]\.minor is no whole number"):
+    with pytest.raises(AnnotationError, match=r"spec\[gpu\]\[1\]\.minor is not a whole number"):
         place('{"gpu": [{}, {"minor": "x"}]}').entries()["gpu"].items()[1].member("minor").integer()
 
 

@@ -105,13 +105,14 @@ def test_a_core_share_that_cannot_be_read_costs_its_limit() -> None:
     change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
     assert change.env == {name: value for name, value in HAMI_ENV.items() if "SM_LIMIT" not in name}
     assert len(change.mounts) == 2
-    assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].resources[{GPU_CORE}] is no quantity",)
+    place = f"{DEVICE_ALLOCATED}[gpu][0].resources[{GPU_CORE}]"
+    assert change.problems == (f"annotation {place} is not a quantity",)
 
 
 def test_a_gpu_without_a_number_costs_itself() -> None:
     change = change_of(container(gpus({"minor": "zero"}, {"minor": 2})))
     assert change.env == {"NVIDIA_VISIBLE_DEVICES": "2"}
-    assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].minor is no whole number",)
+    assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].minor is not a whole number",)
 
 
 def test_a_share_without_cores_is_bounded_in_memory_only() -> None:
