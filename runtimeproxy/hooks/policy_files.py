@@ -2,8 +2,8 @@
 
 Anyone who can write or replace such a file has all privileges of the proxy. So each file, the folder, and all
 folders and links on the path must belong to root or to the proxy's own user, and must not be writable by
-others; sshd requires the same of its key files (StrictModes). Each file is run as a module of its own, under a
-name that no import statement can spell.
+others; sshd requires the same of its key files (StrictModes). Each file is run as a module of its own, under
+a name that no import statement can spell.
 """
 
 from __future__ import annotations

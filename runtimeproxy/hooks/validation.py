@@ -1,7 +1,7 @@
 """Checks of a policy's change, field by field: values that runtime, kernel or node would refuse are left out.
 
-A result that is not a change is an error of its policy. In a change only invalid fields are left out, each with
-a reason. Values outside the kernel's range are clamped where that keeps their meaning:
+A result that is not a change is an error of its policy. In a change only invalid fields are left out, each
+with a reason. Values outside the kernel's range are clamped where that keeps their meaning:
 
 - quotas: a small one means "the minimum", a huge one "no limit in practice", so both are clamped;
 - shares: the kernel clamps them itself, but runc fails the container if the value that it reads back differs;
@@ -389,8 +389,8 @@ def _without_dependents(
 ) -> None:
     """Leave out fields that depend on one that is left out.
 
-    A period and a finite quota of one change are one share of a CPU; one of them with another value beside
-    it would be another share. An unlimited quota is the same with any period. A pod's change holds them for its
+    A period and a finite quota of one change are one share of a CPU; one of them with another value beside it
+    would be another share. An unlimited quota is the same with any period. A pod's change holds them for its
     message and for its cgroup, which also depend on each other.
     """
     gone = {each.field for each in left_out}
