@@ -7,7 +7,8 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-TEST_PROCESSES ?= auto
+# One more than there are cores: many tests wait for a process or a timer.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 # Of `make fuzz`: hostile clients; SEED repeats a run, FUZZERS names some of the fuzzers.
 SESSIONS ?= 20000
 

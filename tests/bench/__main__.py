@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import datapath, lifetime, table
+from tests.bench import beside, datapath, lifetime, table
 from tests.bench.bench import Bench, Options
-from tests.bench.held import BusyRow, HeldRows
+from tests.bench.held import HeldRows
 from tests.bench.hooked import HookedRows
 from tests.bench.load import h2load_is_there
 from tests.bench.stands import containerd_is_there
 from tests.peers.load_client import LoadError
 
-ROWS = ("version", "kubelet", "busy", "list", "held", "hooked", "start", "memory")
+ROWS = ("version", "kubelet", "beside", "list", "held", "hooked", "start", "memory")
 
 CALIBRATED = ("version", "kubelet", "list")
 """Rows whose first load only tells how many calls fill the time of a round."""
@@ -68,7 +68,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
     rows: dict[str, Row] = {
         "version": datapath.version,
         "kubelet": datapath.kubelet,
-        "busy": BusyRow(),
+        "beside": beside.rows,
         "list": datapath.listing,
         "held": HeldRows(),
         "hooked": HookedRows(),
@@ -82,6 +82,7 @@ def _options(chosen: argparse.Namespace) -> Options:
     quick: bool = chosen.quick
     return Options(
         rounds=chosen.rounds or (2 if quick else 7),
+        beside_rounds=chosen.beside_rounds or (2 if quick else 15),
         seconds=chosen.seconds or (0.15 if quick else 0.5),
         containers=chosen.containers,
         cycles=chosen.cycles or (300 if quick else 10_000),
@@ -110,6 +111,9 @@ def _conditions(options: Options) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, help="rounds (7; 2 with --quick)")
+    parser.add_argument(
+        "--beside-rounds", type=int, help="rounds of the row `beside`, all in the first round (15; 2)"
+    )
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")
     parser.add_argument(
         "--runtime", choices=("auto", "fake", "containerd"), default="auto", help="for Version"

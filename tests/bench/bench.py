@@ -17,6 +17,8 @@ class Options:
     """How thorough a run is."""
 
     rounds: int = 7
+    beside_rounds: int = 15
+    """Rounds of the row of two loads beside each other, whose p99 moves most."""
     seconds: float = 0.5
     """How long each way is loaded in each round of a row."""
     containers: int = 1000

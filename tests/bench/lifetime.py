@@ -14,8 +14,13 @@ from tests.bench.processes import Notices, Process
 from tests.bench.procfs import rss_bytes
 from tests.bench.scenarios import make_pod
 from tests.bench.stands import PROXY, Stand, Way
+from tests.peers.load_client import call
 
 _RECORDS_THERE = r"^STATUS=(?!.*waiting).*\d+ containers"
+_REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+_SERVICE_NAME = b"runtime.v1.RuntimeService"
+_WHAT_IS_THE_CRI = b"\x22" + bytes((len(_SERVICE_NAME),)) + _SERVICE_NAME
+"""A `ServerReflectionRequest` with `file_containing_symbol`, its field 4."""
 _TIMEOUT_S = 60.0
 _SETTLE_S = 1.0
 _MIB = 1024 * 1024
@@ -50,6 +55,11 @@ def start(bench: Bench, turn: int) -> None:
         bench.results.add(names.START, PROXY, took)
         time.sleep(_SETTLE_S)
         bench.results.add(names.RSS, PROXY, {"MiB, all containers": rss_bytes(process.pid) / _MIB})
+        if bench.full.launcher.template is None:
+            call(process.socket, _REFLECTION, _WHAT_IS_THE_CRI)
+            time.sleep(_SETTLE_S)
+            after = rss_bytes(process.pid) / _MIB
+            bench.results.add(names.RSS, PROXY, {"MiB, after a reflection call": after})
     with _started(bench.full, f"start{turn}") as (_, again):
         figures = {f"{name}, with a checkpoint": again[name] for name in again if name == "records s"}
         bench.results.add(names.START, PROXY, figures)

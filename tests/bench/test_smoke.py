@@ -16,23 +16,19 @@ from tests.bench.table import lines, misses
 
 TINY = (
     *("--runtime", "fake", "--containers", "5", "--rounds", "1"),
-    *("--seconds", "0.02", "--cycles", "10"),
+    *("--seconds", "0.02", "--cycles", "10", "--beside-rounds", "1"),
 )
 
 
 @pytest.mark.slow
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    rows = "version,list,held,hooked,start"
+    rows = "version,beside,list,held,hooked,start"
     assert main([*TINY, "--rows", rows, "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     assert "given up" not in printed
     measured = json.loads(figures.read_text())
-    assert set(measured) == {goal.row for goal in GOALS} - {names.BUSY} | {
-        names.PASSING,
-        names.HOOKED,
-        names.SKIPPED,
-    }
+    assert set(measured) == {goal.row for goal in GOALS} | {names.PASSING, names.HOOKED, names.SKIPPED}
     assert set(measured[names.VERSION_32]["CPU us/call"]) == set(LANES)
     assert "<= 0.07x generic" in printed
 
@@ -49,7 +45,7 @@ def test_medians_are_of_each_rounds_ratio() -> None:
 
 def test_a_figure_over_its_limit_is_a_miss() -> None:
     results = Results()
-    results.add(names.BUSY, DIRECT, {"p99 us": 1000.0})
-    results.add(names.BUSY, PROXY, {"p99 us": 4001.0})
+    results.add(names.BESIDE, DIRECT, {"p99 us": 1000.0})
+    results.add(names.BESIDE, PROXY, {"p99 us": 4001.0})
     assert "3e+03 MISS" in lines(results)[1]
     assert misses(results) == 1

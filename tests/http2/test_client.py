@@ -610,7 +610,7 @@ any_frame = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chunks=st.lists(st.lists(any_frame | garbage, max_size=6), max_size=5), ends=st.booleans())
 def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
     chunks: list[list[bytes]], ends: bool

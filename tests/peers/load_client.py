@@ -113,7 +113,7 @@ class Connection:
             parts.append(frame_bytes(HEADERS, END_HEADERS, stream, block))
             parts.append(frame_bytes(DATA, END_STREAM, stream, body))
         while self._window < size:
-            self._receive()
+            self.receive()
         self._window -= size
         self.socket.sendall(b"".join(parts))
         return streams
@@ -121,11 +121,12 @@ class Connection:
     def completed(self) -> list[int]:
         """Waits until at least one stream has ended; returns all that have, in order."""
         while True:
-            ended = self._receive()
+            ended = self.receive()
             if ended:
                 return ended
 
-    def _receive(self) -> list[int]:
+    def receive(self) -> list[int]:
+        """Reads once, and waits if nothing is there; returns the streams that have ended."""
         read = self.socket.recv(262_144)
         if not read:
             raise LoadError("the server closed the connection")

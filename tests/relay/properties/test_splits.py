@@ -56,7 +56,7 @@ def output(tape: Tape, plan: Plan) -> tuple[bytes, bytes]:
     return to_client, to_runtime
 
 
-@bounded(60)
+@bounded(30)
 @given(plans(), schedules, sizes)
 def test_any_split_gives_the_same_output(plan: Plan, schedule: bytes, pattern: list[int]) -> None:
     through = Match(plan, schedule).through
