@@ -6,11 +6,11 @@ pkg/koordlet/util/system/cgroup_resource.go; ranges of mainline files after the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 from runtimeproxy.cgroups import formats
-from runtimeproxy.cgroups.formats import FileFormat, Value
+from runtimeproxy.cgroups.formats import FileFormat, Value, number
 from runtimeproxy.units import (
     MAX_CPU_PERIOD_US,
     MAX_CPU_QUOTA_US,
@@ -36,18 +36,17 @@ class Direction(Enum):
     """A list is looser the more members it has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """One cgroup parameter."""
 
     name: str
     """Its version 1 name, which is its name everywhere in this project."""
-    controller: str
-    """The controller that carries it, with the same name in both versions."""
     v1: FileFormat | None
     """None: version 1 has no such file."""
     v2: FileFormat | None
     """None: version 2 has no such file."""
+    _: KW_ONLY
     minimum: int = 0
     maximum: int = MAX_INT64
     unlimited: bool = False
@@ -57,11 +56,16 @@ class Parameter:
     writable: bool = True
     direction: Direction = Direction.NONE
 
+    @property
+    def controller(self) -> str:
+        """The controller that carries it, with the same name in both versions."""
+        return self.name.partition(".")[0]
+
     def canonical(self, value: Value) -> Value:
-        """The value in its one form: an int in range, or a list as given.
+        """The canonical value: an int in range, or a list as given.
 
         Raises:
-            ValueError: wrong type, out of range, or no list; says which.
+            ValueError: Wrong type, out of range, or not a list; says which.
         """
         if self.is_list:
             if not isinstance(value, str):
@@ -94,110 +98,66 @@ def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
 
 def _memory(name: str) -> Parameter:
     """memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1."""
-    return Parameter(
-        name=name,
-        controller="memory",
-        v1=formats.memory_v1(name, unlimited=str(MAX_INT64)),
-        v2=formats.memory_v2(name),
-        unlimited=True,
-        direction=Direction.LARGER,
-    )
+    v1 = formats.memory_v1(name, unlimited=str(MAX_INT64))
+    return Parameter(name, v1, formats.memory_v2(name), unlimited=True, direction=Direction.LARGER)
 
 
 def _anolis(name: str, minimum: int, maximum: int, *, on_v1: bool = True) -> Parameter:
     """Plain numbers that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
+    return Parameter(name, number(name) if on_v1 else None, number(name), minimum=minimum, maximum=maximum)
+
+
+def _list(name: str) -> Parameter:
     return Parameter(
-        name=name,
-        controller="memory",
-        v1=formats.number(name) if on_v1 else None,
-        v2=formats.number(name),
-        minimum=minimum,
-        maximum=maximum,
+        name, formats.cpu_list(name), formats.cpu_list(name), is_list=True, direction=Direction.UNION
     )
 
 
 _ALL = (
+    # The kernel refuses a weight while a group is idle: 0 comes before it, 1 after it.
+    Parameter("cpu.idle", number("cpu.idle"), number("cpu.idle"), maximum=1, direction=Direction.SMALLER),
     Parameter(
-        name="cpu.idle",
-        controller="cpu",
-        v1=formats.number("cpu.idle"),
-        v2=formats.number("cpu.idle"),
-        maximum=1,
-        # The kernel refuses a weight while a group is idle: 0 comes before it, 1 after it.
-        direction=Direction.SMALLER,
-    ),
-    Parameter(
-        name="cpu.shares",
-        controller="cpu",
-        v1=formats.number("cpu.shares"),
-        v2=formats.weight_v2("cpu.weight"),
+        "cpu.shares",
+        number("cpu.shares"),
+        formats.weight_v2("cpu.weight"),
         minimum=MIN_CPU_SHARES,
         maximum=MAX_CPU_SHARES,
     ),
     Parameter(
-        name="cpu.cfs_period_us",
-        controller="cpu",
-        v1=formats.number("cpu.cfs_period_us"),
-        v2=formats.period_v2("cpu.max"),
+        "cpu.cfs_period_us",
+        number("cpu.cfs_period_us"),
+        formats.period_v2("cpu.max"),
         minimum=MIN_CPU_PERIOD_US,
         maximum=MAX_CPU_PERIOD_US,
         direction=Direction.LARGER,
     ),
     Parameter(
-        name="cpu.cfs_quota_us",
-        controller="cpu",
-        v1=formats.number("cpu.cfs_quota_us"),
-        v2=formats.quota_v2("cpu.max"),
+        "cpu.cfs_quota_us",
+        number("cpu.cfs_quota_us"),
+        formats.quota_v2("cpu.max"),
         minimum=MIN_CPU_QUOTA_US,
         maximum=MAX_CPU_QUOTA_US,
         unlimited=True,
         direction=Direction.LARGER,
     ),
+    # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
     Parameter(
-        name="cpu.cfs_burst_us",
-        controller="cpu",
-        v1=formats.number("cpu.cfs_burst_us"),
-        v2=formats.number("cpu.max.burst"),
-        # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
-        direction=Direction.LARGER,
+        "cpu.cfs_burst_us", number("cpu.cfs_burst_us"), number("cpu.max.burst"), direction=Direction.LARGER
     ),
+    Parameter("cpu.bvt_warp_ns", number("cpu.bvt_warp_ns"), number("cpu.bvt_warp_ns"), minimum=-1, maximum=2),
+    _list("cpuset.cpus"),
+    _list("cpuset.mems"),
     Parameter(
-        name="cpu.bvt_warp_ns",
-        controller="cpu",
-        v1=formats.number("cpu.bvt_warp_ns"),
-        v2=formats.number("cpu.bvt_warp_ns"),
-        minimum=-1,
-        maximum=2,
-    ),
-    Parameter(
-        name="cpuset.cpus",
-        controller="cpuset",
-        v1=formats.cpu_list("cpuset.cpus"),
-        v2=formats.cpu_list("cpuset.cpus"),
-        is_list=True,
-        direction=Direction.UNION,
-    ),
-    Parameter(
-        name="cpuset.mems",
-        controller="cpuset",
-        v1=formats.cpu_list("cpuset.mems"),
-        v2=formats.cpu_list("cpuset.mems"),
-        is_list=True,
-        direction=Direction.UNION,
-    ),
-    Parameter(
-        name="memory.limit_in_bytes",
-        controller="memory",
-        v1=formats.memory_v1("memory.limit_in_bytes"),
-        v2=formats.memory_v2("memory.max"),
+        "memory.limit_in_bytes",
+        formats.memory_v1("memory.limit_in_bytes"),
+        formats.memory_v2("memory.max"),
         unlimited=True,
         direction=Direction.LARGER,
     ),
     Parameter(
-        name="memory.usage_in_bytes",
-        controller="memory",
-        v1=formats.number("memory.usage_in_bytes"),
-        v2=formats.number("memory.current"),
+        "memory.usage_in_bytes",
+        number("memory.usage_in_bytes"),
+        number("memory.current"),
         writable=False,
     ),
     _memory("memory.min"),
@@ -212,13 +172,7 @@ _ALL = (
     _anolis("memory.pagecache_limit.enable", 0, 1, on_v1=False),
     _anolis("memory.pagecache_limit.size", 0, MAX_INT64, on_v1=False),
     _anolis("memory.pagecache_limit.sync", 0, 1, on_v1=False),
-    Parameter(
-        name="net_cls.classid",
-        controller="net_cls",
-        v1=formats.number("net_cls.classid"),
-        v2=None,
-        maximum=0xFFFF_FFFF,
-    ),
+    Parameter("net_cls.classid", number("net_cls.classid"), None, maximum=0xFFFF_FFFF),
 )
 
 PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _ALL}

@@ -1,4 +1,4 @@
-"""Writes values to cgroups: checked, compared, in safe order; a missing file is a counted skip."""
+"""Reads and writes cgroup values: checked, compared, in safe order; a missing file is skipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
     """The content of `folder/path.../file`.
 
     Raises:
-        OSError: as the kernel says; ELOOP or ENOTDIR for a symbolic link on the way.
+        OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
     with _opened(folder, path, file, os.O_RDONLY) as descriptor:
         return os.read(descriptor, _READ_LIMIT_BYTES).decode("utf-8", "replace")
@@ -37,7 +37,7 @@ def write_text(folder: Path, path: tuple[str, ...], file: str, text: str) -> Non
     """Writes `text` and a newline with one system call to a file that exists.
 
     Raises:
-        OSError: as the kernel says; ELOOP or ENOTDIR for a symbolic link on the way.
+        OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
     with _opened(folder, path, file, os.O_WRONLY | os.O_TRUNC) as descriptor:
         os.write(descriptor, f"{text}\n".encode())
@@ -49,7 +49,7 @@ def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Itera
     try:
         for part in path:
             outer, held = held, os.open(part, _FOLDER_FLAGS, dir_fd=held)
-            # Held no more, whatever becomes of it: its number may be another thread's next moment.
+            # Not kept in `held`, even if this fails: another thread may get its number.
             os.close(outer)
         descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
     finally:
