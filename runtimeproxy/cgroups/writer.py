@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from runtimeproxy.cgroups.formats import FileFormat, Value
-from runtimeproxy.cgroups.hierarchy import DEFAULT_ROOT, Hierarchy, detect
+from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, plan
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
@@ -156,14 +156,17 @@ class CgroupWriter:
 
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self._root = root
-        self._hierarchy = Hierarchy(root)
+        self._mounts: dict[str, Mount] = {}
 
     @property
-    def hierarchy(self) -> Hierarchy:
-        """The node's cgroup mounts, detected at first use and until there are any."""
-        if not self._hierarchy.mounts:
-            self._hierarchy = detect(self._root)
-        return self._hierarchy
+    def mounts(self) -> dict[str, Mount]:
+        """The node's cgroup mounts by controller, read at the first use and until there are any.
+
+        They do not change while a node runs pods.
+        """
+        if not self._mounts:
+            self._mounts = find_mounts(self._root)
+        return self._mounts
 
     def write(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup; see `write_levels`."""
@@ -233,7 +236,7 @@ class CgroupWriter:
     def _locate(self, name: str) -> tuple[Path, FileFormat] | str:
         """The folder and file that carry a parameter, or why there are none."""
         parameter = PARAMETERS[name]
-        mount = self.hierarchy.mounts.get(parameter.controller)
+        mount = self.mounts.get(parameter.controller)
         if mount is None:
             return f"this node has no cgroup controller {parameter.controller}"
         file_format = parameter.format_for(mount.version)

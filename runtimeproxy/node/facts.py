@@ -11,8 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from runtimeproxy.cgroups import DEFAULT_ROOT, PARAMETERS, detect
+from runtimeproxy.cgroups import DEFAULT_ROOT, PARAMETERS, find_mounts
+from runtimeproxy.cgroups.mounts import controllers_of
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
+
+DEFAULT_SYSFS: Final = Path("/sys")
+"""Where sysfs is mounted. Source: sysfs(5)."""
+REFRESH_S: Final = 1.0
+"""How old facts may be that change while a node runs: CPUs and memory are switched on and off by hand."""
+
+_ONLINE_CPUS: Final = "devices/system/cpu/online"
+_POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
+_ONLINE_MEMORY_NODES: Final = "devices/system/node/online"
+"""Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu and -node."""
+_MOST_CGROUPS: Final = 32
+"""Number of cgroups below a root to read the files of: they differ in controllers, not in kernels."""
+_WRITABLE: Final = 0o222
+_USUAL: Final = frozenset({"cpu", "cpuset", "memory"})
+"""Controllers on whose files policies usually act."""
 
 FilesByController = Mapping[str, Mapping[str, bool]]
 """The files that cgroups have for a controller, and whether each can be written."""
@@ -20,7 +36,7 @@ FilesByController = Mapping[str, Mapping[str, bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node can take."""
+    """The facts of a node. A fact is known or unknown; an unknown one refuses no value."""
 
     online_cpus: frozenset[int] | None = None
     """None: not known."""
@@ -33,7 +49,7 @@ class NodeFacts:
     controllers: Mapping[str, int] = field(default_factory=dict)
     """The cgroup version that carries each controller; empty: not known."""
     files: FilesByController = field(default_factory=dict)
-    """Of the controllers that some cgroup has; nothing is known of the others."""
+    """Of the controllers that some cgroup has; the others are unknown."""
 
     def cpus_problem(self, cpus: str) -> str:
         """Why a list of CPUs cannot be used; empty if it can."""
@@ -80,7 +96,7 @@ class NodeFacts:
 
 
 ANY_NODE: Final = NodeFacts()
-"""A node of which nothing is known: it takes everything."""
+"""A node of which nothing is known: it accepts all values."""
 
 
 def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
@@ -90,45 +106,26 @@ def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
     return f"{what} {format_cpu_list(missing)} not online, only {format_cpu_list(online) or 'none'}"
 
 
-DEFAULT_SYSFS: Final = Path("/sys")
-"""Where sysfs is mounted. Source: sysfs(5)."""
-REFRESH_S: Final = 1.0
-"""How old what changes while a node runs may be: CPUs and memory are switched on and off by hand."""
-
-_ONLINE_CPUS: Final = "devices/system/cpu/online"
-_POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
-_ONLINE_MEMORY_NODES: Final = "devices/system/node/online"
-"""Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu and -node."""
-_MOST_CGROUPS: Final = 32
-"""So many cgroups below a root are looked at for their files: they differ in controllers, not in kernels."""
-_WRITABLE: Final = 0o222
-_USUAL: Final = frozenset({"cpu", "cpuset", "memory"})
-
-
 class Node(Protocol):
-    """Whoever knows a node."""
+    """A source of facts about a node."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether `facts` needs no file just now."""
+        """Whether `facts` reads no file just now."""
 
     def facts(self) -> NodeFacts:
-        """What is known now; in the event loop's thread only while `is_fresh`."""
+        """The present facts; in the event loop's thread only while `is_fresh`."""
 
 
 class FixedNode:
     """A node that never changes."""
 
+    is_fresh = True
+
     def __init__(self, facts: NodeFacts = ANY_NODE) -> None:
         self._facts = facts
 
-    @property
-    def is_fresh(self) -> bool:
-        """Always: nothing is read."""
-        return True
-
     def facts(self) -> NodeFacts:
-        """What it was made with."""
         return self._facts
 
 
@@ -136,9 +133,9 @@ class NodeReader:
     """The node that these folders describe; safe for all threads.
 
     Args:
-        sysfs: where sysfs is mounted.
-        cgroup_root: where cgroups are mounted.
-        clock: in seconds.
+        sysfs: The mount of sysfs.
+        cgroup_root: The mount of cgroups.
+        clock: In seconds.
     """
 
     def __init__(
@@ -155,22 +152,21 @@ class NodeReader:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the files were read within the last second."""
         return self._known is not None and self._clock() - self._known[0] < REFRESH_S
 
     def facts(self) -> NodeFacts:
-        """What is known now, read again at most once a second."""
+        """The present facts, read again at most once a second."""
         known, now_s = self._known, self._clock()
         if known is not None and now_s - known[0] < REFRESH_S:
             return known[1]
-        before = known[1] if known is not None else ANY_NODE
         facts = replace(
-            before,
+            known[1] if known is not None else ANY_NODE,
             online_cpus=self._numbers(_ONLINE_CPUS),
             online_memory_nodes=self._numbers(_ONLINE_MEMORY_NODES),
             last_cpu=max(self._numbers(_POSSIBLE_CPUS) or (), default=None),
         )
-        if not _is_complete(facts):
+        # Until the usual files are known, which never change.
+        if not facts.controllers or not _USUAL & facts.controllers.keys() <= facts.files.keys():
             facts = self._with_cgroups(facts)
         self._known = now_s, facts
         return facts
@@ -182,11 +178,9 @@ class NodeReader:
             return None
 
     def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
-        """Looks at the cgroup tree."""
-        mounts = detect(self._cgroup_root).mounts
+        mounts = find_mounts(self._cgroup_root)
         if not mounts:
             return facts
-        is_unified = (self._cgroup_root / "cgroup.controllers").exists()
         files: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         for controller, mount in mounts.items():
             if mount.version == 1:
@@ -195,26 +189,14 @@ class NodeReader:
         unified = {mount.folder for mount in mounts.values() if mount.version == 2}
         for folder in (each for root in unified for each in _below(root)):
             # The root itself lacks most files, and so does a cgroup in which a controller is not enabled.
-            for controller in ("cgroup", *_enabled(folder)):
+            for controller in ("cgroup", *controllers_of(folder)):
                 files[controller].update(_files(folder, controller))
         return replace(
             facts,
-            cgroup_version=2 if is_unified else 1,
+            cgroup_version=2 if (self._cgroup_root / "cgroup.controllers").exists() else 1,
             controllers={name: mount.version for name, mount in mounts.items()},
             files={controller: found for controller, found in files.items() if found},
         )
-
-
-def _is_complete(facts: NodeFacts) -> bool:
-    """Whether the files are known on which policies usually act; they never change."""
-    return bool(facts.controllers) and _USUAL & facts.controllers.keys() <= facts.files.keys()
-
-
-def _enabled(folder: Path) -> list[str]:
-    try:
-        return (folder / "cgroup.controllers").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return []
 
 
 def _below(root: Path) -> list[Path]:
@@ -227,7 +209,7 @@ def _below(root: Path) -> list[Path]:
 
 
 def _files(folder: Path, controller: str) -> dict[str, bool]:
-    """Return a controller's files in a cgroup, and whether each can be written."""
+    """A controller's files in a cgroup, and whether each can be written."""
     found: dict[str, bool] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""One record on demand: for a call on something that the store does not know, or whose end was not seen."""
+"""Looks up one record at the runtime: for a call on an unknown id, or one whose response was lost."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ ResultT = TypeVar("ResultT")
 
 
 class Lookups:
-    """Asks the runtime for single records, each question within a bound of time."""
+    """Asks the runtime for single records, each within a bound of time.
+
+    Args:
+        store: Gets the records of ids, unless there was an event of the id meanwhile.
+        client: The runtime.
+        timeout_s: Longest time for one look-up.
+    """
 
     def __init__(self, store: PodStore, client: RuntimeClient, timeout_s: float = 1.0) -> None:
-        """Prepares the look-ups.
-
-        Args:
-            store: Gets the answers about ids, unless something has happened to the id meanwhile.
-            client: The runtime.
-            timeout_s: Longest time for one look-up.
-        """
         self._store = store
         self._client = client
         self._timeout_s = timeout_s
 
     async def pod(self, identity: str) -> PodRecord | None:
-        """The sandbox with this id or unique prefix; None if it is unknown or the answer takes too long."""
+        """The sandbox with this id or unique prefix; None if it is unknown or the look-up takes too long."""
         with self._store.listing() as since:
             try:
                 found = await self.confirm_pod(identity)
@@ -45,7 +44,7 @@ class Lookups:
         return self._store.pods.get(identity)
 
     async def container(self, identity: str) -> ContainerRecord | None:
-        """The container with this id or unique prefix; None if it is unknown or the answer takes too long."""
+        """The container with this id or prefix; None if it is unknown or the look-up takes too long."""
         with self._store.listing() as since:
             try:
                 found = await self.confirm_container(identity)
@@ -57,7 +56,7 @@ class Lookups:
         return self._store.containers.get(identity)
 
     async def confirm_pod(self, identity: str) -> PodRecord | None:
-        """What the runtime says of a sandbox now; None if it does not know it. Nothing is stored.
+        """The present record of a sandbox; None if the runtime does not know it. Nothing is stored.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
@@ -65,7 +64,7 @@ class Lookups:
         return await self._bounded(self._client.pod(identity))
 
     async def confirm_container(self, identity: str) -> ContainerRecord | None:
-        """What the runtime says of a container now; None if it does not know it. Nothing is stored.
+        """The present record of a container; None if the runtime does not know it. Nothing is stored.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
@@ -73,7 +72,7 @@ class Lookups:
         return await self._bounded(self._client.container(identity, with_pod=True))
 
     async def pod_named(self, uid: str, attempt: int) -> PodRecord | None:
-        """The sandbox of this attempt at a pod, for a call that ended before it told the sandbox's id.
+        """The sandbox of this attempt at a pod, for a call whose response was lost.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
@@ -82,7 +81,7 @@ class Lookups:
         return next((pod for pod in listed.values() if (pod.uid, pod.attempt) == (uid, attempt)), None)
 
     async def container_named(self, pod_id: str, name: str, attempt: int) -> ContainerRecord | None:
-        """The container of this name and attempt, for a call that ended before it told the container's id.
+        """The container of this name and attempt, for a call whose response was lost.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer in time.
@@ -93,7 +92,7 @@ class Lookups:
         )
 
     def _in_its_pod(self, found: ContainerRecord) -> ContainerRecord:
-        """With the sandbox's id, if the runtime did not tell it, by the kubelet's label."""
+        """The record with the sandbox's id, by the kubelet's label if the response lacks it."""
         if found.pod_id:
             return found
         known = self._store.containers.get(found.id)
@@ -102,9 +101,9 @@ class Lookups:
         sandboxes = self._store.pods.members(found.labels.get(POD_UID_LABEL, ""))
         return replace(found, pod_id=sandboxes[-1].id) if sandboxes else found
 
-    async def _bounded(self, question: Awaitable[ResultT]) -> ResultT:
+    async def _bounded(self, looked_up: Awaitable[ResultT]) -> ResultT:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await question
+                return await looked_up
         except TimeoutError as error:
             raise RuntimeUnavailableError(f"no answer within {self._timeout_s} s") from error

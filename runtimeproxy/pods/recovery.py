@@ -50,7 +50,6 @@ class Recovery:
         on_compared: Awaited after each whole comparison of `run`.
 
     Attributes:
-        listed: Set once all pods and containers are known, though not yet in detail.
         recovered: Set once the first whole comparison, details included, is done.
     """
 
@@ -67,7 +66,6 @@ class Recovery:
         self._on_compared = on_compared
         self._unconfirmed: set[str] = set()
         self._requested = asyncio.Event()
-        self.listed = asyncio.Event()
         self.recovered = asyncio.Event()
 
     async def run(self) -> None:
@@ -123,7 +121,6 @@ class Recovery:
                 found = containers.get(known.id)
                 if found is not None and known.state is Lifecycle.CREATED is not found.state:
                     self._store.containers.fill(replace(known, state=found.state), since)
-        self.listed.set()
         pod_ids = [pod.id for pod in self._store.pods if _lacks_details(pod)]
         container_ids = [found.id for found in self._store.containers if _lacks_details(found)]
         await self._for_each(self._fill_pod, pod_ids)

@@ -199,7 +199,7 @@ def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[
 
 def exact(writer: CgroupWriter, name: str, value: Value) -> Value:
     """The value that makes the file what it was: shares read from a weight may mean one weight less."""
-    mount = writer.hierarchy.mounts.get(PARAMETERS[name].controller)
+    mount = writer.mounts.get(PARAMETERS[name].controller)
     if name != "cpu.shares" or mount is None or mount.version != 2 or check_value(name, value):
         return value
     shares = int(value)

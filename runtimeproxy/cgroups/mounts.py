@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_ROOT = Path("/sys/fs/cgroup")
@@ -18,23 +18,8 @@ class Mount:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """The cgroup mounts of a node. The layout is read once: mounts do not change while a node runs pods."""
-
-    root: Path
-    mounts: dict[str, Mount] = field(default_factory=dict)
-    """By controller; a controller without an entry is not there."""
-
-    @property
-    def version(self) -> int:
-        """2 when version 2 carries the CPU or memory controller, else 1."""
-        carriers = (self.mounts.get(name) for name in ("cpu", "memory"))
-        return 2 if any(mount is not None and mount.version == 2 for mount in carriers) else 1
-
-
-def detect(root: Path = DEFAULT_ROOT) -> Hierarchy:
-    """The cgroup layout below `root`; empty, never an error, when nothing is mounted there.
+def find_mounts(root: Path = DEFAULT_ROOT) -> dict[str, Mount]:
+    """The cgroup mounts below `root` by controller; empty, never an error, when nothing is mounted there.
 
     Version 2 at the root (unified) or in `unified` (hybrid) counts for the controllers that it lists; all
     others are looked for as version 1 folders, which may carry several controllers (`cpu,cpuacct`).
@@ -44,9 +29,9 @@ def detect(root: Path = DEFAULT_ROOT) -> Hierarchy:
         for controller in folder.name.split(","):
             mounts.setdefault(controller, Mount(1, folder.resolve()))
     for unified in (root / "unified", root):
-        for controller in _controllers(unified):
+        for controller in controllers_of(unified):
             mounts[controller] = Mount(2, unified.resolve())
-    return Hierarchy(root, mounts)
+    return mounts
 
 
 def _folders(root: Path) -> list[Path]:
@@ -58,8 +43,9 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _controllers(folder: Path) -> list[str]:
+def controllers_of(folder: Path) -> list[str]:
+    """The controllers of a version 2 cgroup; empty if there is none."""
     try:
-        return (folder / "cgroup.controllers").read_text().split()
-    except OSError:
+        return (folder / "cgroup.controllers").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
         return []
