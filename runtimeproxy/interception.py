@@ -1,8 +1,8 @@
-"""The narrow interface between the relay and whoever decides on held calls.
+"""The narrow interface between the relay and the handlers of intercepted calls.
 
-The relay knows bytes, the other side knows the CRI; the daemon joins them. Everything here happens in the
-event loop's thread. For each held call the relay asks `Interceptor.open` for a handler and then calls, in
-this order: `message` once; after the handler's reply `responded` once. `cancelled` ends it at any point
+The relay knows bytes, the handlers know the CRI; the daemon joins them. Everything here happens in the event
+loop's thread. For each intercepted call the relay gets a handler from `Interceptor.open` and then calls, in
+this order: `message` once; after the handler's reply `responded` once. `cancelled` ends the call at any point
 before the reply has been carried out; nothing is called after it.
 """
 
@@ -10,14 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PREFIX_BYTES: Final = 5
+"""In front of each gRPC message: one byte of flags and four of length.
+
+Source: the gRPC specification, doc/PROTOCOL-HTTP2.md, "Length-Prefixed-Message".
+"""
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+"""Source: containerd and the kubelet's CRI client both stop at 16 MiB."""
+
 
 class Outcome(Enum):
-    """How a held call ended, as far as the frames that passed can tell."""
+    """How an intercepted call ended, as far as the frames that passed show."""
 
     SUCCEEDED = "succeeded"
     """One complete response message and then END_STREAM."""
@@ -29,7 +38,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """What the request headers say about a held call."""
+    """The request headers of an intercepted call."""
 
     path: str
     """`/package.Service/Method`."""
@@ -38,23 +47,20 @@ class CallHead:
     encoding: str
     """From `grpc-encoding`; `identity` when absent."""
     waited_s: float = 0.0
-    """How much of its time budget a call has used before it was opened here."""
+    """The part of its time budget that a call had used before it was opened here."""
     connection: object = None
-    """The same object for all calls of one connection; None if that is not known."""
+    """The same object for all calls of one connection; None if it is not known."""
 
 
 class Reply(Protocol):
-    """The decision on a held call's message: `forward` or `refuse`, once, in the loop's thread.
+    """Takes the decision on an intercepted call: `forward` or `refuse`, once, in the loop's thread.
 
-    All are no-ops before `CallHandler.message` was called (also inside `Interceptor.open`, when the
-    headers have not gone out yet) and after the call has been cancelled; a second decision is one, too.
+    All methods do nothing before `CallHandler.message` was called (also inside `Interceptor.open`, when the
+    headers have not gone out yet), after the call was cancelled, and after the first decision.
     """
 
     def forward(self, data: bytes | None) -> None:
-        """Send the call on.
-
-        None means the bytes as they came, else a whole gRPC frame (prefix and message).
-        """
+        """Forward the call: a whole gRPC frame (prefix and message), or None for the bytes as they came."""
 
     def refuse(self, code: int, text: str) -> None:
         """End the call with a gRPC status; the runtime never sees the message."""
@@ -62,20 +68,20 @@ class Reply(Protocol):
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
         """Charge the memory that the handler holds beside the message, as its decompressed or parsed form.
 
-        It is given back by itself when the message is no longer held: written to the runtime, refused or
-        cancelled. `forward` gives up what has not been granted.
+        The reservation ends when the message is no longer held: written to the runtime, refused or cancelled.
+        `forward` withdraws one that has not been granted.
 
         Args:
-            size_bytes: all of it together: takes the place of what this call has reserved here before. Less
-                is given back at once.
-            on_granted: called once, in the loop's thread, when there is room: within this call if there is,
-                which is always so while message and reservation have 64 KiB together. Never after the
+            size_bytes: all of it together: replaces what this call has reserved before; a surplus is given
+                back at once.
+            on_granted: called once, in the loop's thread, when there is room: before this returns if there
+                is, which is always so while message and reservation have 64 KiB together. Never after the
                 decision, a later `reserve` or the end of the call.
         """
 
 
 class CallHandler(Protocol):
-    """Decides on one held call and sees how it ended."""
+    """Decides on one intercepted call and records how it ended."""
 
     def message(self, data: bytes) -> None:
         """All request bytes up to END_STREAM: gRPC prefix and message, as they came.
@@ -84,21 +90,20 @@ class CallHandler(Protocol):
         """
 
     def cancelled(self) -> None:
-        """The call ended before the reply was carried out; work for it can stop."""
+        """The call ended before the reply was carried out: stop all work for it."""
 
     def responded(self, outcome: Outcome, data: bytes) -> None:
-        """The runtime's answer has arrived and is about to go to the client.
+        """The runtime has answered; the response goes to the client when this returns, so return quickly.
 
-        `data` holds the response's gRPC frame (prefix and message), and is empty unless the
-        outcome is SUCCEEDED. Returns quickly: the answer waits for it.
+        `data` is the response's gRPC frame (prefix and message); empty unless the outcome is SUCCEEDED.
         """
 
 
 class Interceptor(Protocol):
-    """Says which calls are held, and handles them."""
+    """Chooses the calls to intercept, and makes their handlers."""
 
     def holds(self, path: str) -> bool:
-        """Whether calls of this `:path` are held."""
+        """Whether calls of this `:path` are intercepted."""
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
-        """A held call's headers have passed; returns its handler."""
+        """The headers of an intercepted call have passed: returns its handler."""

@@ -8,17 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CallContext, Operation, Question, Questions
+from runtimeproxy.calls.cri_call import CriCall, Question, Questions, pending_values
 from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.to_views import (
     LastValues,
-    PodSketch,
+    PodSummary,
     recorded_container,
     recorded_pod,
     requested_container,
     requested_pod,
-    sketched_pod,
+    requested_summary,
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
@@ -26,148 +26,131 @@ from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
+    from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, Resources
-    from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.selector import PodTraits
 
 
 class ContainerDraft:
-    """A container that is about to be created: what was asked, what policies made of it, and its record."""
+    """A container that is about to be created: its configuration, the changes of policies, and its record.
+
+    Attributes:
+        config: The request's; edited in place.
+        owners: The owner of each field that policies set.
+        pending: The cgroup values that wait for the container's cgroup.
+        make_record: Makes the record from id, sandbox id and state; None until `prepare`.
+    """
 
     def __init__(self, config: api_pb2.ContainerConfig) -> None:
         self.config = config
+        # Read before anything is changed, but not before it is needed: most containers have no policy.
         self._requested: Resources | None = None
         self._is_changed = False
         self._env: LastValues | None = None
-        self._owners: Mapping[str, str] = NO_ENTRIES
-        self._record: Callable[..., ContainerRecord] | None = None
+        self.owners: Mapping[str, str] = NO_ENTRIES
+        self.pending: Mapping[str, int | str] = NO_ENTRIES
+        self.make_record: Callable[..., ContainerRecord] | None = None
 
-    @property
-    def requested(self) -> Resources:
-        """What the kubelet asks for; read before anything is changed, but not before it is needed."""
-        if self._requested is None:
-            self._requested = read_resources(self.config.linux.resources)
-        return self._requested
-
-    def question(self, pod: PodTraits, view: Callable[[], PodView]) -> Question:
-        """The question before it is created.
-
-        Args:
-            pod: Its pod, as far as that decides who is concerned.
-            view: Gives what policies are shown of the pod.
-        """
-        return Question(Hook.PRE_CREATE_CONTAINER, pod, self.edit, details=lambda: (self._view(view()), ""))
+    def view(self, make_pod: Callable[[], PodView]) -> ContainerView:
+        self._requested = read_resources(self.config.linux.resources)
+        view = requested_container(self.config, make_pod(), self._requested)
+        self._env = cast("LastValues", view.env)
+        return view
 
     def edit(self, change: CgroupChange) -> bool:
         """Makes a change; returns whether the configuration differs from the kubelet's."""
         asked = cast("ContainerChange", change)
         if self._env is not None and asked.env:
             self._env.read()
-        self._is_changed = edit_container(self.config, asked, self.requested)
+        requested = self._requested or read_resources(self.config.linux.resources)
+        self._is_changed = edit_container(self.config, asked, requested)
         return self._is_changed
 
-    def _view(self, pod: PodView) -> ContainerView:
-        view = requested_container(self.config, pod, self.requested)
-        self._env = view.env if isinstance(view.env, LastValues) else None
-        return view
-
-    def decided(self, decision: Decision | None) -> None:
-        """Keeps who owns what, for the record."""
-        if decision is not None:
-            self._owners = decision.owners
-
-    def record(self, identity: str, pod_id: str, pending: Mapping[str, int | str]) -> ContainerRecord:
-        """What is remembered once the runtime has created it."""
-        make = self._record or self._made()
-        return make(id=identity, pod_id=pod_id, pending_cgroup=dict(pending) or NO_ENTRIES)
-
-    def prepare(self) -> None:
+    def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
-        self._record = self._made()
-
-    def release(self) -> None:
-        """Drops all of the configuration that nothing is read of once the record is prepared."""
-        self.config = api_pb2.ContainerConfig(metadata=self.config.metadata)
-
-    def _made(self) -> Callable[..., ContainerRecord]:
         config = self.config
-        return partial(
+        requested = self._requested or read_resources(config.linux.resources)
+        self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,
             attempt=config.metadata.attempt,
             labels=compact(config.labels),
             annotations=compact(config.annotations),
-            requested=self.requested,
-            applied=read_resources(config.linux.resources) if self._is_changed else self.requested,
-            owners=dict(self._owners) or NO_ENTRIES,
+            requested=requested,
+            applied=read_resources(config.linux.resources) if self._is_changed else requested,
+            owners=dict(self.owners) or NO_ENTRIES,
+            pending_cgroup=dict(self.pending) or NO_ENTRIES,
         )
+        return self.make_record
+
+    def release(self) -> None:
+        """Drops the parts of the configuration that are not needed once the record is prepared."""
+        self.config = api_pb2.ContainerConfig(metadata=self.config.metadata)
 
 
-class CreateContainer(Operation):
+class CreateContainer(CriCall):
     """The kubelet creates a container in a sandbox, which the proxy may never have seen.
 
-    A cgroup parent that a policy changed when the sandbox was run is carried on: the kubelet still sends its
-    own, some runtimes take the container's place from it, and it has to lie in its sandbox's cgroup.
+    A cgroup parent that a policy changed when the sandbox was run is put into this request, too: the kubelet
+    still sends its own, some runtimes take the container's place from it, and it has to lie in its sandbox's
+    cgroup.
     """
 
     request_type = api_pb2.CreateContainerRequest
 
-    def __init__(self, context: CallContext, request: api_pb2.CreateContainerRequest) -> None:
-        super().__init__(context, request)
+    def __init__(self, services: CallServices, request: api_pb2.CreateContainerRequest) -> None:
+        super().__init__(services, request)
         self._request = request
         self._draft = ContainerDraft(request.config)
-        self._record: ContainerRecord | None = None
+        self._pod: PodRecord | None = None
+        self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
-        self._known_pod: PodRecord | None = None
+        self._record: ContainerRecord | None = None
 
-    @property
-    def turn_key(self) -> str:
-        """The sandbox and the container's name: there is no id yet."""
-        about = self._request.config.metadata
-        return f"{self.pod_key}/{about.name}/{about.attempt}"
-
-    @property
-    def pod_key(self) -> str:
-        """The sandbox's id."""
-        pod = self._pod
-        return pod.id if pod is not None else self._request.pod_sandbox_id
-
-    @property
-    def must_carry(self) -> bool:
-        """Whether the sandbox lies elsewhere than the request says."""
-        return bool(self._carried_parent())
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the sandbox is known."""
-        pod = self._pod
+    def find_records(self) -> bool:
+        request, pod = self._request, self._pod
+        if pod is None or not pod.detailed:
+            # Once the record is detailed, nothing that this call needs changes in it.
+            pod = self._pod = self.services.store.pods.get(request.pod_sandbox_id)
+        self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
+        # There is no id of the container yet.
+        self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
         return pod is not None and pod.detailed
 
-    async def complete(self) -> None:
-        """Looks the sandbox up, for what the request does not say of it."""
-        if not self.is_complete and self._request.pod_sandbox_id:
-            await self.context.lookups.pod(self._request.pod_sandbox_id)
+    async def fetch_records(self) -> None:
+        if self._request.pod_sandbox_id:
+            await self.services.lookups.pod(self._request.pod_sandbox_id)
+
+    def correct(self) -> bool:
+        """Names the cgroup parent in which the sandbox really lies, if a policy may have changed it."""
+        pod, named = self._pod, self._request.sandbox_config.linux.cgroup_parent
+        if pod is None or not named or not (CGROUP_PARENT in pod.owners or pod.recovered):
+            return False
+        return edit_cgroup_parent(self._request.sandbox_config, pod.cgroup_parent)
 
     def questions(self) -> Questions:
         """May change everything but the container's name and image."""
-        pod, sketch = self._pod, self._pod_sketch()
-        view = partial(self._pod_view, pod, sketch)
-        question = self._draft.question(sketch or view(), view)
-        question.edit = self._edit
-        self._draft.decided((yield question))
+        if self._request.HasField("sandbox_config"):
+            self._summary = requested_summary(self._request.sandbox_config, self._pod)
+        pod = self._summary or self._pod_view()
+        make_view = partial(self._draft.view, self._pod_view)
+        question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit)
+        decision = yield question
+        if decision is not None:
+            self._draft.owners, self._draft.pending = decision.owners, pending_values(question, decision)
 
-    def carry(self) -> bool:
-        """Names the cgroup parent in which the sandbox really lies."""
-        return edit_cgroup_parent(self._request.sandbox_config, self._carried_parent())
-
-    def preparation(self) -> Callable[[], None] | None:
+    def preparation(self) -> Callable[[], object] | None:
         """Prepares the container's record, and its sandbox's if that is unknown."""
         return self._draft.prepare if self._pod is not None else self._prepare_both
 
+    def _prepare_both(self) -> None:
+        self._draft.prepare()
+        self._unseen = self._unseen_pod()
+
     def release(self) -> None:
-        """Keeps names, and what the records are made of."""
+        """Keeps names, and the inputs of the records."""
         request, sandbox = self._request, self._request.sandbox_config
         self._draft.release()
+        self._summary = None
         self.request = self._request = api_pb2.CreateContainerRequest(
             pod_sandbox_id=request.pod_sandbox_id, config=self._draft.config
         )
@@ -175,59 +158,39 @@ class CreateContainer(Operation):
             self._request.sandbox_config.metadata.CopyFrom(sandbox.metadata)
             self._request.sandbox_config.linux.cgroup_parent = sandbox.linux.cgroup_parent
 
-    def _prepare_both(self) -> None:
-        self._draft.prepare()
-        self._unseen = self._unseen_pod()
-
-    def succeeded(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> None:
         """Records the container, and its sandbox if that was unknown."""
         self._remember(api_pb2.CreateContainerResponse.FromString(response).container_id)
 
-    def afterwards(self) -> Questions:
+    def post_questions(self) -> Questions:
         """The container is created; its cgroup comes with its start."""
-        record = self._record
+        record, store = self._record, self.services.store
         if record is None:
             return
-        pod = self._pod_view(self._pod)
-        yield Question(Hook.POST_CREATE_CONTAINER, pod, details=lambda: (recorded_container(record, pod), ""))
-        known = self.context.store.containers.get(record.id)
-        if known is record and self.pending:
-            owners = {**record.owners, **self.pending_owners}
-            waiting = replace(record, pending_cgroup=dict(self.pending), owners=owners)
-            self.context.store.containers.put(waiting)
+        self._summary = None
+        pod = self._pod_view()
+        make_view = partial(recorded_container, record, pod)
+        question = Question(Hook.POST_CREATE_CONTAINER, pod, make_view)
+        decision = yield question
+        pending = pending_values(question, decision)
+        if pending and decision is not None and store.containers.get(record.id) is record:
+            pending_cgroup = {**record.pending_cgroup, **pending}
+            owners = {**record.owners, **decision.owners}
+            store.containers.put(replace(record, pending_cgroup=pending_cgroup, owners=owners))
 
     async def confirm(self) -> bool:
-        """The runtime has a container of this name and attempt in the sandbox, or it has not."""
+        """Whether the runtime has a container of this name and attempt in the sandbox."""
         about = self._request.config.metadata
-        found = await self.context.lookups.container_named(self.pod_key, about.name, about.attempt)
+        found = await self.services.lookups.container_named(self.pod_key, about.name, about.attempt)
         if found is not None:
             self._remember(found.id)
         return found is not None
 
-    @property
-    def _pod(self) -> PodRecord | None:
-        """The sandbox's record; once it is known in detail, nothing that this call needs changes in it."""
-        if self._known_pod is None or not self._known_pod.detailed:
-            self._known_pod = self.context.store.pods.get(self._request.pod_sandbox_id)
-        return self._known_pod
-
-    def _pod_sketch(self) -> PodSketch | None:
-        """None if the request says nothing of the pod."""
-        if not self._request.HasField("sandbox_config"):
-            return None
-        return sketched_pod(self._request.sandbox_config, self._pod)
-
-    def _pod_view(self, pod: PodRecord | None, sketch: PodSketch | None = None) -> PodView:
+    def _pod_view(self) -> PodView:
+        config, pod = self._request.sandbox_config, self._pod
         if pod is not None and not self._request.HasField("sandbox_config"):
             return recorded_pod(pod)
-        return requested_pod(self._request.sandbox_config, pod, sketch=sketch)
-
-    def _carried_parent(self) -> str | None:
-        """Where the sandbox lies, if the request says otherwise and a policy may be the reason."""
-        pod, named = self._pod, self._request.sandbox_config.linux.cgroup_parent
-        if pod is None or not named or not pod.cgroup_parent or pod.cgroup_parent == named:
-            return None
-        return pod.cgroup_parent if CGROUP_PARENT in pod.owners or pod.recovered else None
+        return requested_pod(config, pod, self._summary or requested_summary(config, pod))
 
     def _edit(self, change: CgroupChange) -> bool:
         changed = self._draft.edit(change)
@@ -235,10 +198,12 @@ class CreateContainer(Operation):
         return edit_cgroup_parent(self._request.sandbox_config, parent) or changed
 
     def _remember(self, identity: str) -> None:
-        store = self.context.store
+        store = self.services.store
+        self.find_records()
         if self._pod is None and self._request.pod_sandbox_id:
             store.pods.put(self._unseen or self._unseen_pod())
-        self._record = self._draft.record(identity, self.pod_key, self.pending)
+        make = self._draft.make_record or self._draft.prepare()
+        self._record = make(id=identity, pod_id=self.pod_key)
         store.containers.put(self._record)
 
     def _unseen_pod(self) -> PodRecord:

@@ -1,241 +1,187 @@
-"""What held calls have in common: the records they touch, the questions to policies, what success means."""
+"""Intercepted calls whose request is parsed: their records, their questions to policies, their success."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from runtimeproxy.calls.field_presence import given_fields
+from runtimeproxy.calls.edit_request import given_fields
+from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.cgroups import CgroupPathError, container_path
-from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodView, Resources
-from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from runtimeproxy.calls.interceptor import CallServices
+    from runtimeproxy.hooks import ContainerView
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.fields import View
     from runtimeproxy.hooks.selector import PodTraits
-    from runtimeproxy.pods.lookup import Lookups
-    from runtimeproxy.pods.store import PodStore
-
 
 ResultT = TypeVar("ResultT")
 
+SCOPE_PREFIXES: Final = {"cri-o": "crio"}
+"""In front of a container's id in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
 
-class Elsewhere(Protocol):
-    """Runs what takes long in a worker thread."""
+
+class InWorker(Protocol):
+    """Runs long work in a worker thread."""
 
     def __call__(self, work: Callable[[], ResultT], /) -> Awaitable[ResultT]:
         """What the work returns."""
-
-
-class UpdateUnderWay(NamedTuple):
-    """An update of a container that the runtime has not answered."""
-
-    sent: Resources
-    """What the kubelet sent."""
-    carried: Resources
-    """The same with what policies made of it."""
-
-
-@dataclass(slots=True)
-class CallContext:
-    """What the held calls of one daemon share.
-
-    Attributes:
-        store: The records.
-        lookups: Asks the runtime for single records.
-        scope_prefix: What the runtime puts before a container's id in cgroup names; see `container_path`.
-        updates_under_way: Updates that the runtime has not answered, oldest first, by container.
-    """
-
-    store: PodStore
-    lookups: Lookups
-    scope_prefix: str = ""
-    updates_under_way: dict[str, list[UpdateUnderWay]] = field(default_factory=dict)
 
 
 class DueWrites(NamedTuple):
     """Cgroup values of a container that now has its cgroup."""
 
     cgroup: str
-    """Empty if its place is not known."""
+    """Empty if its path is not known."""
     values: Mapping[str, int | str]
     container: ContainerRecord
     pod: PodRecord | None
     owners: Mapping[str, str]
-    """The policies that want them, by the names of fields."""
+    """The policies that own the values, by the names of fields."""
 
 
 def no_edit(change: CgroupChange) -> bool:
-    """For calls whose message carries nothing that a policy may change."""
+    """For calls whose message has no fields that a policy may change."""
     return False
 
 
 @dataclass(slots=True)
 class Question:
-    """What the policies are asked about a call, and where their answer goes.
+    """One hook of a call: its input for policies, and the target of their decision.
 
     Attributes:
         hook: The hook point.
-        pod: The pod that the question is about, as far as that decides who is concerned.
-        edit: Applies an answer to the request; returns whether that changed anything. Runs in any thread.
-        cgroup: The cgroup that the answer's cgroup values are for; empty while it does not exist.
-        details: What policies are shown of a container, and the cgroup of that. Asked for only once it is
-            clear that a policy is concerned; None means the pod itself. Runs in any thread and sees no store.
-        pod_view: What policies are shown of the pod, if `pod` is not that already; as `details`.
+        pod: What selectors look at.
+        make_view: Makes the view for policies; only called when a policy is to run, in any thread, and without
+            access to the store.
+        cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
+        edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
     """
 
     hook: Hook
     pod: PodTraits
-    edit: Callable[[CgroupChange], bool] = no_edit
+    make_view: Callable[[], View]
     cgroup: str = ""
-    details: Callable[[], tuple[ContainerView, str]] | None = None
-    pod_view: Callable[[], PodView] | None = None
-
-    def view(self) -> PodView | ContainerView:
-        """What policies are shown; from here on `cgroup` is what it says."""
-        if self.details is None:
-            return cast("PodView", self.pod) if self.pod_view is None else self.pod_view()
-        view, self.cgroup = self.details()
-        return view
+    edit: Callable[[CgroupChange], bool] = no_edit
 
 
 Questions: TypeAlias = Generator[Question, "Decision | None", None]
-"""One question after the other; each gets the decision on it, or None if nobody wanted to be asked."""
+"""One question after the other; each is sent its decision, or None if no policy had to run."""
 
 
-def answered(questions: Questions, decision: Decision | None) -> Question | None:
-    """Tells the decision on one question; returns the next question, None if that was the last."""
+def next_question(questions: Questions, decision: Decision | None) -> Question | None:
+    """Sends the decision on one question; returns the next one, None if that was the last."""
     try:
         return questions.send(decision)
     except StopIteration:
         return None
 
 
-class Operation(ABC):
-    """One held call whose request is understood.
+def pending_values(question: Question, decision: Decision | None) -> Mapping[str, int | str]:
+    """The cgroup values of a decision on a container that wait for its cgroup."""
+    if decision is None or decision.change is None or question.cgroup or decision.unwritten:
+        return NO_ENTRIES
+    return decision.change.cgroup
 
-    It may be made in any thread. All its methods run in the event loop's thread; `Question.edit` and what
-    `preparation` returns in another.
+
+class CriCall(ABC):
+    """One intercepted call whose request is parsed.
+
+    It may be made in any thread. All its methods run in the event loop's thread, but for `Question.edit`,
+    `Question.make_view` and what `preparation` returns.
 
     Attributes:
         request_type: Of the request.
+        has_one_question: Whether `questions` yields at most one, so that its decision can be applied in the
+            worker thread in which it was found.
         request: The request; edited in place.
-        pending: Cgroup values that wait for the container's cgroup.
-        pending_owners: The policies that want them, by the names of fields.
-        elsewhere: Runs what takes long; None if the request is short, and all of it takes microseconds.
+        turn_key: Calls with the same key are decided in the order of arrival. Set by `find_records`.
+        pod_key: The pod whose post hooks this call waits for; empty if it is not known. Set by `find_records`.
+        resized_cgroup: The pod's cgroup if the kubelet has written to it itself before it made this call,
+            whatever the runtime answers; else empty. Source: kubelet 1.33, in-place resize; containerd 2.2
+            answers UpdatePodSandboxResources with an error.
+        disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
+            Source: systemd realizes a slice again, with the slice's own properties, when a scope starts in it.
+        due_writes: The cgroup values to write now that the call has succeeded; None if there are none.
+        in_worker: Runs long work in a worker thread; None if the request is short.
     """
 
     request_type: ClassVar[type[Message]]
-
-    asks_once: ClassVar[bool] = True
-    """Whether there is at most one question, so that its answer can be carried out where it was found."""
+    has_one_question: ClassVar[bool] = True
 
     request: Message
+    turn_key = ""
+    pod_key = ""
+    resized_cgroup = ""
+    disturbed_cgroup = ""
+    due_writes: DueWrites | None = None
+    in_worker: InWorker | None = None
 
-    def __init__(self, context: CallContext, request: Message) -> None:
-        self.context = context
+    def __init__(self, services: CallServices, request: Message) -> None:
+        self.services = services
         self.request = request
-        self.pending: dict[str, int | str] = {}
-        self.pending_owners: dict[str, str] = {}
-        self.elsewhere: Elsewhere | None = None
-
-    @property
-    @abstractmethod
-    def turn_key(self) -> str:
-        """Calls with the same key are decided in the order of arrival."""
-
-    @property
-    @abstractmethod
-    def pod_key(self) -> str:
-        """The pod whose post hooks this call waits for; empty if it is not known."""
-
-    @property
-    def pod_keys(self) -> tuple[str, ...]:
-        """The keys under which the next calls of the pod will look for this one's post hooks."""
-        return (self.pod_key,)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the store has the records that the questions need."""
-        return True
-
-    async def complete(self) -> None:
-        """Looks up the records that the questions need, if the store does not have them."""
-        return
 
     @abstractmethod
-    def questions(self) -> Questions:
-        """What to ask before the runtime sees the call."""
+    def find_records(self) -> bool:
+        """Looks into the store and sets the keys; returns whether it has all records for the questions."""
 
-    def carry(self) -> bool:
+    async def fetch_records(self) -> None:
+        """Asks the runtime for records that the store lacks."""
+
+    def correct(self) -> bool:
         """Edits that earlier decisions demand of this request; returns whether there were any."""
         return False
 
-    @property
-    def must_carry(self) -> bool:
-        """Whether `carry` has something to do."""
-        return False
+    @abstractmethod
+    def questions(self) -> Questions:
+        """The questions before the runtime sees the call."""
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""
-        return
 
-    def preparation(self) -> Callable[[], None] | None:
-        """What does in advance what `succeeded` can need, in any thread; None if that is nothing.
+    def preparation(self) -> Callable[[], object] | None:
+        """Work in advance for `on_success`, for any thread; None if there is none.
 
-        May be left out; but a long request is always prepared before it is sent.
+        Optional for short requests; a long one is always prepared before it is sent.
         """
         return None
 
     def release(self) -> None:
-        """Drops what is no longer needed of a long request that is prepared and about to be sent."""
-        return
+        """Drops the parts of a long request that are no longer needed once it is prepared."""
 
-    def over(self) -> None:
-        """The call has ended, however it did; before `succeeded` if it did that. Also for one not sent."""
-        return
+    def on_end(self) -> None:
+        """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent."""
 
     @abstractmethod
-    def succeeded(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> None:
         """Brings the records up to date.
 
         Raises:
-            google.protobuf.message.DecodeError: The response cannot be understood.
+            google.protobuf.message.DecodeError: The response cannot be parsed.
         """
 
-    def afterwards(self) -> Questions:
-        """What to ask after success."""
+    @property
+    def pod_keys(self) -> tuple[str, ...]:
+        """The keys under which the next calls of the pod look for this call's post hooks."""
+        self.find_records()
+        return (self.pod_key,)
+
+    def post_questions(self) -> Questions:
+        """The questions after success."""
         yield from ()
-
-    def due_writes(self) -> DueWrites | None:
-        """The cgroup values whose time has come with the call's success; None if there are none."""
-        return None
-
-    @property
-    def disturbed_cgroup(self) -> str:
-        """The pod's cgroup, if values that were written there may be lost by the call's success.
-
-        Source: systemd realizes a slice again, with the slice's own properties, when a scope starts below it.
-        """
-        return ""
-
-    @property
-    def resized_cgroup(self) -> str:
-        """The pod's cgroup, if the kubelet has written to it itself and tells the runtime so by this call.
-
-        Whatever the runtime answers. Source: kubelet 1.33, in-place resize; containerd 2.2 answers
-        UpdatePodSandboxResources with an error.
-        """
-        return ""
 
     @abstractmethod
     async def confirm(self) -> bool:
-        """Asks the runtime how a call ended whose end was not seen, and settles the records.
+        """Asks the runtime how a call without an answer ended, and settles the records.
 
         Returns:
             Whether it succeeded.
@@ -245,19 +191,92 @@ class Operation(ABC):
         """
 
 
-def container_cgroup(context: CallContext, pod: PodRecord | None, container: ContainerRecord) -> str:
-    """The cgroup of a container; empty if its place is not known."""
+class ContainerCall(CriCall):
+    """A call on an existing container; without a record it has no questions."""
+
+    def __init__(self, services: CallServices, request: Message, container_id: str) -> None:
+        super().__init__(services, request)
+        self.container_id = container_id
+
+    @property
+    def record(self) -> ContainerRecord | None:
+        """The container's present record."""
+        return self.services.store.containers.get(self.container_id)
+
+    @property
+    def pod(self) -> PodRecord | None:
+        """Its sandbox's present record."""
+        record = self.record
+        return self.services.store.pods.get(record.pod_id) if record is not None else None
+
+    def find_records(self) -> bool:
+        record = self.record
+        if record is None:
+            self.turn_key = self.container_id
+            return False
+        self.turn_key, self.pod_key = record.id, record.pod_id
+        pod = self.pod
+        return record.detailed and pod is not None and pod.detailed
+
+    async def fetch_records(self) -> None:
+        record, lookups = self.record, self.services.lookups
+        if record is None or not record.detailed:
+            await lookups.container(self.container_id)
+        record, pod = self.record, self.pod
+        if record is not None and record.pod_id and not (pod is not None and pod.detailed):
+            await lookups.pod(record.pod_id)
+
+    def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
+        """A question about the container; `updated` are the resources that an update asks for."""
+        pod = self.pod
+        cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(self.services, pod, record)
+
+        def make_view() -> ContainerView:
+            return recorded_container(record, PodView() if pod is None else recorded_pod(pod), updated)
+
+        return Question(hook, PodView() if pod is None else recorded_summary(pod), make_view, cgroup)
+
+
+class PodCall(CriCall):
+    """A call on an existing sandbox; without a record it has no questions."""
+
+    def __init__(self, services: CallServices, request: Message, pod_id: str) -> None:
+        super().__init__(services, request)
+        self.pod_id = pod_id
+
+    @property
+    def record(self) -> PodRecord | None:
+        """The sandbox's present record."""
+        return self.services.store.pods.get(self.pod_id)
+
+    def find_records(self) -> bool:
+        record = self.record
+        self.turn_key = self.pod_key = record.id if record is not None else self.pod_id
+        return record is not None and record.detailed
+
+    async def fetch_records(self) -> None:
+        await self.services.lookups.pod(self.pod_id)
+
+
+def pod_question(hook: Hook, record: PodRecord, *, has_cgroup: bool = True) -> Question:
+    """A question about a recorded pod; `has_cgroup` says whether its cgroup is there to be written to."""
+    cgroup = record.cgroup_parent if has_cgroup else ""
+    return Question(hook, recorded_summary(record), partial(recorded_pod, record), cgroup)
+
+
+def container_cgroup(services: CallServices, pod: PodRecord | None, container: ContainerRecord) -> str:
+    """The cgroup of a container; empty if its path is not known."""
     if pod is None or not pod.cgroup_parent:
         return ""
+    prefix = SCOPE_PREFIXES.get(services.runtime_name, "")
     try:
-        path = container_path(pod.cgroup_parent, container.id, prefix=context.scope_prefix)
+        return "/" + "/".join(container_path(pod.cgroup_parent, container.id, prefix=prefix))
     except CgroupPathError:
         return ""
-    return "/" + "/".join(path)
 
 
 def slice_of(pod: PodRecord | None) -> str:
-    """The pod's cgroup if it is a slice of systemd's; empty if not, or if it is not known."""
+    """The pod's cgroup if it is a systemd slice; empty if not, or if it is not known."""
     parent = pod.cgroup_parent if pod is not None else ""
     return parent if parent.endswith(".slice") else ""
 
@@ -265,16 +284,16 @@ def slice_of(pod: PodRecord | None) -> str:
 def merged_owners(
     before: Mapping[str, str], sent: Resources, decided: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Who owns which field after an update: what the kubelet sent and nobody claimed is its own again.
+    """The owner of each field after an update; fields that the kubelet sent and no policy set have none.
 
     Args:
-        before: The owners so far.
-        sent: What the kubelet sent.
-        decided: The owners of the fields that policies claimed now.
+        before: The owners before it.
+        sent: The resources from the kubelet.
+        decided: The owners of the fields that policies set now.
     """
     if not before and not decided:
         return NO_ENTRIES
     fields = given_fields(sent)
-    kept = {name: owner for name, owner in before.items() if name not in fields}
-    kept.update(decided)
-    return kept or NO_ENTRIES
+    owners = {name: owner for name, owner in before.items() if name not in fields}
+    owners.update(decided)
+    return owners or NO_ENTRIES

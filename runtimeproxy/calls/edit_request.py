@@ -1,37 +1,66 @@
-"""Changes applied to request messages: in place, field by field, and only where something really differs.
+"""Changes of policies in request messages: in place, field by field, and only where something really differs.
 
-Nothing is ever rebuilt: order, duplicates and unknown fields of everything else stay as they are, and no
-empty message comes to be where the kubelet sent none. Each function returns whether it changed the message.
+Nothing is ever rebuilt: order, duplicates and unknown fields of everything else stay as they are, and no empty
+message appears where the kubelet sent none. Each `edit_*` function returns whether it changed the message.
+
+In a CRI message a scalar that is 0 or empty has no bytes: it stands for "no value given". So:
+
+- "leave alone" touches nothing;
+- "set" assigns the value; a value of 0 (only `oom_score_adj` has one) is the same as none;
+- "clear" in a request that creates something empties the field: the runtime uses its default;
+- "clear" in an update cannot be an empty field, for that means "leave alone" there. Fields with a neutral
+  value get that value; the others lose the value that this update would have set.
+
+How values are read from messages is in `runtimeproxy.pods.resources`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.calls.field_presence import assign_entries, assign_scalars, entry_edits, scalar_edits
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.resources import read_resources
+from runtimeproxy.pods.resources import SCALARS, read_resources
+from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, MutableSequence
 
     from cri_api.runtime.v1 import api_pb2
 
+NEUTRAL: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "cpu_period_us": 100_000,
+        "cpu_quota_us": -1,
+        "cpu_shares": 1024,
+        "memory_limit_bytes": -1,
+        "memory_swap_limit_bytes": -1,
+    }
+)
+"""What a running container gets when a value is cleared.
 
-MOST_SINGLE_REMOVALS: Final = 16
-"""So many variables are removed one by one; a request may hold one name a hundred thousand times."""
+Source: Linux, Documentation/scheduler/sched-bwc.rst (period 100 ms, quota -1 is no limit),
+kernel/sched/sched.h (a weight of 1024 is the default),
+Documentation/admin-guide/cgroup-v1/memory.rst (-1 resets a limit).
+"""
+
+_LIMITS: Final = frozenset(("memory_limit_bytes", "memory_swap_limit_bytes"))
+
+MAX_SINGLE_REMOVALS: Final = 16
+"""Up to so many variables are removed one by one; a request may hold one name a hundred thousand times."""
 
 
 def edit_pod(config: api_pb2.PodSandboxConfig, change: PodChange) -> bool:
-    """Changes the configuration of a sandbox that is to be created."""
-    changed = _edit_entries(config.labels, change.labels)
-    changed |= _edit_entries(config.annotations, change.annotations)
+    """Changes the configuration of a sandbox to be created."""
+    changed = edit_entries(config.labels, change.labels)
+    changed |= edit_entries(config.annotations, change.annotations)
     changed |= edit_cgroup_parent(config, change.cgroup_parent)
     if change.resources is not None:
         sent = read_resources(config.linux.resources)
-        changed |= _edit_resources(config.linux.resources, change.resources, sent)
+        changed |= edit_resources(config.linux.resources, change.resources, sent)
     return changed
 
 
@@ -45,67 +74,69 @@ def edit_cgroup_parent(config: api_pb2.PodSandboxConfig, parent: str | None) -> 
 
 def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sent: Resources) -> bool:
     """Changes the configuration of a container to be created; `sent` are its resources as they came."""
-    changed = _edit_entries(config.annotations, change.annotations)
-    changed |= _edit_env(config.envs, change.env)
-    changed |= _add_mounts(config, change)
-    changed |= _add_devices(config, change)
+    changed = bool(change.mounts or change.devices)
+    if change.annotations:
+        changed |= edit_entries(config.annotations, change.annotations)
+    if change.env:
+        changed |= _edit_env(config.envs, change.env)
+    for mount in change.mounts:
+        config.mounts.add(
+            container_path=mount.container_path, host_path=mount.host_path, readonly=mount.readonly
+        )
+    for device in change.devices:
+        config.devices.add(
+            container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
+        )
     if change.resources is not None:
-        changed |= _edit_resources(config.linux.resources, change.resources, sent)
+        changed |= edit_resources(config.linux.resources, change.resources, sent)
     return changed
 
 
-def edit_container_update(
-    request: api_pb2.UpdateContainerResourcesRequest, change: ContainerChange, in_force: Resources | None
+def edit_resources(
+    message: api_pb2.LinuxContainerResources,
+    change: ResourceChange,
+    sent: Resources,
+    in_force: Resources | None = None,
+    *,
+    update: bool = False,
 ) -> bool:
-    """Changes an update of a running container; see `edit_update` for `in_force`."""
-    changed = _edit_entries(request.annotations, change.annotations)
-    if change.resources is not None:
-        changed |= edit_update(request.linux, change.resources, in_force)
-    return changed
-
-
-def edit_update(
-    message: api_pb2.LinuxContainerResources, change: ResourceChange, in_force: Resources | None
-) -> bool:
-    """Changes the resources of an update.
+    """Changes resources; an absent message appears only if a value is set.
 
     Args:
-        message: The resources that the update sends; absent ones come to be only if a value is set.
-        change: What policies want.
+        message: The resources in the request.
+        change: From policies.
+        sent: What the message gives now.
         in_force: What the runtime has; such a value is not sent again unless the kubelet sends the field.
             None if it is not known: every wanted value is sent.
+        update: Whether the message updates something that exists.
     """
-    sent = read_resources(message)
-    scalars = scalar_edits(change, in_force, sent, update=True)
+    scalars = scalar_edits(change, in_force, sent, update=update)
+    for cri_field, value in scalars.items():
+        setattr(message, cri_field, value)
+    if not change.unified:
+        return bool(scalars)
     entries = entry_edits(change.unified, sent.unified, in_force.unified if in_force is not None else None)
-    assign_scalars(message, scalars)
     if entries:
-        assign_entries(message.unified, entries)
+        _assign(message.unified, entries)
     return bool(scalars or entries)
 
 
-def _edit_resources(
-    message: api_pb2.LinuxContainerResources, change: ResourceChange, sent: Resources
-) -> bool:
-    scalars = scalar_edits(change, None, sent, update=False)
-    entries = entry_edits(change.unified, sent.unified)
-    assign_scalars(message, scalars)
-    if entries:
-        assign_entries(message.unified, entries)
-    return bool(scalars or entries)
-
-
-def _edit_entries(entries: MutableMapping[str, str], changes: TextEntries) -> bool:
-    if not changes:
-        return False
-    edits = entry_edits(changes, entries)
-    assign_entries(entries, edits)
+def edit_entries(entries: MutableMapping[str, str], changes: TextEntries) -> bool:
+    """Changes single entries of a map."""
+    edits = entry_edits(changes, entries) if changes else {}
+    _assign(entries, edits)
     return bool(edits)
 
 
+def _assign(entries: MutableMapping[str, str], edits: Mapping[str, str | None]) -> None:
+    for key, value in edits.items():
+        if value is not None:
+            entries[key] = value
+        elif key in entries:
+            del entries[key]
+
+
 def _edit_env(envs: MutableSequence[api_pb2.KeyValue], changes: TextEntries) -> bool:
-    if not changes:
-        return False
     places: dict[str, list[int]] = {name: [] for name in changes}
     for index, variable in enumerate(envs):
         found = places.get(variable.key)
@@ -136,7 +167,7 @@ def _set_variable(
 
 
 def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> None:
-    if len(places) <= MOST_SINGLE_REMOVALS:
+    if len(places) <= MAX_SINGLE_REMOVALS:
         for place in sorted(places, reverse=True):
             del items[place]
         return
@@ -147,17 +178,71 @@ def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> 
     items.extend(kept)
 
 
-def _add_mounts(config: api_pb2.ContainerConfig, change: ContainerChange) -> bool:
-    for mount in change.mounts:
-        config.mounts.add(
-            container_path=mount.container_path, host_path=mount.host_path, readonly=mount.readonly
-        )
-    return bool(change.mounts)
+def written_value(field: str, value: int | str | Clear, *, update: bool) -> int | str:
+    """The value in a message for "set" or "clear" of a scalar; 0 or "" empty the field.
+
+    "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
+    """
+    if not update and value == UNLIMITED and field in _LIMITS:
+        return 0
+    if not isinstance(value, Clear):
+        return value
+    empty = "" if field.startswith("cpuset") else 0
+    return NEUTRAL.get(field, empty) if update else empty
 
 
-def _add_devices(config: api_pb2.ContainerConfig, change: ContainerChange) -> bool:
-    for device in change.devices:
-        config.devices.add(
-            container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
-        )
-    return bool(change.devices)
+def scalar_edits(
+    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
+) -> dict[str, int | str]:
+    """The CRI fields to assign so that a change is made, and only those that really differ.
+
+    Args:
+        change: From policies.
+        in_force: What the runtime has; None where that is nothing or not known. A field that the kubelet does
+            not send and that has the wanted value already is not sent again.
+        sent: What the message gives now.
+        update: Whether the message updates something that exists.
+    """
+    edits: dict[str, int | str] = {}
+    for field, cri_field in SCALARS.items():
+        wanted = getattr(change, field)
+        if wanted is None:
+            continue
+        value = written_value(field, wanted, update=update)
+        present = getattr(sent, field)
+        if value == (present or (0 if isinstance(value, int) else "")):
+            continue
+        if present is None and in_force is not None:
+            current: int | str | None = getattr(in_force, field)
+            # What the runtime never got cannot be taken away either.
+            if current == value or (current is None and isinstance(wanted, Clear)):
+                continue
+        edits[cri_field] = value
+    return edits
+
+
+def given_fields(resources: Resources) -> frozenset[str]:
+    """The fields that have a value, by the names under which changed fields have owners."""
+    scalars = {f"{RESOURCES}.{field}" for field in SCALARS if getattr(resources, field) is not None}
+    return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
+
+
+def entry_edits(
+    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
+) -> dict[str, str | None]:
+    """The map entries to set (or, with None, to take away), and only those that really differ.
+
+    Args:
+        changes: From policies.
+        present: What the message gives now.
+        in_force: What the runtime has; an entry that the message does not give is not sent again.
+    """
+    known = in_force or {}
+    edits: dict[str, str | None] = {}
+    for key, wanted in changes.items():
+        value = None if isinstance(wanted, Clear) else wanted
+        before = present.get(key)
+        if before == value or (before is None and known.get(key) == value):
+            continue
+        edits[key] = value
+    return edits

@@ -1,338 +1,528 @@
-"""One held call, from its request to its answer."""
+"""One intercepted call, from its request to its response.
+
+The way of most calls, top-down: `message` parses the request, `_decide` looks at what the call needs, the
+policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses, `responded`
+updates the records. A call that has to wait for something does the same in a task (`_decide_in_task`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
-from runtimeproxy.calls.deciding import Deciding, NoDecisionError, Readiness, Verdict
-from runtimeproxy.calls.desk import INTERNAL_ERROR
+from google.protobuf.message import DecodeError
+
+from cri_api.parsing import TooManyPartsError, parse
+from runtimeproxy.calls.create_container import CreateContainer
+from runtimeproxy.calls.cri_call import next_question
+from runtimeproxy.calls.end_calls import RemoveContainer, RemovePodSandbox, StopContainer, StopPodSandbox
 from runtimeproxy.calls.grpc_framing import (
+    Decompressor,
     MessageTooLargeError,
-    Opening,
     UnreadableMessageError,
+    frame_message,
     is_compressed,
-    open_frame,
     open_response,
+    payload,
 )
-from runtimeproxy.calls.post_hooks import follow_up, renew_resized, settle
-from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.calls.methods import BY_PATH, CallKind
+from runtimeproxy.calls.post_hooks import (
+    audit_late_writes,
+    reapply_resized,
+    settle,
+    start_post_hooks,
+    write_decision,
+)
+from runtimeproxy.calls.restore_pod import RestorePod
+from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
+from runtimeproxy.calls.start_container import StartContainer
+from runtimeproxy.calls.update_resources import UpdateContainerResources, UpdatePodSandboxResources
+from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import FailurePolicy
+from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.interception import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from runtimeproxy.calls.call_order import Turn
-    from runtimeproxy.calls.cri_call import Operation
-    from runtimeproxy.calls.desk import Desk, Operations
+    from runtimeproxy.calls.cri_call import CriCall, Question, Questions
+    from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.calls.long_work import Check
-    from runtimeproxy.calls.methods import Method
     from runtimeproxy.hooks.chain import ChainRun
-    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.decision import Decision, Refusal
+    from runtimeproxy.hooks.fields import View
+    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.interception import CallHead, Reply
 
 ResultT = TypeVar("ResultT")
 
-READ_ON_LOOP_BYTES: Final = 64 * 1024
-"""Longer requests, and all compressed ones, are read in a worker thread."""
+Decisions: TypeAlias = "list[tuple[Question, Decision]]"
+
+CALL_TYPES: Final[Mapping[CallKind, type[CriCall]]] = MappingProxyType(
+    {
+        CallKind.RUN_POD_SANDBOX: RunPodSandbox,
+        CallKind.CREATE_CONTAINER: CreateContainer,
+        CallKind.START_CONTAINER: StartContainer,
+        CallKind.UPDATE_CONTAINER_RESOURCES: UpdateContainerResources,
+        CallKind.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodSandboxResources,
+        CallKind.STOP_CONTAINER: StopContainer,
+        CallKind.STOP_POD_SANDBOX: StopPodSandbox,
+        CallKind.REMOVE_CONTAINER: RemoveContainer,
+        CallKind.REMOVE_POD_SANDBOX: RemovePodSandbox,
+        CallKind.RESTORE_POD: RestorePod,
+    }
+)
+
+PARSE_IN_LOOP_BYTES: Final = 64 * 1024
+"""Longer requests, and all compressed ones, are parsed in a worker thread."""
 
 MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
-"""Longest request that is read, without single long texts and unknown fields: annotations, variables and
+"""Longest request that is parsed, without single long texts and unknown fields: annotations, variables and
 mounts become objects of the interpreter, one by one. A pod's annotations have at most 256 KiB. Source:
 Kubernetes, TotalAnnotationSizeLimitB."""
 
 PREPARATION_GRACE_S: Final = 0.25
 """How long the record of a long request may take to make when the call's time is spent."""
 
-REFUSAL_CHARS: Final = 1000
-"""Longest text of a refusal; what is over it is cut."""
-
-COUNTS: Final = {
-    "DecodeError": ("unreadable", False),
-    "TooManyPartsError": ("unreadable", True),
-    "UnreadableMessageError": ("unreadable", True),
-    "MessageTooLargeError": ("too_large", True),
-    "NoDecisionError": ("undecided", True),
-}
-"""Foreseen errors by name: what they are counted as, and whether their text may be logged."""
+MAX_REFUSAL_CHARS: Final = 1000
+"""Longest text of a refusal; the rest is cut off."""
 
 
-class HeldCall:
-    """The `CallHandler` of one call; every method runs in the event loop's thread and raises nothing."""
+class NoDecisionError(RuntimeProxyError):
+    """The proxy itself cannot decide; the text says why."""
+
+
+_WITHOUT_QUOTES: Final = (MessageTooLargeError, NoDecisionError, TooManyPartsError, UnreadableMessageError)
+_FORESEEN: Final = (*_WITHOUT_QUOTES, DecodeError)
+
+
+class Edited(NamedTuple):
+    """A request after the edits of policies: one object from the worker thread to the loop's."""
+
+    frame: bytes | None
+    """None if nothing differs from the request as it came."""
+    is_complete: bool = True
+
+
+_EDITING: Final = Edited(None, is_complete=False)
+"""A thread edits the request, or an exception ended that."""
+
+
+class InterceptedCall:
+    """The `CallHandler` of one call. All methods but `_apply` run in the event loop's thread and raise nothing."""
 
     __slots__ = (
-        "_asked",
-        "_desk",
+        "_call",
+        "_edited",
         "_head",
+        "_is_corrected",
         "_is_unseen",
         "_method",
-        "_operation",
+        "_question",
+        "_questions",
         "_reply",
+        "_run",
+        "_services",
         "_task",
         "_turn",
+        "_turn_key",
         "_until_s",
     )
 
-    def __init__(self, desk: Desk, method: Method, head: CallHead, reply: Reply) -> None:
-        """Takes what the request's headers say, and where the answer goes."""
-        self._desk = desk
-        self._method = method
+    def __init__(self, services: CallServices, head: CallHead, reply: Reply) -> None:
+        self._services = services
         self._head = head
         self._reply = reply
-        self._operation: Operation | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._asked: ChainRun | None = None
-        self._turn: Turn | None = None
+        self._method = BY_PATH[head.path]
+        # None before the request is parsed, and when the response needs no attention.
+        self._call: CriCall | None = None
+        # When the call has to be decided, by the loop's clock.
         self._until_s = 0.0
+        self._turn_key = ""
+        self._turn: asyncio.Future[None] | None = None
+        self._questions: Questions | None = None
+        self._question: Question | None = None
+        # What is under way, to be cancelled with the call.
+        self._run: ChainRun | None = None
+        self._task: asyncio.Task[None] | None = None
+        # Whether the request was edited before policies run.
+        self._is_corrected = False
+        # Set in the worker thread, once for each state; None before any edit.
+        self._edited: Edited | None = None
+        # Whether the call was forwarded without a record of it.
         self._is_unseen = False
 
+    # --- the request ---------------------------------------------------------------------------------------
+
     def message(self, data: bytes) -> None:
-        """Reads the request; answers at once if nothing is to be decided."""
-        hold_s = self._desk.settings.hold_s(self._head.timeout_s) - self._head.waited_s
-        self._until_s = asyncio.get_running_loop().time() + max(0.0, hold_s)
+        """Parses the request; a short one at once."""
+        services = self._services
+        self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
         try:
-            operations = self._desk.operations
-            if operations is None or len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
-                self._task = self._desk.spawn(self._read_later(data))
-            else:
-                self._understood(self._read(operations, data))
+            if len(data) > PARSE_IN_LOOP_BYTES or is_compressed(data):
+                self._task = services.spawn(self._parse_long(data))
+                return
+            body = bytes(payload(data, services.settings.max_message_bytes))
+            call_type = CALL_TYPES[self._method.kind]
+            self._decide(call_type(services, call_type.request_type.FromString(body)))
         except Exception as error:  # noqa: BLE001 - the relay's loop must survive any bug in here
-            self._failed(error)
+            self._fail(error)
 
-    def cancelled(self) -> None:
-        """Stops all work for the call."""
-        operation, self._operation = self._operation, None
-        if operation is not None:
-            operation.over()
-            # A runtime that lacks the method ends the call before it has the message.
-            renew_resized(self._desk, self._method, operation)
-        if self._task is not None:
-            self._task.cancel()
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
-        if self._turn is not None:
-            # A task that never ran has no chance to do it.
-            self._turn.leave()
-
-    def responded(self, outcome: Outcome, data: bytes) -> None:
-        """Brings the records up to date, before the answer goes to the client, and starts what follows."""
-        operation, self._operation = self._operation, None
-        if operation is not None:
-            operation.over()
-            renew_resized(self._desk, self._method, operation)
-        if outcome is Outcome.FAILED:
-            return
-        if operation is None:
-            if self._is_unseen:
-                self._desk.unsettled()
-            return
-        try:
-            if outcome is Outcome.SUCCEEDED and self._succeeded(operation, data):
-                follow_up(self._desk, self._method, operation)
-            else:
-                self._desk.spawn(settle(self._desk, self._method, operation))
-        except Exception as error:  # noqa: BLE001 - the answer must reach the client whatever happens here
-            self._report(error)
-
-    def _read(self, operations: Operations, data: bytes) -> Operation:
-        """The call of a short request that is not compressed."""
-        kind = operations[self._method.kind]
-        body = open_frame(data, self._head.encoding, self._desk.settings.max_message_bytes)
-        return kind(self._desk.context, kind.request_type.FromString(body))
-
-    async def _read_later(self, data: bytes) -> None:
+    async def _parse_long(self, data: bytes) -> None:
         try:
             async with asyncio.timeout_at(self._until_s):
-                operations = await self._desk.load()
-                if len(data) > READ_ON_LOOP_BYTES or is_compressed(data):
-                    operation = await self._read_elsewhere(operations, data)
-                else:
-                    operation = self._read(operations, data)
+                call = await self._parse_in_worker(data)
             self._task = None
-            self._understood(operation)
+            self._decide(call)
         except TimeoutError:
-            self._failed(NoDecisionError("the request could not be read in time"))
+            self._fail(NoDecisionError("the request could not be read in time"))
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
-            self._failed(error)
+            self._fail(error)
 
-    async def _read_elsewhere(self, operations: Operations, data: bytes) -> Operation:
-        """The call of a long or compressed request."""
-        kind, context, max_bytes = (
-            operations[self._method.kind],
-            self._desk.context,
-            self._desk.settings.max_message_bytes,
-        )
-        opening = Opening(data, self._head.encoding, max_bytes)
+    async def _parse_in_worker(self, data: bytes) -> CriCall:
+        """Parses a long or compressed request, in slices."""
+        services, connection = self._services, self._head.connection
+        call_type, max_bytes = CALL_TYPES[self._method.kind], services.settings.max_message_bytes
+        message = Decompressor(data, self._head.encoding, max_bytes)
 
-        def read(check: Check) -> Operation:
-            from cri_api.parsing import parse
+        def parse_message(check: Check) -> CriCall:
+            message.run(check)
+            body = message.take()
+            request = parse(call_type.request_type, body, max_parts_bytes=MAX_PARTS_BYTES, on_piece=check)
+            return call_type(services, request)
 
-            opening.open_rest(check)
-            body = opening.take()
-            request = parse(kind.request_type, body, max_parts_bytes=MAX_PARTS_BYTES, on_piece=check)
-            return kind(context, request)
+        if message.is_compressed:
+            await services.long_work.run(connection, partial(message.run, slices=1))
+        if not message.is_done:
+            await self._reserve(max_bytes)
+        call = await services.long_work.run(connection, parse_message, len(data))
+        if message.size_bytes > len(data):
+            self._reply.reserve(message.size_bytes, _ignore)
+        call.in_worker = self._in_worker
+        return call
 
-        run, connection = self._desk.long_work.run, self._head.connection
-        if opening.is_compressed:
-            await run(connection, opening.open_first)
-        if not opening.is_done:
-            await self._reserved(max_bytes)
-        operation = await run(connection, read, len(data))
-        if opening.size_bytes > len(data):
-            self._reply.reserve(opening.size_bytes, _nothing)
-        operation.elsewhere = self._elsewhere
-        return operation
-
-    async def _elsewhere(self, work: Callable[[], ResultT]) -> ResultT:
-        return await self._desk.long_work.run(self._head.connection, lambda check: work())
-
-    async def _reserved(self, size_bytes: int) -> None:
-        """Waits until there is room for this much memory beside the request's own."""
+    async def _reserve(self, size_bytes: int) -> None:
+        """Waits for room for this much memory beside the request's own."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def grant() -> None:
+        def on_granted() -> None:
             if not granted.done():
                 granted.set_result(None)
 
-        self._reply.reserve(size_bytes, grant)
+        self._reply.reserve(size_bytes, on_granted)
         await granted
 
-    def _understood(self, operation: Operation) -> None:
-        self._operation = operation
-        deciding = Deciding(self._desk, self._method, operation, self._until_s)
-        readiness = deciding.readiness()
-        if readiness is Readiness.NEEDLESS and operation.elsewhere is None:
-            self._forward(operation, None)
+    async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
+        return await self._services.long_work.run(self._head.connection, lambda check: work())
+
+    # --- the decision --------------------------------------------------------------------------------------
+
+    def _decide(self, call: CriCall) -> None:
+        """Forwards the call if no policy matches, else runs them; in a task if anything must be waited for."""
+        services, chain, method = self._services, self._services.chain, self._method
+        self._call = call
+        has_hooks = any(map(chain.has_policies, method.before))
+        is_known = call.find_records() or not (has_hooks or any(map(chain.has_policies, method.after)))
+        self._turn_key = call.turn_key
+        must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
+        if must_wait or call.in_worker is not None or (has_hooks and not call.has_one_question):
+            self._turn = services.order.enter(self._turn_key)
+            self._task = services.spawn(self._decide_in_task(call))
             return
-        self._turn = turn = self._desk.lanes.take_turn(operation.turn_key)
-        if readiness is Readiness.ASKS and operation.elsewhere is None:
-            call = deciding.ask(partial(self._decided, deciding, turn))
-            self._asked = None if call.is_over else call
-        else:
-            self._task = self._desk.spawn(self._conclude(partial(deciding.verdict, turn), turn))
+        self._is_corrected = call.correct()
+        if has_hooks:
+            self._questions = call.questions()
+            self._question = next(self._questions, None)
+        question = self._question
+        policies: Sequence[LoadedPolicy] = ()
+        if question is not None:
+            policies = services.policies_for(question.hook, question.pod)
+        if question is None or not policies:
+            self._forward(call, _frame(call) if self._is_corrected else None)
+            return
+        self._turn = services.order.enter(self._turn_key)
+        left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
+        run = chain.begin(
+            question.hook,
+            question.make_view(),
+            policies,
+            self._on_decided,
+            budget_s=left_s,
+            apply=self._apply,
+        )
+        # Without a worker thread it is over already.
+        self._run = None if run.is_over else run
 
-    def _decided(self, deciding: Deciding, turn: Turn, decision: Decision) -> None:
-        """The policies have decided on the one question of this call."""
-        self._asked = None
-        try:
-            verdict = deciding.verdict_on(decision)
-            if verdict is None:
-                self._task = self._desk.spawn(self._conclude(deciding.edited, turn))
-                return
-            self._answer(verdict)
-            turn.leave()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
-            self._failed(error)
+    def _apply(self, decision: Decision) -> Mapping[str, Written]:
+        """Applies the decision on a call's only question; the last step of its chain run.
 
-    async def _conclude(self, verdict: Callable[[], Awaitable[Verdict]], turn: Turn) -> None:
+        Edits the request, then writes cgroup values. Runs in the worker thread of the policies, or in the
+        loop's thread if the request is short and there are no cgroup values.
+
+        Returns:
+            The results of the writes by parameter; the edited request is handed over in `_edited`.
+        """
+        call, question, change = self._call, self._question, decision.change
+        if call is None or question is None or change is None:
+            return {}
+        self._edited = _EDITING
+        is_changed = question.edit(change) or self._is_corrected
+        self._edited = Edited(_frame(call) if is_changed else None)
+        return write_decision(self._services.writer, question, decision) if change.cgroup else {}
+
+    def _on_decided(self, decision: Decision) -> None:
+        """The only question of a call is decided, and applied unless there was no thread for it."""
+        self._run = None
+        call, question, questions = self._call, self._question, self._questions
         try:
-            result = await verdict()
-            if result.refusal is None and self._operation is not None:
-                await self._prepare_long(self._operation)
-            self._answer(result)
+            if decision.refusal is not None:
+                self._refuse(decision.refusal.code, decision.refusal.text)
+            elif call is not None and question is not None and questions is not None:
+                next_question(questions, decision)
+                if decision.change is not None and self._edited is None:
+                    self._task = self._services.spawn(self._decide_in_task(call, [(question, decision)]))
+                    return
+                self._forward(call, self._edited_frame(call))
+            self._leave_queue()
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
-            self._failed(error)
+            self._fail(error)
+
+    def _edited_frame(self, call: CriCall) -> bytes | None:
+        """The frame to forward when the edits are made; None for the request as it came."""
+        if self._edited is None:
+            return _frame(call) if self._is_corrected else None
+        if not self._edited.is_complete:
+            raise NoDecisionError("the changes of the policies cannot be put into the request")
+        return self._edited.frame
+
+    async def _decide_in_task(self, call: CriCall, decisions: Decisions | None = None) -> None:
+        """Decides on a call that has to wait; with `decisions`, only edits it and forwards it."""
+        try:
+            if decisions is None:
+                decisions = []
+                await self._wait(call)
+                refusal = await self._run_all_policies(call, decisions)
+                if refusal is not None:
+                    self._refuse(refusal.code, refusal.text)
+                    return
+            if self._edited is None and (decisions or self._is_corrected):
+                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
+                await run(executor, self._edit_all, call, decisions)
+                if not call.has_one_question:
+                    await run(executor, self._write_all, decisions)
+            frame = self._edited_frame(call)
+            if call.in_worker is not None:
+                await self._prepare_long(call)
+            if self._call is not None:
+                self._forward(call, frame)
+            elif self._is_unseen:
+                self._reply.forward(frame)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
+            self._fail(error)
         finally:
-            turn.leave()
+            self._leave_queue()
 
-    def _answer(self, verdict: Verdict) -> None:
-        if verdict.refusal is not None:
-            self._refuse(verdict.refusal.code, verdict.refusal.text)
-        elif self._operation is not None:
-            self._forward(self._operation, verdict.frame)
-        elif self._is_unseen:
-            self._reply.forward(verdict.frame)
+    async def _wait(self, call: CriCall) -> None:
+        """Waits for earlier calls, for missing records, and for the pod's post hooks."""
+        services, method, loop = self._services, self._method, asyncio.get_running_loop()
+        until_s = self._until_s
+        if method.is_end:
+            until_s = min(until_s, loop.time() + services.settings.end_wait_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                if self._turn is not None:
+                    await self._turn
+        has_hooks = any(map(services.chain.has_policies, (*method.before, *method.after)))
+        if not call.find_records() and has_hooks:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await call.fetch_records()
+            call.find_records()
+        await services.order.wait_for_post_hooks(call.pod_key, until_s)
+        self._is_corrected = call.correct()
 
-    def _forward(self, operation: Operation, frame: bytes | None) -> None:
-        operation.sent()
+    async def _run_all_policies(self, call: CriCall, decisions: Decisions) -> Refusal | None:
+        """Runs the policies for each question; returns the first refusal."""
+        chain, loop = self._services.chain, asyncio.get_running_loop()
+        questions = call.questions()
+        question = next(questions, None)
+        while question is not None:
+            decision: Decision | None = None
+            policies = self._services.policies_for(question.hook, question.pod)
+            if policies:
+                self._question = question
+                decision = await chain.decide(
+                    question.hook,
+                    await self._view(call, question),
+                    policies,
+                    budget_s=max(0.0, self._until_s - loop.time()),
+                    apply=self._apply if call.has_one_question else _postpone,
+                    is_short=call.in_worker is None,
+                )
+                if decision.refusal is not None:
+                    return decision.refusal
+                if decision.change is not None:
+                    decisions.append((question, decision))
+            question = next_question(questions, decision)
+        return None
+
+    async def _view(self, call: CriCall, question: Question) -> View:
+        if call.in_worker is None:
+            return question.make_view()
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                return await call.in_worker(question.make_view)
+        except TimeoutError:
+            raise NoDecisionError("the request could not be made ready for policies in time") from None
+
+    def _edit_all(self, call: CriCall, decisions: Decisions) -> None:
+        """In a worker thread: the edits of all decisions."""
+        is_changed = self._is_corrected
+        for question, decision in decisions:
+            if decision.change is not None:
+                is_changed = question.edit(decision.change) or is_changed
+        self._edited = Edited(_frame(call) if is_changed else None)
+
+    def _write_all(self, decisions: Decisions) -> None:
+        """In a worker thread: the cgroup values of all decisions, and the audit that `_postpone` put off."""
+        for question, decision in decisions:
+            written = write_decision(self._services.writer, question, decision)
+            subject = Subject(question.hook, decision.merged.start, time.time())
+            audit_late_writes(self._services.chain, subject, decision.owners, written)
+
+    # --- the answer ----------------------------------------------------------------------------------------
+
+    def _forward(self, call: CriCall, frame: bytes | None) -> None:
+        call.on_sent()
         self._reply.forward(frame)
-        # Not before the message is written; and then the answer need not wait for it.
-        if operation.elsewhere is None:
+        # Not before the message is written, and then the response need not wait for it.
+        if call.in_worker is None:
             asyncio.get_running_loop().call_soon(self._prepare)
 
-    async def _prepare_long(self, operation: Operation) -> None:
-        """Makes the record of a long request before that is sent, for the answer must not wait for it."""
-        preparation = operation.preparation()
-        if operation.elsewhere is None or preparation is None:
+    def _prepare(self) -> None:
+        """Makes the record of a short request while the runtime works."""
+        try:
+            work = self._call.preparation() if self._call is not None else None
+            if work is not None:
+                work()
+        except Exception as error:  # noqa: BLE001 - it is tried again when the response is there
+            self._report(error)
+
+    async def _prepare_long(self, call: CriCall) -> None:
+        """Makes the record of a long request before it is sent, for the response must not wait for that."""
+        work, now_s = call.preparation(), asyncio.get_running_loop().time()
+        if call.in_worker is None or work is None:
             return
-        now_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(max(self._until_s, now_s + PREPARATION_GRACE_S)):
-                await operation.elsewhere(preparation)
+                await call.in_worker(work)
         except TimeoutError:
-            # What was decided counts; the records are compared with the runtime once it has answered.
-            self._operation = None
+            # The decision holds; the records are compared with the runtime once it has answered.
+            self._call = None
             self._is_unseen = True
             self._report(NoDecisionError("the record could not be made in time"))
             return
-        operation.release()
+        call.release()
 
-    def _prepare(self) -> None:
-        if self._operation is None:
-            return
-        try:
-            preparation = self._operation.preparation()
-            if preparation is not None:
-                preparation()
-        except Exception as error:  # noqa: BLE001 - it will be tried again when the answer is there
-            self._report(error)
+    def _refuse(self, code: StatusCode, text: str) -> None:
+        call, self._call = self._call, None
+        if code is StatusCode.NOT_FOUND:
+            # It would tell the kubelet that there is nothing to stop or remove.
+            code = StatusCode.FAILED_PRECONDITION
+        self._reply.refuse(code, MESSAGE_PREFIX + text[:MAX_REFUSAL_CHARS])
+        if call is not None:
+            reapply_resized(self._services, self._method, call)
 
-    def _succeeded(self, operation: Operation, data: bytes) -> bool:
-        """Whether the answer could be read; the records are up to date then."""
-        from google.protobuf.message import DecodeError
-
-        try:
-            operation.succeeded(open_response(data))
-        except (UnreadableMessageError, MessageTooLargeError, DecodeError):
-            return False
-        return True
-
-    def _failed(self, error: Exception) -> None:
-        """The proxy cannot decide about the call: the settings say what becomes of it."""
-        from google.protobuf.message import DecodeError
-
-        settings = self._desk.settings
-        self._operation = None
-        if self._turn is not None:
-            self._turn.leave()
+    def _fail(self, error: Exception) -> None:
+        """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
+        settings = self._services.settings
+        self._call = None
+        self._leave_queue()
         self._report(error)
+        policy, code, text = settings.on_failure, StatusCode.INTERNAL, "an error in the proxy"
         if isinstance(error, MessageTooLargeError):
-            self._refuse(StatusCode.RESOURCE_EXHAUSTED, str(error))
+            policy, code, text = FailurePolicy.FAIL, StatusCode.RESOURCE_EXHAUSTED, str(error)
         elif isinstance(error, UnreadableMessageError | DecodeError):
-            self._forward_or_refuse(
-                settings.on_unreadable, StatusCode.INVALID_ARGUMENT, "the request cannot be read"
-            )
+            policy, code = settings.on_unreadable, StatusCode.INVALID_ARGUMENT
+            text = "the request cannot be read"
         elif isinstance(error, NoDecisionError):
-            self._forward_or_refuse(settings.on_failure, StatusCode.UNAVAILABLE, str(error))
-        else:
-            self._forward_or_refuse(settings.on_failure, StatusCode.INTERNAL, "an error in the proxy")
-
-    def _forward_or_refuse(self, policy: FailurePolicy, code: StatusCode, text: str) -> None:
+            code, text = StatusCode.UNAVAILABLE, str(error)
         if policy is FailurePolicy.FAIL:
             self._refuse(code, text)
         else:
             self._is_unseen = True
             self._reply.forward(None)
 
-    def _refuse(self, code: StatusCode, text: str) -> None:
-        """Ends the call; NotFound would tell the kubelet that there is nothing to stop or remove."""
-        operation, self._operation = self._operation, None
-        code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
-        self._desk.counts["refused"] += 1
-        self._reply.refuse(code, MESSAGE_PREFIX + text[:REFUSAL_CHARS])
-        if operation is not None:
-            renew_resized(self._desk, self._method, operation)
+    # --- the end -------------------------------------------------------------------------------------------
+
+    def cancelled(self) -> None:
+        """Stops all work for the call."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.on_end()
+            # A runtime that lacks the method ends the call before it has the message.
+            reapply_resized(self._services, self._method, call)
+        if self._task is not None:
+            self._task.cancel()
+        if self._run is not None:
+            self._run.cancel()
+            self._run = None
+        # A task that never ran cannot do it.
+        self._leave_queue()
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        """Updates the records before the response goes to the client, and starts what follows."""
+        services, method = self._services, self._method
+        call, self._call = self._call, None
+        if call is not None:
+            call.on_end()
+            if call.resized_cgroup:
+                reapply_resized(services, method, call)
+        if outcome is Outcome.FAILED:
+            return
+        if call is None:
+            if self._is_unseen:
+                services.on_unsettled()
+            return
+        try:
+            is_recorded = False
+            if outcome is Outcome.SUCCEEDED:
+                with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
+                    call.on_success(open_response(data))
+                    is_recorded = True
+            if is_recorded:
+                start_post_hooks(services, method, call)
+            else:
+                services.spawn(settle(services, method, call))
+        except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
+            self._report(error)
+
+    def _leave_queue(self) -> None:
+        if self._turn is not None:
+            self._services.order.leave(self._turn_key, self._turn)
 
     def _report(self, error: Exception) -> None:
-        """One line per cause; the text of an unforeseen error may hold parts of the request."""
+        """Logs an error, once per cause; the text of an unforeseen one may quote the request."""
         cause = type(error).__name__
-        count, is_expected = COUNTS.get(cause, (INTERNAL_ERROR, False))
-        self._desk.counts[count] += 1
-        self._desk.failures.report(self._method.kind, cause, str(error) if is_expected else cause)
+        text = str(error) if isinstance(error, _WITHOUT_QUOTES) else cause
+        if not isinstance(error, _FORESEEN):
+            self._services.internal_errors += 1
+        self._services.failures.report(self._method.kind, cause, text)
 
 
-def _nothing() -> None:
+def _frame(call: CriCall) -> bytes:
+    return frame_message(call.request.SerializeToString())
+
+
+def _postpone(decision: Decision) -> Mapping[str, Written]:
+    """Writes nothing: the values of a call with several questions are written when all are decided."""
+    cgroup = decision.change.cgroup if decision.change is not None else {}
+    return dict.fromkeys(cgroup, Written(is_pending=True))
+
+
+def _ignore() -> None:
     return

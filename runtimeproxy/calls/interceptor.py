@@ -1,106 +1,248 @@
-"""The `Interceptor` of the relay: says which calls are held, and makes a handler for each."""
+"""The relay's `Interceptor`: serves from the start, also while the policies and the CRI's messages load.
+
+Cheap to import: no protobuf, no policies. A call that arrives before they are loaded waits here, and only
+here; `CallInterceptor.start` opens all waiting calls in the order of their arrival.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Final
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from runtimeproxy.calls.cri_call import CallContext
-from runtimeproxy.calls.desk import CallSettings, CgroupWriter, Desk, Spawn
-from runtimeproxy.calls.intercepted_call import HeldCall
-from runtimeproxy.calls.long_work import LongWork
+from runtimeproxy.calls.call_order import CallOrder
 from runtimeproxy.calls.methods import BY_PATH
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES, CallHandler, CallHead, Outcome, Reply
+from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from runtimeproxy.calls.cri_call import DueWrites
+    from runtimeproxy.calls.long_work import LongWork
+    from runtimeproxy.cgroups import WriteResult
+    from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.interception import CallHandler, CallHead, Reply
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.selector import PodTraits
+    from runtimeproxy.hooks.policy import Hook
+    from runtimeproxy.pods.lookup import Lookups
+    from runtimeproxy.pods.store import PodStore
 
-SCOPE_PREFIXES: Final = {"cri-o": "crio"}
-"""What runtimes put before a container's id in cgroup names. Source: CRI-O internal/config/cgmgr."""
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Starts a background task that the caller need not keep alive."""
+
+OpenCall: TypeAlias = Callable[[CallHead, Reply], CallHandler]
+
+NOT_LOADED: Final = "the policies are not loaded yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How intercepted calls are treated.
+
+    Attributes:
+        budget_s: Longest time that a call is held; a quarter of its deadline, if that is less.
+        end_wait_s: How long Stop and Remove wait for other calls and hooks of their pod.
+        on_unreadable: Whether a request that cannot be parsed is forwarded as it came or refused.
+        on_failure: Whether a call is forwarded as it came or refused if the proxy itself fails: policies that
+            are not loaded in time, an error in its own code.
+        skip_label: Key and value of the label of pods that policies leave alone; None for none.
+        max_message_bytes: Longest request, decompressed.
+    """
+
+    budget_s: float = 2.0
+    end_wait_s: float = 1.0
+    on_unreadable: FailurePolicy = FailurePolicy.IGNORE
+    on_failure: FailurePolicy = FailurePolicy.IGNORE
+    skip_label: tuple[str, str] | None = None
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+    def hold_s(self, head: CallHead) -> float:
+        """How long a call may be held from now on."""
+        budget_s = self.budget_s if head.timeout_s is None else min(self.budget_s, head.timeout_s / 4)
+        return max(0.0, budget_s - head.waited_s)
+
+
+class CgroupWriter(Protocol):
+    """Writes cgroup values; synchronous and thread safe."""
+
+    def write(
+        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+    ) -> Sequence[WriteResult]:
+        """Writes values to one cgroup; never raises for an error of the kernel.
+
+        Args:
+            cgroup: The cgroup.
+            values: By parameter.
+            once: Those that are not written again when another program changes them.
+        """
+
+    def keeps(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
+
+    def renew(self, cgroup: str) -> None:
+        """Writes again those that are no longer there; never raises for an error of the kernel."""
+
+
+class PendingUpdate(NamedTuple):
+    """An update of a container that the runtime has not answered."""
+
+    sent: Resources
+    """From the kubelet."""
+    forwarded: Resources
+    """The same with the changes of policies."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CallServices:
+    """What intercepted calls share. Used in the event loop's thread, but for `writer`.
+
+    Attributes:
+        settings: How calls are treated.
+        chain: The policies; a call that is being decided keeps the chain that it began with.
+        store: The records.
+        lookups: Asks the runtime for single records.
+        writer: Writes cgroup values, in worker threads.
+        executor: Worker threads for edits and cgroup files.
+        long_work: Worker threads for long requests.
+        spawn: Starts background tasks.
+        on_unsettled: Called when neither a call's answer nor the runtime told how the call ended; the records
+            should be compared with the runtime then.
+        runtime_name: What the runtime calls itself; empty if that is not known.
+        pending_updates: Oldest first, by container.
+        order: The order of calls.
+        failures: Logs failures, each cause once per interval.
+        internal_errors: How many errors there have been in the proxy's own code.
+    """
+
+    settings: CallSettings
+    chain: Chain
+    store: PodStore
+    lookups: Lookups
+    writer: CgroupWriter
+    executor: Executor
+    long_work: LongWork
+    spawn: Spawn
+    on_unsettled: Callable[[], None]
+    runtime_name: str = ""
+    pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
+    order: CallOrder = field(default_factory=CallOrder)
+    failures: FailureLog = field(default_factory=FailureLog)
+    internal_errors: int = 0
+
+    def policies_for(self, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
+        """The policies to run at a hook for this pod: those whose selectors match, unless it is skipped."""
+        label = self.settings.skip_label
+        if label is not None and self.chain.has_policies(hook):
+            key, value = label
+            if pod.annotations.get(key) == value != pod.labels.get(key):
+                name = f"{pod.namespace}/{pod.name}"
+                text = f"{name} has {key} as an annotation: only a label counts"
+                self.failures.report("skip label", name, text)
+            if pod.labels.get(key) == value:
+                return ()
+        return self.chain.policies_for(hook, pod)
 
 
 class CallInterceptor:
-    """Holds the ten calls that policies may change.
+    """Intercepts the ten calls that policies may change.
+
+    Args:
+        settings: How long calls wait for `start`, and what becomes of them then.
 
     Attributes:
-        bypass: While it is set, new calls pass unheld; the records are then only as new as the last
+        bypass: While it is set, new calls pass without policies; the records are then only as new as the last
             comparison with the runtime.
+        waiting: Calls that wait for `start`, in the order of their arrival.
+        on_unseen: Called for each call that was forwarded before `start` and did not fail.
     """
 
-    def __init__(
-        self,
-        context: CallContext,
-        writer: CgroupWriter,
-        *,
-        executor: Executor,
-        spawn: Spawn,
-        long_work: LongWork | None = None,
-        settings: CallSettings | None = None,
-        unsettled: Callable[[], None] | None = None,
-    ) -> None:
-        """Takes what the daemon has; calls that come before the policies are loaded wait for them, bounded.
-
-        Args:
-            context: Records and look-ups.
-            writer: Writes cgroup values, in worker threads.
-            executor: A few worker threads, for loading and cgroup files.
-            spawn: Starts background tasks.
-            long_work: Worker threads for long requests; None for those of `executor`.
-            settings: None means the defaults.
-            unsettled: Called when neither a call's answer nor the runtime told how the call ended; the
-                records should be compared with the runtime then.
-        """
-        self._desk = Desk(
-            settings or CallSettings(),
-            context,
-            writer,
-            executor,
-            spawn,
-            unsettled or _nothing_to_do,
-            long_work or LongWork(executor),
-        )
+    def __init__(self, settings: CallSettings) -> None:
+        self.settings = settings
         self.bypass = False
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """How often what happened: refused, looked_up, unreadable, too_large, undecided, internal_error."""
-        return self._desk.counts
+        self.on_unseen: Callable[[], None] | None = None
+        self._open_call: OpenCall | None = None
+        self.waiting: dict[_WaitingCall, None] = {}
 
     def holds(self, path: str) -> bool:
-        """Whether calls of this `:path` are held."""
+        """Whether calls of this `:path` are intercepted."""
         return path in BY_PATH and not self.bypass
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
-        """The handler of a held call."""
-        return HeldCall(self._desk, BY_PATH[head.path], head, reply)
+        """The handler of an intercepted call."""
+        return self._open_call(head, reply) if self._open_call is not None else _WaitingCall(self, head, reply)
 
-    def use(self, chain: Chain) -> None:
-        """The policies from now on; calls that are being decided keep theirs."""
-        self._desk.chain = chain
-        self._desk.chain_loaded.set()
-
-    def runtime_is(self, name: str) -> None:
-        """What the runtime calls itself, for the names of containers' cgroups; containerd if nobody says."""
-        self._desk.context.scope_prefix = SCOPE_PREFIXES.get(name, "")
-
-    def configure(self, settings: CallSettings) -> None:
-        """The settings from now on."""
-        self._desk.settings = settings
-
-    async def write_due(self, due: DueWrites) -> None:
-        """Writes and audits cgroup values of a container whose start nobody saw."""
-        from runtimeproxy.calls.post_hooks import write_due
-
-        await write_due(self._desk, due)
-
-    async def load(self) -> None:
-        """Loads protobuf and the CRI's messages in a worker thread, so that no call has to wait for it."""
-        await self._desk.load()
+    def start(self, open_call: OpenCall) -> None:
+        """Everything is loaded: opens the waiting calls and all later ones with this."""
+        self._open_call = open_call
+        for call in tuple(self.waiting):
+            call.open(open_call)
 
 
-def _nothing_to_do() -> None:
-    return
+class _WaitingCall:
+    """A call that waits for `CallInterceptor.start`, then forwards to its handler."""
+
+    __slots__ = ("_handler", "_head", "_interceptor", "_message", "_reply", "_since_s", "_timer")
+
+    def __init__(self, interceptor: CallInterceptor, head: CallHead, reply: Reply) -> None:
+        self._interceptor = interceptor
+        self._head = head
+        self._reply = reply
+        self._message: bytes | None = None
+        self._since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._handler: CallHandler | None = None
+        interceptor.waiting[self] = None
+
+    def message(self, data: bytes) -> None:
+        """Keeps the request, for a bounded time."""
+        if self._handler is not None:
+            self._handler.message(data)
+            return
+        self._message = data
+        settings, loop = self._interceptor.settings, asyncio.get_running_loop()
+        wait_s = settings.hold_s(self._head)
+        if BY_PATH[self._head.path].is_end:
+            wait_s = min(wait_s, settings.end_wait_s)
+        self._since_s = loop.time()
+        self._timer = loop.call_later(wait_s, self._give_up)
+
+    def cancelled(self) -> None:
+        """Ends the wait."""
+        self._stop_waiting()
+        if self._handler is not None:
+            self._handler.cancelled()
+
+    def responded(self, outcome: Outcome, data: bytes) -> None:
+        """Reports a call that was forwarded without a handler: no record tells of it."""
+        if self._handler is not None:
+            self._handler.responded(outcome, data)
+        elif outcome is not Outcome.FAILED and self._interceptor.on_unseen is not None:
+            self._interceptor.on_unseen()
+
+    def open(self, open_call: OpenCall) -> None:
+        """Gives the call, and the request if it has come, to its handler."""
+        message, head = self._message, self._head
+        self._stop_waiting()
+        if message is not None:
+            head = replace(head, waited_s=asyncio.get_running_loop().time() - self._since_s)
+        self._handler = open_call(head, self._reply)
+        if message is not None:
+            self._handler.message(message)
+
+    def _give_up(self) -> None:
+        self._stop_waiting()
+        if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
+            self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
+        else:
+            self._reply.forward(None)
+
+    def _stop_waiting(self) -> None:
+        self._interceptor.waiting.pop(self, None)
+        self._message = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,140 +1,175 @@
-"""What follows a call that has succeeded, or whose end was not seen."""
+"""After a call: its post hooks, and cgroup values that could not be written before."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.calls.answers import audit_late_writes, write_answer, write_values
-from runtimeproxy.calls.cri_call import answered
-from runtimeproxy.calls.desk import INTERNAL_ERROR
+from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod
-from runtimeproxy.hooks import Hook, PodView
-from runtimeproxy.hooks.audit import Subject
+from runtimeproxy.cgroups import Outcome
+from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
+from runtimeproxy.hooks.audit import Subject, Written
+from runtimeproxy.hooks.fields import CGROUP, Field
+from runtimeproxy.hooks.merge import FieldUpdate
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from runtimeproxy.calls.cri_call import DueWrites, Operation, Question
-    from runtimeproxy.calls.desk import Desk
+    from runtimeproxy.calls.cri_call import CriCall, DueWrites, Question
+    from runtimeproxy.calls.interceptor import CallServices, CgroupWriter
     from runtimeproxy.calls.methods import Method
-    from runtimeproxy.hooks.audit import Written
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
 
+_ERRORS: Final = (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED)
 
-def follow_up(desk: Desk, method: Method, operation: Operation) -> None:
+
+def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
-    if operation.due_writes() or _is_disturbed(desk, operation) or _is_asked(desk, method, operation):
-        hooks = desk.spawn(_follow_up(desk, method, operation))
-        desk.lanes.hold_back(operation.pod_keys, hooks)
+    is_disturbed = call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup)
+    if call.due_writes is None and not is_disturbed:
+        if not any(map(services.chain.has_policies, method.after)):
+            return
+        if call.has_one_question and call.find_records():
+            question = next(call.post_questions(), None)
+            if question is None or not services.policies_for(question.hook, question.pod):
+                return
+    work = partial(_run_post_hooks, services, method, call)
+    services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
-def renew_resized(desk: Desk, method: Method, operation: Operation) -> None:
-    """Writes again what policies own in a pod's cgroup that the kubelet resized. The pod's calls wait."""
-    cgroup = operation.resized_cgroup
-    if cgroup and desk.writer.is_managed(cgroup):
-        desk.lanes.hold_back(operation.pod_keys, desk.spawn(_renew(desk, method, cgroup)))
+def reapply_resized(services: CallServices, method: Method, call: CriCall) -> None:
+    """Writes again the values of policies in a pod's cgroup that the kubelet has resized.
+
+    The next calls of the pod wait for it.
+    """
+    cgroup = call.resized_cgroup
+    if cgroup and services.writer.is_managed(cgroup):
+        run = asyncio.get_running_loop().run_in_executor
+        work = partial(run, services.executor, services.writer.reapply, cgroup)
+        services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
-async def _renew(desk: Desk, method: Method, cgroup: str) -> None:
-    try:
-        await asyncio.get_running_loop().run_in_executor(desk.executor, desk.writer.reapply, cgroup)
-    except Exception as error:  # noqa: BLE001 - a bug costs one comparison, not the task's group
-        _bug(desk, method, error)
-
-
-def _is_disturbed(desk: Desk, operation: Operation) -> bool:
-    """Whether values that policies wrote to the pod's cgroup have to be looked after."""
-    cgroup = operation.disturbed_cgroup
-    return bool(cgroup) and desk.writer.is_managed(cgroup)
-
-
-def _is_asked(desk: Desk, method: Method, operation: Operation) -> bool:
-    """Whether any policy has to be asked, as far as that can be told at once."""
-    chain = desk.chain
-    if chain is None or not any(map(chain.has_policies, method.after)):
-        return False
-    if not operation.asks_once or not operation.is_complete:
-        return True
-    question = next(operation.afterwards(), None)
-    return question is not None and bool(desk.policies_for(chain, question))
-
-
-async def settle(desk: Desk, method: Method, operation: Operation) -> None:
+async def settle(services: CallServices, method: Method, call: CriCall) -> None:
     """Asks the runtime how a call ended; after a success its post hooks run."""
-    try:
-        if await operation.confirm():
-            follow_up(desk, method, operation)
-    except RuntimeUnavailableError as error:
-        desk.failures.report(method.kind, "unsettled", f"how the call ended is not known: {error}")
-        desk.unsettled()
-    except Exception as error:  # noqa: BLE001 - a bug costs one record, not the task's group
-        _bug(desk, method, error)
+    await _guarded(services, method, partial(_settle, services, method, call))
 
 
-async def _follow_up(desk: Desk, method: Method, operation: Operation) -> None:
-    try:
-        await _look_after_cgroups(desk, operation)
-        if desk.chain is not None:
-            await _ask_all(desk, desk.chain, method, operation)
-    except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the task's group
-        _bug(desk, method, error)
-
-
-def _bug(desk: Desk, method: Method, error: Exception) -> None:
-    desk.counts[INTERNAL_ERROR] += 1
-    cause = type(error).__name__
-    desk.failures.report(method.kind, f"after {cause}", f"{cause} after the call")
-
-
-async def write_due(desk: Desk, due: DueWrites) -> None:
-    """Writes values that waited for their cgroup, and audits what became of them."""
+async def write_due(services: CallServices, due: DueWrites) -> None:
+    """Writes and audits cgroup values that have waited for their cgroup."""
     run = asyncio.get_running_loop().run_in_executor
-    written = await run(desk.executor, write_values, desk.writer, due.cgroup, due.values)
-    if desk.chain is not None:
-        pod = recorded_pod(due.pod) if due.pod is not None else PodView()
-        subject = Subject(Hook.POST_START_CONTAINER, recorded_container(due.container, pod), time.time())
-        audit_late_writes(desk.chain.audit, subject, due.owners, written)
+    written = await run(services.executor, write_values, services.writer, due.cgroup, due.values)
+    pod = recorded_pod(due.pod) if due.pod is not None else PodView()
+    subject = Subject(Hook.POST_START_CONTAINER, recorded_container(due.container, pod), time.time())
+    audit_late_writes(services.chain, subject, due.owners, written)
 
 
-async def _look_after_cgroups(desk: Desk, operation: Operation) -> None:
-    """Writes what was lost and what is due; a failed write does not skip the post hooks."""
-    run = asyncio.get_running_loop().run_in_executor
-    if _is_disturbed(desk, operation):
-        await run(desk.executor, desk.writer.reapply, operation.disturbed_cgroup)
-    due = operation.due_writes()
-    if due is not None:
-        await write_due(desk, due)
+def write_decision(writer: CgroupWriter, question: Question, decision: Decision) -> Mapping[str, Written]:
+    """Writes the cgroup values of a decision, in a worker thread; those of a new container wait.
+
+    Returns:
+        The results by parameter.
+    """
+    change = decision.change
+    if change is None or not change.cgroup:
+        return {}
+    target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
+    if target:
+        return write_values(writer, target, change.cgroup, decision.written_once)
+    if isinstance(decision.view, ContainerView):
+        return dict.fromkeys(change.cgroup, Written(is_pending=True))
+    return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
 
 
-async def _ask_all(desk: Desk, chain: Chain, method: Method, operation: Operation) -> None:
-    """Puts the questions after success; there is nothing left to refuse."""
+def write_values(
+    writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
+) -> Mapping[str, Written]:
+    """Writes values to one cgroup, unless its path is not known (empty); returns the results.
+
+    Args:
+        writer: Writes them.
+        cgroup: The cgroup.
+        values: By parameter.
+        once: Those not to be written again.
+    """
+    if not cgroup:
+        why = "the cgroup is not known"
+        return {name: Written(new=str(value), skipped=why) for name, value in values.items()}
+    return {
+        result.name: Written(
+            new=str(result.value),
+            old="" if result.old is None else str(result.old),
+            failed=result.error if result.outcome in _ERRORS else "",
+            skipped=result.error if result.outcome is Outcome.MISSING else "",
+            is_unchanged=result.outcome is Outcome.UNCHANGED,
+        )
+        for result in writer.write(cgroup, values, once)
+    }
+
+
+def audit_late_writes(
+    chain: Chain, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
+) -> None:
+    """Audits values that were pending when they were decided.
+
+    Args:
+        chain: Takes the entries.
+        subject: The pod or container of the decision.
+        owners: The policy that owns each field.
+        written: The results by parameter.
+    """
+    for name, result in written.items():
+        if not (result.is_unchanged or result.is_pending):
+            field = Field(CGROUP, name)
+            update = FieldUpdate(field, result.old or None, result.new)
+            reason = result.failed or result.skipped or "the cgroup is there now"
+            chain.audit(subject.entry(result.kind(), owners.get(str(field), ""), reason, update))
+
+
+async def _run_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
+    """Writes lost and due values, then runs the policies; a failed write does not skip them."""
+    if call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup):
+        run = asyncio.get_running_loop().run_in_executor
+        await run(services.executor, services.writer.reapply, call.disturbed_cgroup)
+    if call.due_writes is not None:
+        await write_due(services, call.due_writes)
+    chain = services.chain
     if not any(map(chain.has_policies, method.after)):
         return
-    if not operation.is_complete:
-        await operation.complete()
-    questions = operation.afterwards()
+    if not call.find_records():
+        await call.fetch_records()
+    questions = call.post_questions()
     question = next(questions, None)
     while question is not None:
-        question = answered(questions, await _ask(desk, chain, operation, question))
+        policies, decision = services.policies_for(question.hook, question.pod), None
+        if policies:
+            decision = await chain.decide(
+                question.hook,
+                question.make_view(),
+                policies,
+                budget_s=services.settings.budget_s,
+                apply=partial(write_decision, services.writer, question),
+            )
+        question = next_question(questions, decision)
 
 
-async def _ask(desk: Desk, chain: Chain, operation: Operation, question: Question) -> Decision | None:
-    policies = desk.policies_for(chain, question)
-    if not policies:
-        return None
-    return await chain.decide(
-        question.hook,
-        question.view(),
-        policies,
-        budget_s=desk.settings.budget_s,
-        apply=partial(_write, desk, operation, question),
-    )
+async def _settle(services: CallServices, method: Method, call: CriCall) -> None:
+    try:
+        if await call.confirm():
+            start_post_hooks(services, method, call)
+    except RuntimeUnavailableError as error:
+        services.failures.report(method.kind, "unsettled", f"how the call ended is not known: {error}")
+        services.on_unsettled()
 
 
-def _write(desk: Desk, operation: Operation, question: Question, decision: Decision) -> Mapping[str, Written]:
-    return write_answer(desk.writer, operation, question, decision)
+async def _guarded(services: CallServices, method: Method, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the daemon
+        services.internal_errors += 1
+        cause = type(error).__name__
+        services.failures.report(method.kind, f"after {cause}", f"{cause} after the call")

@@ -7,14 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CallContext, Operation, Question, Questions, slice_of
+from runtimeproxy.calls.cri_call import CriCall, Question, Questions, pod_question, slice_of
 from runtimeproxy.calls.edit_request import edit_pod
-from runtimeproxy.calls.to_views import recorded_pod, requested_pod, sketched_pod
+from runtimeproxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord, compact
 from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
 
 if TYPE_CHECKING:
+    from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import CgroupChange
     from runtimeproxy.hooks.changes import TextEntries
     from runtimeproxy.hooks.decision import Decision
@@ -24,7 +25,7 @@ _Request: TypeAlias = "api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest"
 
 
 class PodDraft:
-    """A sandbox that is about to be created: what was asked, what policies made of it, and its record."""
+    """A sandbox that is about to be created: its configuration, the changes of policies, and its record."""
 
     def __init__(self, config: api_pb2.PodSandboxConfig, runtime_handler: str) -> None:
         self.config = config
@@ -32,37 +33,25 @@ class PodDraft:
         self.requested = read_resources(config.linux.resources)
         self._change = PodChange()
         self._owners: Mapping[str, str] = NO_ENTRIES
-        self._record: Callable[..., PodRecord] | None = None
+        self._make_record: Callable[..., PodRecord] | None = None
 
     def question(self) -> Question:
         """The question before it is created."""
-        sketch = sketched_pod(self.config, None)
-        view = partial(requested_pod, self.config, None, self.runtime_handler, sketch)
+        summary = requested_summary(self.config, None)
+        make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler)
         parent = self.config.linux.cgroup_parent
-        return Question(Hook.PRE_RUN_POD_SANDBOX, sketch, self._edit, parent, pod_view=view)
+        return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, self._edit)
 
     def decided(self, decision: Decision | None) -> None:
-        """Keeps what policies changed, for the record."""
+        """Keeps the decision for the record."""
         if decision is not None:
             self._change = decision.pod_change or self._change
             self._owners = decision.owners
 
-    def record(self, identity: str) -> PodRecord:
-        """What is remembered once the runtime has created it."""
-        make = self._record or self._made()
-        return make(id=identity)
-
-    def prepare(self) -> None:
+    def prepare(self) -> Callable[..., PodRecord]:
         """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
-        self._record = self._made()
-
-    def release(self) -> None:
-        """Drops all of the configuration that nothing is read of once the record is prepared."""
-        self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
-
-    def _made(self) -> Callable[..., PodRecord]:
         config, about = self.config, self.config.metadata
-        return partial(
+        self._make_record = partial(
             PodRecord,
             name=about.name,
             namespace=about.namespace,
@@ -79,59 +68,60 @@ class PodDraft:
             applied=read_resources(config.linux.resources),
             owners=dict(self._owners) or NO_ENTRIES,
         )
+        return self._make_record
+
+    def record(self, identity: str) -> PodRecord:
+        """The record, once the runtime has created the sandbox."""
+        make = self._make_record or self.prepare()
+        return make(id=identity)
+
+    def release(self) -> None:
+        """Drops the parts of the configuration that are not needed once the record is prepared."""
+        self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
 
     def _edit(self, change: CgroupChange) -> bool:
         return edit_pod(self.config, cast("PodChange", change))
 
 
-class NewSandbox(Operation):
-    """A call that brings a sandbox into being, which has no id until the runtime answers."""
+class NewSandbox(CriCall):
+    """A call that creates a sandbox, which has no id until the runtime answers."""
 
-    def __init__(self, context: CallContext, request: _Request) -> None:
-        super().__init__(context, request)
+    def __init__(self, services: CallServices, request: _Request) -> None:
+        super().__init__(services, request)
         self._draft = PodDraft(request.config, request.runtime_handler)
         self._record: PodRecord | None = None
 
-    @property
-    def turn_key(self) -> str:
-        """The pod's uid: there is no id yet."""
-        return f"uid:{self._draft.config.metadata.uid}"
-
-    @property
-    def pod_key(self) -> str:
-        """The pod's uid: there is no id yet."""
-        return self.turn_key
+    def find_records(self) -> bool:
+        self.turn_key = self.pod_key = f"uid:{self._draft.config.metadata.uid}"
+        return True
 
     @property
     def pod_keys(self) -> tuple[str, ...]:
         """The uid, and the sandbox's id once there is one."""
         return (self.turn_key, self._record.id) if self._record is not None else (self.turn_key,)
 
-    @property
-    def disturbed_cgroup(self) -> str:
-        """The pod's slice: the sandbox's scope was started in it."""
-        return slice_of(self._record)
-
-    def preparation(self) -> Callable[[], None] | None:
+    def preparation(self) -> Callable[[], object] | None:
         """Prepares the pod's record."""
         return self._draft.prepare
 
     def release(self) -> None:
-        """Keeps the pod's name only, and its record."""
+        """Keeps the pod's name and its record."""
         self._draft.release()
         self.request = type(self.request)()
 
     async def confirm(self) -> bool:
-        """The runtime has a sandbox of this attempt, or it has not; more comes with the next list."""
+        """Whether the runtime has a sandbox of this attempt; more comes with the next list."""
         about = self._draft.config.metadata
-        found = await self.context.lookups.pod_named(about.uid, about.attempt)
+        found = await self.services.lookups.pod_named(about.uid, about.attempt)
         if found is not None:
             self._remember(found.id)
         return found is not None
 
     def _remember(self, identity: str) -> None:
         self._record = self._draft.record(identity)
-        self.context.store.pods.put(self._record)
+        self.services.store.pods.put(self._record)
+        # The sandbox's scope was started in the pod's slice.
+        self.disturbed_cgroup = slice_of(self._record)
 
 
 class RunPodSandbox(NewSandbox):
@@ -143,15 +133,12 @@ class RunPodSandbox(NewSandbox):
         """May change labels, annotations, cgroup parent and resources."""
         self._draft.decided((yield self._draft.question()))
 
-    def succeeded(self, response: bytes) -> None:
-        """Records the pod."""
+    def on_success(self, response: bytes) -> None:
         self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)
 
-    def afterwards(self) -> Questions:
-        """The sandbox runs."""
+    def post_questions(self) -> Questions:
         if self._record is not None:
-            view = recorded_pod(self._record)
-            yield Question(Hook.POST_RUN_POD_SANDBOX, view, cgroup=view.cgroup_parent)
+            yield pod_question(Hook.POST_RUN_POD_SANDBOX, self._record)
 
 
 def _changes(entries: TextEntries) -> Mapping[str, str | None]:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.container_call import ContainerCall
-from runtimeproxy.calls.cri_call import CallContext, DueWrites, Questions, slice_of
+from runtimeproxy.calls.cri_call import (
+    ContainerCall,
+    DueWrites,
+    Questions,
+    container_cgroup,
+    pending_values,
+    slice_of,
+)
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
+
+if TYPE_CHECKING:
+    from runtimeproxy.calls.interceptor import CallServices
 
 
 class StartContainer(ContainerCall):
@@ -18,48 +28,62 @@ class StartContainer(ContainerCall):
 
     request_type = api_pb2.StartContainerRequest
 
-    def __init__(self, context: CallContext, request: api_pb2.StartContainerRequest) -> None:
-        super().__init__(context, request, request.container_id)
-        self._due: Mapping[str, int | str] = NO_ENTRIES
+    def __init__(self, services: CallServices, request: api_pb2.StartContainerRequest) -> None:
+        super().__init__(services, request, request.container_id)
+        self._pending: Mapping[str, int | str] = NO_ENTRIES
+        self._owners: Mapping[str, str] = NO_ENTRIES
 
     def questions(self) -> Questions:
-        """Its cgroup values wait for the cgroup."""
+        """Cgroup values wait for the cgroup."""
         record = self.record
         if record is not None:
-            yield self.question(Hook.PRE_START_CONTAINER, record)
+            question = self.question(Hook.PRE_START_CONTAINER, record)
+            decision = yield question
+            if decision is not None:
+                self._pending, self._owners = pending_values(question, decision), decision.owners
 
-    def succeeded(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> None:
         """The container runs."""
-        record = self.record
+        record, pod = self.record, self.pod
         if record is None:
             return
-        self._due = {**record.pending_cgroup, **self.pending}
         running = replace(record, state=Lifecycle.RUNNING, pending_cgroup=NO_ENTRIES)
-        self.context.store.containers.put(running)
+        self.services.store.containers.put(running)
+        # The container's scope was started in the pod's slice.
+        self.disturbed_cgroup = slice_of(pod)
+        values = {**record.pending_cgroup, **self._pending}
+        if values:
+            cgroup, owners = container_cgroup(self.services, pod, running), {**record.owners, **self._owners}
+            self.due_writes = DueWrites(cgroup, values, running, pod, owners)
 
-    def afterwards(self) -> Questions:
-        """The container runs: its cgroup exists now."""
+    def post_questions(self) -> Questions:
+        """The container's cgroup exists now."""
         record = self.record
         if record is not None:
             yield self.question(Hook.POST_START_CONTAINER, record)
 
-    def due_writes(self) -> DueWrites | None:
-        """What policies wanted at the creation and before the start."""
-        record = self.record
-        if record is None or not self._due:
-            return None
-        owners = {**record.owners, **self.pending_owners}
-        return DueWrites(self.cgroup(record), self._due, record, self.pod, owners)
-
-    @property
-    def disturbed_cgroup(self) -> str:
-        """The pod's slice: the container's scope was started in it."""
-        return slice_of(self.pod)
-
     async def confirm(self) -> bool:
-        """The container runs, or it does not."""
-        found = await self.context.lookups.confirm_container(self.container_id)
+        """Whether the container runs."""
+        found = await self.services.lookups.confirm_container(self.container_id)
         started = found is not None and found.state is Lifecycle.RUNNING
         if started:
-            self.succeeded(b"")
+            self.on_success(b"")
         return started
+
+
+def take_due_writes(services: CallServices) -> list[DueWrites]:
+    """The cgroup values that still wait although their container runs: a StartContainer response was lost.
+
+    They no longer wait after this.
+    """
+    due: list[DueWrites] = []
+    store = services.store
+    for record in store.containers:
+        if record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
+            continue
+        pod = store.pods.get(record.pod_id)
+        cgroup = container_cgroup(services, pod, record)
+        if cgroup:
+            due.append(DueWrites(cgroup, record.pending_cgroup, record, pod, record.owners))
+            store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
+    return due

@@ -1,4 +1,4 @@
-"""What policies are shown, made from requests and from records."""
+"""The views of policies, made from requests and from records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
 from runtimeproxy.hooks.remote.registrations import SUFFIX
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 
 
 class LastValues(Mapping[str, bytes]):
-    """Environment variables by name, the last value of each; read when a policy first looks.
+    """Environment variables by name, the last value of each; read at the first access.
 
-    A policy that was given up may look while the request is changed for others: `read` comes before that.
+    A policy that has timed out may read them while the request is being edited: `read` comes before that.
     """
 
     __slots__ = ("_found", "_lock", "_variables")
 
     def __init__(self, variables: Sequence[api_pb2.KeyValue]) -> None:
-        """Takes the variables of a request, which must not change before `read`."""
         self._variables: Sequence[api_pb2.KeyValue] = variables
         self._lock = Lock()
         self._found: dict[str, bytes] | None = None
 
     def read(self) -> None:
-        """Makes the copy that is shown from now on; the request may change then."""
+        """Makes the copy; from now on the request may change."""
         self._values()
 
     def __getitem__(self, name: str) -> bytes:
@@ -60,11 +59,11 @@ class LastValues(Mapping[str, bytes]):
         return self._found
 
 
-class PodSketch(NamedTuple):
-    """What decides whether policies are concerned with a pod: most pods are never looked at more closely.
+class PodSummary(NamedTuple):
+    """What selectors look at: for most pods no policy needs a whole view.
 
-    Labels and annotations may be the request's own, for `get` and `in` only: looking up a name that is not
-    there would put it into the request. Policies are shown copies.
+    Labels and annotations may be the request's own, for `get` and `in` only: subscription with a missing name
+    would put it into the request. Views have copies.
     """
 
     namespace: str
@@ -74,67 +73,68 @@ class PodSketch(NamedTuple):
     qos: QoSClass
 
 
-def sketched_pod(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSketch:
-    """The beginning of `requested_pod`."""
+def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSummary:
+    """A pod as a request describes it; `known` is the record of the sandbox, if there is one."""
     about = config.metadata
     labels: Mapping[str, str] = config.labels
     annotations: Mapping[str, str] = config.annotations
     if known is not None:
-        labels = _with_changes(labels, known.label_changes) if labels else known.labels
-        annotations = (
-            _with_changes(annotations, known.annotation_changes) if annotations else known.annotations
-        )
-    return PodSketch(about.namespace, about.name, labels, annotations, qos_class(labels))
+        labels = labels or known.labels
+        annotations = annotations or known.annotations
+        # Most records have no changes, and the request's own entries are copied three times as fast.
+        if known.label_changes and labels is not known.labels:
+            labels = _Changed(labels, known.label_changes)
+        if known.annotation_changes and annotations is not known.annotations:
+            annotations = _Changed(annotations, known.annotation_changes)
+    return PodSummary(about.namespace, about.name, labels, annotations, qos_class(labels))
 
 
-def recorded_sketch(record: PodRecord) -> PodSketch:
-    """The beginning of `recorded_pod`."""
+def recorded_summary(record: PodRecord) -> PodSummary:
     labels, annotations = _frozen(record.labels), _frozen(record.annotations)
-    return PodSketch(record.namespace, record.name, labels, annotations, qos_class(labels))
+    return PodSummary(record.namespace, record.name, labels, annotations, qos_class(labels))
 
 
 def requested_pod(
-    config: api_pb2.PodSandboxConfig,
-    known: PodRecord | None,
-    handler: str = "",
-    sketch: PodSketch | None = None,
+    config: api_pb2.PodSandboxConfig, known: PodRecord | None, summary: PodSummary, handler: str = ""
 ) -> PodView:
-    """A pod as a request describes it, with what policies have changed when its sandbox was run.
+    """A pod as a request describes it, with the changes that policies made when its sandbox was run.
 
-    Annotations of a pod may change while it runs, so the request's count; but what a policy set at the start
-    holds, and so does the cgroup parent: the sandbox lives there. What the request says nothing of is taken
-    from the record: labels, annotations, resources and overhead, each for itself.
+    Annotations of a pod may change while it runs, so the request's count; but the values that a policy set at
+    the start hold, and so does the cgroup parent: the sandbox lives there. Labels, annotations, resources and
+    overhead are each taken from the record if the request has none.
 
     Args:
         config: The request's.
         known: The record of the sandbox, if there is one.
+        summary: Of `requested_summary`.
         handler: The runtime handler, if there is no record.
-        sketch: The pod's, if it is made already.
     """
     about, linux = config.metadata, config.linux
-    sketch = sketch or sketched_pod(config, known)
-    labels = _copied(sketch.labels)
-    parent = (known.cgroup_parent if known is not None else "") or linux.cgroup_parent
+    parent, overhead, resources = linux.cgroup_parent, NO_RESOURCES, NO_RESOURCES
+    if known is not None:
+        handler, overhead, resources = known.runtime_handler, known.overhead, known.requested
+        parent = known.cgroup_parent or parent
+    labels = _copied(summary.labels)
     return PodView(
         id=known.id if known is not None else "",
-        name=sketch.name,
-        namespace=sketch.namespace,
+        name=summary.name,
+        namespace=summary.namespace,
         uid=about.uid,
         attempt=about.attempt,
-        labels=_frozen(labels),
-        annotations=_frozen(_copied(sketch.annotations)),
-        runtime_handler=known.runtime_handler if known is not None else handler,
+        labels=labels,
+        annotations=_copied(summary.annotations),
+        runtime_handler=handler,
         cgroup_parent=parent,
-        overhead=_asked(linux, "overhead", NO_RESOURCES if known is None else known.overhead),
-        resources=_asked(linux, "resources", NO_RESOURCES if known is None else known.requested),
-        qos=sketch.qos,
+        overhead=read_resources(linux.overhead) if linux.HasField("overhead") else overhead,
+        resources=read_resources(linux.resources) if linux.HasField("resources") else resources,
+        qos=summary.qos,
         kube_qos=kube_qos_class(parent),
         priority=priority_class(labels),
     )
 
 
 def recorded_pod(record: PodRecord, resources: Resources | None = None) -> PodView:
-    """A pod as it is remembered; `resources` are those of an update under way."""
+    """A pod as recorded; `resources` are those that an update asks for."""
     return PodView(
         id=record.id,
         name=record.name,
@@ -159,8 +159,8 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
         name=config.metadata.name,
         attempt=config.metadata.attempt,
         pod=pod,
-        labels=_frozen(read_entries(config.labels)),
-        annotations=_frozen(read_entries(config.annotations)),
+        labels=_copied(config.labels),
+        annotations=_copied(config.annotations),
         env=LastValues(config.envs),
         requested=resources,
         current=resources,
@@ -170,7 +170,7 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
 def recorded_container(
     record: ContainerRecord, pod: PodView, updated: Resources | None = None
 ) -> ContainerView:
-    """A container as it is remembered; `updated` is what an update under way asks for."""
+    """A container as recorded; `updated` are the resources that an update asks for."""
     newer = NO_RESOURCES if updated is None else updated
     return ContainerView(
         id=record.id,
@@ -186,10 +186,10 @@ def recorded_container(
 
 
 def _without_servers(record: ContainerRecord) -> Resources:
-    """What is in force, but for the fields that hook servers own: there it is what the kubelet asked for.
+    """The applied resources; of fields that hook servers own, the requested ones.
 
-    Servers run last, so this is what they change. A server that divides a quota, and is shown its own value,
-    would divide it again with each update.
+    Servers run last, so these are the values that they change. A server that divides a quota, and gets its own
+    value, would divide it again with each update.
     """
     owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
     if not owned:
@@ -207,7 +207,7 @@ def _without_servers(record: ContainerRecord) -> Resources:
 
 
 class _Changed(Mapping[str, str]):
-    """Entries of a request with some set and some (None) taken away; nothing is copied."""
+    """Entries of a request with some set and some (None) removed; nothing is copied."""
 
     __slots__ = ("_changes", "_entries")
 
@@ -229,23 +229,13 @@ class _Changed(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def _with_changes(entries: Mapping[str, str], changes: Mapping[str, str | None]) -> Mapping[str, str]:
-    # Of most pods there are none, and the request's own entries are copied three times as fast.
-    return _Changed(entries, changes) if changes else entries
-
-
 def _copied(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """Entries for a view; those of a record need no copy, for nobody changes them."""
-    return entries if type(entries) in (dict, MappingProxyType) else read_entries(entries)
-
-
-def _asked(
-    linux: api_pb2.LinuxPodSandboxConfig, field: Literal["overhead", "resources"], known: Resources
-) -> Resources:
-    """The resources in a field of a request; those of the record if it has none."""
-    return read_resources(getattr(linux, field)) if linux.HasField(field) else known
+    """Entries for a view; those of a record never change and need no copy."""
+    if type(entries) not in (dict, MappingProxyType):
+        entries = read_entries(entries)
+    return entries if type(entries) is MappingProxyType else MappingProxyType(entries)
 
 
 def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A view of entries through which nobody can change a record."""
+    """A read-only view of a record's entries."""
     return entries if type(entries) is MappingProxyType else MappingProxyType(entries)
