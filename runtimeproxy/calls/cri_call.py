@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 SCOPE_PREFIXES: Final = {"cri-o": "crio"}
-"""In front of a container's id in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
+"""Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
 
 
 class InWorker(Protocol):
@@ -61,7 +61,7 @@ class Question:
     Attributes:
         hook: The hook point.
         pod: What selectors look at.
-        make_view: Makes the view for policies; only called when a policy is to run, in any thread, and without
+        make_view: Makes the view for policies; called only when a policy is to run, in any thread, without
             access to the store.
         cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
         edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
@@ -105,12 +105,12 @@ class CriCall(ABC):
             worker thread in which it was found.
         request: The request; edited in place.
         turn_key: Calls with the same key are decided in the order of arrival. Set by `find_records`.
-        pod_key: The pod whose post hooks this call waits for; empty if it is not known. Set by `find_records`.
+        pod_key: The pod whose post hooks this call waits for; empty if unknown. Set by `find_records`.
         resized_cgroup: The pod's cgroup if the kubelet has written to it itself before it made this call,
             whatever the runtime answers; else empty. Source: kubelet 1.33, in-place resize; containerd 2.2
             answers UpdatePodSandboxResources with an error.
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
-            Source: systemd realizes a slice again, with the slice's own properties, when a scope starts in it.
+            Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
         due_writes: The cgroup values to write now that the call has succeeded; None if there are none.
         in_worker: Runs long work in a worker thread; None if the request is short.
     """
@@ -136,6 +136,7 @@ class CriCall(ABC):
 
     async def fetch_records(self) -> None:
         """Asks the runtime for records that the store lacks."""
+        return
 
     def correct(self) -> bool:
         """Edits that earlier decisions demand of this request; returns whether there were any."""
@@ -147,6 +148,7 @@ class CriCall(ABC):
 
     def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""
+        return
 
     def preparation(self) -> Callable[[], object] | None:
         """Work in advance for `on_success`, for any thread; None if there is none.
@@ -157,9 +159,11 @@ class CriCall(ABC):
 
     def release(self) -> None:
         """Drops the parts of a long request that are no longer needed once it is prepared."""
+        return
 
     def on_end(self) -> None:
         """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent."""
+        return
 
     @abstractmethod
     def on_success(self, response: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Changes of policies in request messages: in place, field by field, and only where something really differs.
+"""Changes of policies in request messages: in place, field by field, and only where a value really differs.
 
-Nothing is ever rebuilt: order, duplicates and unknown fields of everything else stay as they are, and no empty
-message appears where the kubelet sent none. Each `edit_*` function returns whether it changed the message.
+Nothing is ever rebuilt: order, duplicates and unknown fields of everything else stay as they are, and no
+empty message appears where the kubelet sent none. Each `edit_*` returns whether it changed the message.
 
 In a CRI message a scalar that is 0 or empty has no bytes: it stands for "no value given". So:
 

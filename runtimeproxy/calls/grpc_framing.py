@@ -156,11 +156,12 @@ def open_response(frame: bytes) -> bytes:
     message = payload(frame, MAX_RESPONSE_BYTES)
     if not frame[0]:
         return bytes(message)
-    opened = Decompressor(frame, "gzip" if message[:2] == GZIP_MAGIC else "unknown", MAX_RESPONSE_BYTES)
-    opened.run()
-    return bytes(opened.take())
+    encoding = "gzip" if bytes(message[:2]) == GZIP_MAGIC else "unknown"
+    compressed = Decompressor(frame, encoding, MAX_RESPONSE_BYTES)
+    compressed.run()
+    return bytes(compressed.take())
 
 
 def frame_message(body: bytes) -> bytes:
-    """A frame with an uncompressed message; legal whatever `grpc-encoding` is, for each frame has its flag."""
+    """A frame with an uncompressed message; legal with any `grpc-encoding`, for each frame has its flag."""
     return b"\0" + len(body).to_bytes(4) + body

@@ -113,7 +113,10 @@ _EDITING: Final = Edited(None, is_complete=False)
 
 
 class InterceptedCall:
-    """The `CallHandler` of one call. All methods but `_apply` run in the event loop's thread and raise nothing."""
+    """The `CallHandler` of one call.
+
+    Its methods run in the event loop's thread, but for those that say so, and raise nothing.
+    """
 
     __slots__ = (
         "_call",
@@ -222,7 +225,7 @@ class InterceptedCall:
     # --- the decision --------------------------------------------------------------------------------------
 
     def _decide(self, call: CriCall) -> None:
-        """Forwards the call if no policy matches, else runs them; in a task if anything must be waited for."""
+        """Forwards the call if no policy matches, else runs them; in a task if it has to wait."""
         services, chain, method = self._services, self._services.chain, self._method
         self._call = call
         has_hooks = any(map(chain.has_policies, method.before))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from runtimeproxy.calls.call_order import CallOrder
 from runtimeproxy.calls.methods import BY_PATH
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.long_work import LongWork
     from runtimeproxy.cgroups import WriteResult
+    from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.hooks.selector import PodTraits
     from runtimeproxy.hooks.policy import Hook
+    from runtimeproxy.hooks.selector import PodTraits
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
 
@@ -60,6 +61,19 @@ class CallSettings:
     skip_label: tuple[str, str] | None = None
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The part of the daemon's settings that is about calls."""
+        hooks = settings.hooks
+        key = hooks.skip_label_key
+        return cls(
+            budget_s=hooks.budget_s,
+            on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
+            on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
+            skip_label=(key, hooks.skip_label_value) if key else None,
+            max_message_bytes=settings.proxy.max_message_bytes,
+        )
+
     def hold_s(self, head: CallHead) -> float:
         """How long a call may be held from now on."""
         budget_s = self.budget_s if head.timeout_s is None else min(self.budget_s, head.timeout_s / 4)
@@ -80,10 +94,10 @@ class CgroupWriter(Protocol):
             once: Those that are not written again when another program changes them.
         """
 
-    def keeps(self, cgroup: str) -> bool:
+    def is_managed(self, cgroup: str) -> bool:
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
 
-    def renew(self, cgroup: str) -> None:
+    def reapply(self, cgroup: str) -> None:
         """Writes again those that are no longer there; never raises for an error of the kernel."""
 
 
@@ -151,19 +165,21 @@ class CallInterceptor:
     """Intercepts the ten calls that policies may change.
 
     Args:
-        settings: How long calls wait for `start`, and what becomes of them then.
+        settings: How long calls wait for `start`, and whether they are forwarded or refused after that.
+        on_unseen: Called for each call that was forwarded before `start` and did not fail.
 
     Attributes:
         bypass: While it is set, new calls pass without policies; the records are then only as new as the last
             comparison with the runtime.
         waiting: Calls that wait for `start`, in the order of their arrival.
-        on_unseen: Called for each call that was forwarded before `start` and did not fail.
+        failures: Logs calls for which `start` came too late, once per interval.
     """
 
-    def __init__(self, settings: CallSettings) -> None:
+    def __init__(self, settings: CallSettings, on_unseen: Callable[[], None] | None = None) -> None:
         self.settings = settings
         self.bypass = False
-        self.on_unseen: Callable[[], None] | None = None
+        self.on_unseen = on_unseen
+        self.failures = FailureLog()
         self._open_call: OpenCall | None = None
         self.waiting: dict[_WaitingCall, None] = {}
 
@@ -173,7 +189,9 @@ class CallInterceptor:
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
         """The handler of an intercepted call."""
-        return self._open_call(head, reply) if self._open_call is not None else _WaitingCall(self, head, reply)
+        return (
+            self._open_call(head, reply) if self._open_call is not None else _WaitingCall(self, head, reply)
+        )
 
     def start(self, open_call: OpenCall) -> None:
         """Everything is loaded: opens the waiting calls and all later ones with this."""
@@ -235,6 +253,7 @@ class _WaitingCall:
 
     def _give_up(self) -> None:
         self._stop_waiting()
+        self._interceptor.failures.report(BY_PATH[self._head.path].kind, NOT_LOADED, NOT_LOADED)
         if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
             self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
         else:

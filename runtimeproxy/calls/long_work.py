@@ -22,8 +22,8 @@ Check: TypeAlias = Callable[[], None]
 """Raises if the call no longer waits for the work; to be called between slices."""
 
 TURN_S: Final = 0.001
-"""Switch interval of the interpreter meanwhile. With 10 µs, as beside policies, the loop shares its own time with
-such work, which lasts: other calls take three times as long on a busy node."""
+"""Switch interval of the interpreter meanwhile. With 10 µs, as beside policies, the loop shares its own time
+with such work, which lasts: other calls take three times as long on a busy node."""
 
 TRIM_BYTES: Final = 1024 * 1024
 """After so much has been read, free memory is given back to the kernel."""

@@ -1,4 +1,4 @@
-"""The ten intercepted calls: their paths, and the hooks around each. Imports neither protobuf nor the CRI's messages."""
+"""The ten intercepted calls: their paths, and the hooks around each. Cheap to import: no protobuf."""
 
 from __future__ import annotations
 

@@ -188,8 +188,8 @@ def recorded_container(
 def _without_servers(record: ContainerRecord) -> Resources:
     """The applied resources; of fields that hook servers own, the requested ones.
 
-    Servers run last, so these are the values that they change. A server that divides a quota, and gets its own
-    value, would divide it again with each update.
+    Servers run last, so these are the values that they change. A server that divides a quota, and gets its
+    own value, would divide it again with each update.
     """
     owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
     if not owned:

@@ -1,4 +1,4 @@
-"""UpdateContainerResources and UpdatePodSandboxResources: partial updates by the kubelet, which stay partial."""
+"""UpdateContainerResources and UpdatePodSandboxResources: partial updates, which stay partial."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class UpdateContainerResources(ContainerCall):
 
     request_type = api_pb2.UpdateContainerResourcesRequest
 
-    def __init__(
-        self, services: CallServices, request: api_pb2.UpdateContainerResourcesRequest
-    ) -> None:
+    def __init__(self, services: CallServices, request: api_pb2.UpdateContainerResourcesRequest) -> None:
         super().__init__(services, request, request.container_id)
         self._request = request
         self._annotations = compact(request.annotations)

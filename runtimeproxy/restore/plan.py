@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.calls.field_presence import NEUTRAL
+from runtimeproxy.calls.edit_request import NEUTRAL
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.managed import as_read

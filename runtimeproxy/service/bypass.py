@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from runtimeproxy.service.gate import Gate
+    from runtimeproxy.calls.interceptor import CallInterceptor
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ COOL_DOWN_S: Final = 300.0
 
 
 class Bypass:
-    """Sets `gate.bypass`.
+    """Sets `interceptor.bypass`.
 
     Args:
-        gate: where calls are intercepted.
+        interceptor: intercepts calls while its bypass is off.
         failures: returns how many errors there have been in the proxy's own code since the start.
         is_configured: whether the configuration asks for the bypass.
         on_end: called when calls are intercepted again, after calls that no record has seen.
@@ -37,13 +37,13 @@ class Bypass:
 
     def __init__(
         self,
-        gate: Gate,
+        interceptor: CallInterceptor,
         failures: Callable[[], int],
         is_configured: bool,
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._gate = gate
+        self._interceptor = interceptor
         self._failures = failures
         self._on_end = on_end
         self._clock = clock
@@ -65,10 +65,10 @@ class Bypass:
 
     def update(self) -> None:
         """Looks at the failures since the last time; to be called about every second."""
-        was_on = self._gate.bypass
+        was_on = self._interceptor.bypass
         is_open = self._is_breaker_open()
-        self._gate.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
-        if was_on and not self._gate.bypass:
+        self._interceptor.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
+        if was_on and not self._interceptor.bypass:
             self._on_end()
 
     def _apply(self, is_on: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -14,17 +15,16 @@ from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.config.settings import reloaded
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.service.bypass import Bypass
-from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import report_to_predecessor
 from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
-from runtimeproxy.service.late_engine import LateEngine
 from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.service.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
@@ -141,11 +141,12 @@ class Daemon:
         self._upgrade: Upgrade | None = None
         self._local: LocalServer | None = None
         self._server: RelayServer | None = None
-        self._engine = LateEngine(loader, sink)
-        self._gate = Gate(settings.hooks.budget_s, refuses=settings.hooks.on_failure == "refuse")
-        self._gate.on_unseen = self._engine.compare_soon
+        self._loader = loader
+        self._sink = sink
+        self._engine: Engine | None = None
+        self._interceptor = CallInterceptor(CallSettings.of(settings), self._compare_soon)
         self._bypass = Bypass(
-            self._gate, self._internal_errors, not settings.hooks.enabled, self._engine.compare_soon
+            self._interceptor, self._internal_errors, not settings.hooks.enabled, self._compare_soon
         )
         if self._predecessor is not None and self._predecessor.bypass is not None:
             self._bypass.choose(self._predecessor.bypass)
@@ -177,16 +178,16 @@ class Daemon:
             listener = self._predecessor.listener
             check_handed_over(listener, proxy)
         self._local = local_server(proxy)
-        options = connection_options(proxy, self._gate, self._local)
+        options = connection_options(proxy, self._interceptor, self._local)
         server = self._server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
         serving = Serving(
             listener=listener,
             server=server,
             notifier=self._notifier,
             executor=self._executor,
-            flush=self._engine.flush_state,
+            flush=self._flush_state,
             finish=self.finish,
-            resume=self._engine.take_back_state,
+            resume=self._take_back_state,
             start_s=proxy.upgrade_start_s,
             drain_s=proxy.upgrade_drain_s,
             bypass=lambda: self._bypass.chosen,
@@ -248,28 +249,39 @@ class Daemon:
         if loading.done() and loading.exception() is None:
             return True
         await self._tasks.cancel(CLOSING_S)
-        await self._engine.close()
+        if self._engine is not None:
+            await self._engine.close()
         self._executor.shutdown(cancel_futures=True)
         if loading.done():
             await self._end
         return False
 
     async def _make_engine(self) -> Engine:
-        if self._engine.engine is not None:
-            return self._engine.engine
-        return await self._engine.make(
-            self._settings, self._executor, self._spawn, self._leaves_cgroups_alone
-        )
+        """Imports most of the code in a worker thread."""
+        if self._engine is None:
+            run = asyncio.get_running_loop().run_in_executor
+            await run(self._executor, importlib.import_module, "runtimeproxy.service.engine")
+            from runtimeproxy.service.engine import Engine
+
+            self._engine = Engine(
+                self._settings,
+                self._executor,
+                self._spawn,
+                self._leaves_cgroups_alone,
+                self._loader,
+                self._sink,
+            )
+        return self._engine
 
     async def _start_up(self, listener: Listener, server: RelayServer) -> None:
         """Accepts clients, then loads records and policies."""
         await server.start(listener)
         async with self._changing:
             engine = await self._make_engine()
-            await self._intercept_with(engine)
-            if not engine.has_policies:
-                loading = self._spawn(engine.load_policies(self._settings), is_vital=True)
-                await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
+            await engine.load_state()
+            engine.start()
+            loading = self._spawn(self._intercept(engine), is_vital=True)
+            await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
         if not self._end.done():
             self._begin(engine, listener)
 
@@ -279,7 +291,9 @@ class Daemon:
             engine = await self._make_engine()
             await engine.load_policies(self._settings)
             await predecessor.loaded()
-            await self._intercept_with(engine)
+            await engine.load_state()
+            await self._intercept(engine)
+            engine.start()
             await server.start(listener)
             listener.own(note(TAKEN_OVER))
             await predecessor.serving()
@@ -293,11 +307,11 @@ class Daemon:
         await engine.merge_state()
         logger.info("upgrade: the process before this one has ended its calls")
 
-    async def _intercept_with(self, engine: Engine) -> None:
-        """Reads the checkpoint; intercepted calls go to the engine from now on."""
-        await engine.load_state()
-        self._gate.hand_over(engine.interceptor)
-        engine.start()
+    async def _intercept(self, engine: Engine) -> None:
+        """Loads the policies; intercepted calls are decided from now on, those that wait for it first."""
+        if not engine.has_policies:
+            await engine.load_policies(self._settings)
+        self._interceptor.start(engine.open_call)
 
     def _begin(self, engine: Engine, listener: Listener) -> None:
         """Starts the background work, and notifies the service manager."""
@@ -340,15 +354,21 @@ class Daemon:
         """One line for `systemctl status`."""
         count = self._server.connection_count if self._server is not None else 0
         clients = "1 connection" if count == 1 else f"{count} connections"
-        bypass = "bypass is on" if self._gate.bypass else ""
-        return "; ".join(filter(None, (trouble, bypass, self._engine.summary, clients)))
+        bypass = "bypass is on" if self._interceptor.bypass else ""
+        summary = self._engine.summary if self._engine is not None else "loading"
+        return "; ".join(filter(None, (trouble, bypass, summary, clients)))
 
     def _internal_errors(self) -> int:
-        return self._engine.internal_errors + (self._server.defect_count if self._server is not None else 0)
+        in_calls = self._engine.internal_errors if self._engine is not None else 0
+        return in_calls + (self._server.defect_count if self._server is not None else 0)
+
+    def _compare_soon(self) -> None:
+        if self._engine is not None:
+            self._engine.compare_soon()
 
     def _leaves_cgroups_alone(self) -> bool:
         """Whether no cgroup is written between calls: the bypass is on, or a successor serves."""
-        return self._gate.bypass or (self._upgrade is not None and self._upgrade.has_moved)
+        return self._interceptor.bypass or (self._upgrade is not None and self._upgrade.has_moved)
 
     # Reload and upgrade
 
@@ -359,7 +379,8 @@ class Daemon:
             try:
                 read = await asyncio.get_running_loop().run_in_executor(self._executor, self._reload)
                 settings, waiting = reloaded(self._settings, read)
-                await self._engine.use(settings)
+                if self._engine is not None:
+                    await self._engine.use(settings)
             except RuntimeProxyError as error:
                 reason = "; ".join(str(error).splitlines())
                 logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
@@ -381,6 +402,14 @@ class Daemon:
         if self._upgrade is not None:
             await self._upgrade.run(self._changing)
 
+    async def _flush_state(self) -> None:
+        if self._engine is not None:
+            await self._engine.flush_state()
+
+    async def _take_back_state(self) -> None:
+        if self._engine is not None:
+            await self._engine.take_back_state()
+
     # End
 
     async def _stop(self, listener: Listener, server: RelayServer, upgrade: Upgrade) -> None:
@@ -398,7 +427,8 @@ class Daemon:
         await self._tasks.cancel(CLOSING_S)
         if self._local is not None:
             await self._local.stop()
-        await self._engine.close()
+        if self._engine is not None:
+            await self._engine.close()
         await upgrade.send_drained()
         if kubelets is not None:
             await self._warn_of_kubelets(kubelets, address)

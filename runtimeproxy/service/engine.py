@@ -1,6 +1,6 @@
-"""What decides on held calls: records, policies, their threads and the cgroup writer, as one part.
+"""The wiring of intercepted calls: records, runtime client, checkpoint, policies, hook servers, cgroups.
 
-It imports most of the code, so the daemon loads it when it already serves.
+It imports most of the code, protobuf included, so the daemon imports it when it already serves.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.calls.cri_call import CallContext
-from runtimeproxy.calls.desk import CallSettings, Spawn
-from runtimeproxy.calls.interceptor import CallInterceptor
+from runtimeproxy.calls.intercepted_call import InterceptedCall
+from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
 from runtimeproxy.calls.long_work import LongWork
-from runtimeproxy.calls.unseen_starts import take_due
+from runtimeproxy.calls.post_hooks import write_due
+from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
-from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.checkpoint_sync import CheckpointSync
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
-    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.loaded import LoadedPolicy
 
 logger = logging.getLogger(__name__)
@@ -57,18 +56,19 @@ LONG_REQUEST_THREADS: Final = 2
 
 
 class Engine:
-    """Decides on held calls. Used in the event loop's thread.
+    """Everything that intercepted calls need. Used in the event loop's thread.
 
     Args:
-        settings: what counts for the life of the process; `load_policies` and `configure` take the rest.
+        settings: those that do not change; `load_policies` and `use` take the rest.
         executor: threads for loading, lists and cgroup files; policies and long requests have their own.
         spawn: starts background tasks.
-        is_bypassed: whether calls pass unheld just now.
+        is_bypassed: whether cgroups are left alone between calls.
         loader: finds and makes the policies; None for the usual one.
         sink: gets the audit entries, beside the log.
 
     Attributes:
-        interceptor: for the relay.
+        open_call: makes the handlers of intercepted calls; to be used once records and policies are loaded.
+        has_policies: whether the policies are loaded.
     """
 
     def __init__(
@@ -83,14 +83,15 @@ class Engine:
         self._executor = executor
         self._spawn = spawn
         self._is_bypassed = is_bypassed
-        self._workers = Workers(settings.hooks.worker_threads)
+        self._settings = settings
         self._audit = AuditLog()
         self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
+        # Records
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
-        self._runtime_call_timeout_s = settings.proxy.runtime_call_timeout_s
-        self._cgroups = ManagedCgroups(_writer(settings))
-        self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
+        self._cgroups = ManagedCgroups(
+            CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
+        )
         self._recovery = Recovery(
             self._store,
             self._client,
@@ -106,42 +107,42 @@ class Engine:
             self._checkpoint_thread,
             is_bypassed,
         )
-        self._chain: Chain | None = None
-        self._settings = settings
-        self._loading = asyncio.Lock()
+        # Policies and hook servers
+        self._workers = Workers(settings.hooks.worker_threads)
+        self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
+        self._loading = asyncio.Lock()
         self._policies: tuple[LoadedPolicy, ...] = ()
         self._problems: tuple[LoadProblem, ...] = ()
-        self._files_thread = BackgroundThreads(1, "hook-servers")
-        self._long_requests = BackgroundThreads(LONG_REQUEST_THREADS, "long-requests")
+        self.has_policies = False
+        self._servers_thread = BackgroundThreads(1, "hook-servers")
         self._servers = HookServers(
             Path(settings.hooks.server_config_dir),
             settings.hooks.server_timeout_s,
-            self._files_thread,
+            self._servers_thread,
             self._use_servers,
         )
         self._following: asyncio.Task[None] | None = None
-        self._context = CallContext(self._store, Lookups(self._store, self._client))
-        self.interceptor = CallInterceptor(
-            self._context,
-            self._cgroups,
+        # Calls
+        self._long_requests = BackgroundThreads(LONG_REQUEST_THREADS, "long-requests")
+        self._services = CallServices(
+            settings=CallSettings.of(settings),
+            chain=self._chain(settings),
+            store=self._store,
+            lookups=Lookups(self._store, self._client),
+            writer=self._cgroups,
             executor=executor,
-            spawn=spawn,
             long_work=LongWork(self._long_requests, give_back_memory),
-            settings=call_settings(settings),
-            unsettled=self.compare_soon,
+            spawn=spawn,
+            on_unsettled=self.compare_soon,
         )
+        self.open_call: OpenCall = partial(InterceptedCall, self._services)
 
     @property
     def internal_errors(self) -> int:
-        """How many errors there have been in the proxy's own code since the start."""
-        return self.interceptor.counts.get("internal_error", 0)
-
-    @property
-    def has_policies(self) -> bool:
-        """Whether the policies are loaded."""
-        return self._chain is not None
+        """Number of errors in the proxy's own code since the start."""
+        return self._services.internal_errors
 
     @property
     def recovered(self) -> asyncio.Event:
@@ -150,8 +151,8 @@ class Engine:
 
     @property
     def summary(self) -> str:
-        """One line for people: policies, hook servers and records."""
-        policies = f"{len(self._policies)} policies" if self._chain else "policies are loading"
+        """One line for `systemctl status`: policies, hook servers and records."""
+        policies = f"{len(self._policies)} policies" if self.has_policies else "policies are loading"
         if self._problems:
             policies += f" ({', '.join(each.name for each in self._problems)}: not loaded, see the log)"
         servers = f", {self._servers.summary}" if self._servers.summary else ""
@@ -173,8 +174,6 @@ class Engine:
             await self._load_policies(settings)
 
     async def _load_policies(self, settings: Settings) -> None:
-        from runtimeproxy.hooks.chain import Chain
-
         if self._following is None:
             self._following = self._spawn(self._servers.run())
         thread = BackgroundThreads(1, "policy-loading")
@@ -194,15 +193,19 @@ class Engine:
         await self._servers.read()
         self._loader.use(result)
         self._settings, self._policies, self._problems = settings, result.policies, result.problems
-        self._chain = Chain(
+        # Calls that are being decided keep the old chain.
+        self._services.chain = self._chain(settings)
+        self.has_policies = True
+        logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
+
+    def _chain(self, settings: Settings) -> Chain:
+        return Chain(
             (*self._policies, *self._servers.policies),
             self._workers,
             sink=self._sink,
             rule=settings.hooks.conflicts,
             node=self._node,
         )
-        self.interceptor.use(self._chain)
-        logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
 
     def _load_again(self) -> None:
         """Code that took too long to load has returned."""
@@ -213,9 +216,14 @@ class Engine:
             async with self._loading:
                 await self._load_policies(self._settings)
 
-    def configure(self, settings: Settings) -> None:
-        """Takes the settings of held calls; what other policies wrote to cgroups is no longer kept there."""
-        self.interceptor.configure(call_settings(settings))
+    async def use(self, settings: Settings) -> None:
+        """Takes changed settings; cgroup values of the former policies are no longer managed.
+
+        Raises:
+            PolicyLoadError: a policy cannot be loaded; the old settings stay.
+        """
+        await self.load_policies(settings)
+        self._services.settings = CallSettings.of(settings)
         self._cgroups.release_all()
         self._servers.configure(settings.hooks.server_timeout_s)
 
@@ -240,7 +248,6 @@ class Engine:
         """Starts what runs in the background."""
         self._spawn(self._checkpoint.run())
         self._spawn(self._checkpoint.follow())
-        self._spawn(self.interceptor.load())
         self._spawn(self._recovery.run())
         self._spawn(self._watch_runtime())
 
@@ -264,16 +271,17 @@ class Engine:
 
     async def _watch_runtime(self) -> None:
         """Asks the runtime from time to time: one that hangs is logged although no client tells."""
+        timeout_s = self._settings.proxy.runtime_call_timeout_s
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
             with suppress(RuntimeUnavailableError):
-                await self._client.version(self._runtime_call_timeout_s)
+                await self._client.version(timeout_s)
 
     async def close(self) -> None:
         """Ends the connection to the runtime and the policies' threads."""
         self._audit.flush()
         self._workers.close()
-        self._files_thread.shutdown(cancel_futures=True)
+        self._servers_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()
         await self._checkpoint.close()
@@ -281,37 +289,24 @@ class Engine:
 
     def _use_servers(self) -> None:
         """The hook servers have changed: they run after the policies of this process."""
-        if self._chain is not None:
-            self._chain.use((*self._policies, *self._servers.policies))
+        if self.has_policies:
+            self._services.chain.use((*self._policies, *self._servers.policies))
 
     async def _compared(self) -> None:
         """After each comparison of the records: the runtime's name, and the cgroups."""
         run = asyncio.get_running_loop().run_in_executor
         try:
-            self.interceptor.runtime_is(await self._client.runtime_name())
+            self._services.runtime_name = await self._client.runtime_name()
         except RuntimeUnavailableError as error:
             logger.info("the runtime does not tell its name", extra={"cause": str(error)})
         if not self._is_bypassed():
             running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             containers = frozenset(container.id for container in self._store.containers)
             await run(self._executor, self._cgroups.reapply_all, running, containers)
-            for due in take_due(self._context):
-                await self.interceptor.write_due(due)
+            for due in take_due_writes(self._services):
+                await write_due(self._services, due)
         # The runtime's lists are long, and are needed once in minutes.
         await run(self._executor, give_back_memory)
-
-
-def call_settings(settings: Settings) -> CallSettings:
-    """What the held calls need of the settings."""
-    hooks = settings.hooks
-    key = hooks.skip_label_key
-    return CallSettings(
-        budget_s=hooks.budget_s,
-        on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
-        on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
-        skip_label=(key, hooks.skip_label_value) if key else None,
-        max_message_bytes=settings.proxy.max_message_bytes,
-    )
 
 
 def _client_settings(settings: Settings) -> ClientSettings:
@@ -329,10 +324,6 @@ def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
     """Have the loop's thread do something, unless the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(work)
-
-
-def _writer(settings: Settings) -> CgroupWriter | NoCgroups:
-    return CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
 
 
 class NoCgroups:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CallContext
-from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.grpc_framing import frame_message
-from runtimeproxy.calls.interceptor import CallInterceptor
+from runtimeproxy.calls.intercepted_call import InterceptedCall
+from runtimeproxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
+from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.cgroups import Outcome as WriteOutcome
 from runtimeproxy.cgroups import WriteResult
 from runtimeproxy.hooks import CgroupChange, Policy
@@ -25,6 +26,7 @@ from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.interception import CallHandler, CallHead, Outcome
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
@@ -145,6 +147,18 @@ class RecordedWriter:
         self.renewed.append(cgroup)
 
 
+class RecordedFailures(FailureLog):
+    """Keeps the causes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.causes: list[object] = []
+
+    def report(self, source: str, cause: Hashable, text: str, **fields: Any) -> bool:
+        self.causes.append(cause)
+        return super().report(source, cause, text, **fields)
+
+
 class Surroundings:
     """An interceptor with everything around it; to be closed."""
 
@@ -157,20 +171,25 @@ class Surroundings:
         self.workers = Workers()
         self._executor = ThreadPoolExecutor(2)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.context = CallContext(self.store, Lookups(self.store, self.runtime, lookup_timeout_s))
-        self.interceptor = CallInterceptor(
-            self.context,
-            self.writer,
-            executor=self._executor,
-            spawn=self._spawn,
+        self.interceptor = CallInterceptor(settings, self._count_unsettled)
+        self.failures = RecordedFailures()
+        self.services = CallServices(
             settings=settings,
-            unsettled=self._count_unsettled,
+            chain=Chain((), self.workers),
+            store=self.store,
+            lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
+            writer=self.writer,
+            executor=self._executor,
+            long_work=LongWork(self._executor),
+            spawn=self._spawn,
+            on_unsettled=self._count_unsettled,
+            failures=self.failures,
         )
 
     @property
-    def lanes(self) -> int:
-        """Lanes in which something waits."""
-        return len(self.interceptor._desk.lanes)
+    def waiting_keys(self) -> int:
+        """Keys for which something waits."""
+        return len(self.services.order)
 
     @property
     def tasks(self) -> int:
@@ -178,11 +197,11 @@ class Surroundings:
         return len(self._tasks)
 
     async def load(self, *policies: Policy, **settings: PolicySettings) -> Chain:
-        """Loads the messages and these policies; settings go by the policies' names, with `_` for `-`."""
-        await self.interceptor.load()
+        """Uses these policies; settings go by the policies' names, with `_` for `-`."""
         loaded = (bind(policy, settings.get(policy.name.replace("-", "_"))) for policy in policies)
         chain = Chain(loaded, self.workers, sink=self.audit.append)
-        self.interceptor.use(chain)
+        self.services.chain = chain
+        self.interceptor.start(partial(InterceptedCall, self.services))
         return chain
 
     def call(

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.grpc_framing import frame_message
+from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.calls.methods import METHODS, Method
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.hooks import ContainerChange, FailurePolicy

@@ -109,7 +109,7 @@ async def test_a_refusal_keeps_its_code_but_for_not_found(
     assert found == (StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code)
     assert text == f"{MESSAGE_PREFIX}strict: not on this node"
     await desk.idle()
-    assert desk.lanes == 0
+    assert desk.waiting_keys == 0
 
 
 async def test_a_long_refusal_is_cut(desk: Surroundings) -> None:
@@ -162,7 +162,7 @@ async def test_a_cancelled_call_is_not_decided_any_more(desk: Surroundings) -> N
             call.handler.cancelled()
             await desk.idle()
             assert not call.reply.is_done
-        assert desk.lanes == 0
+        assert desk.waiting_keys == 0
 
 
 async def test_a_call_cancelled_in_mid_decision_leaves_its_place(desk: Surroundings) -> None:
@@ -174,7 +174,7 @@ async def test_a_call_cancelled_in_mid_decision_leaves_its_place(desk: Surroundi
         call.handler.cancelled()
         await desk.idle()
         assert not call.reply.is_done
-        assert desk.lanes == 0
+        assert desk.waiting_keys == 0
 
 
 async def test_cgroup_values_that_the_kernel_refuses_do_not_stop_the_call(desk: Surroundings) -> None:

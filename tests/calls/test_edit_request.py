@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.edit_request import edit_container as edit_container_sent
-from runtimeproxy.calls.edit_request import edit_container_update, edit_pod, edit_update
-from runtimeproxy.calls.to_views import sketched_pod
+from runtimeproxy.calls.edit_request import edit_entries, edit_pod, edit_resources
+from runtimeproxy.calls.to_views import requested_summary
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,
@@ -31,6 +31,10 @@ variables = st.lists(st.tuples(st.sampled_from("ABCD"), st.binary(max_size=6)), 
 
 def edit_container(found: api_pb2.ContainerConfig, change: ContainerChange) -> bool:
     return edit_container_sent(found, change, read_resources(found.linux.resources))
+
+
+def edit_update(found: api_pb2.LinuxContainerResources, change: ResourceChange, in_force: Resources) -> bool:
+    return edit_resources(found, change, read_resources(found), in_force, update=True)
 
 
 def with_unknown(message: api_pb2.ContainerConfig, *path: str) -> None:
@@ -180,11 +184,9 @@ def test_an_update_stays_partial() -> None:
     request = api_pb2.UpdateContainerResourcesRequest(container_id="c", annotations={"own": "1"})
     request.linux.cpuset_cpus = "0-1"
     in_force = Resources(cpu_shares=2048, cpu_quota_us=5000, unified={"memory.high": "1"})
-    change = ContainerChange(
-        resources=ResourceChange(cpu_shares=2048, cpu_quota_us=-1, unified={"memory.high": "1"}),
-        annotations={"more": "2"},
-    )
-    assert edit_container_update(request, change, in_force)
+    change = ResourceChange(cpu_shares=2048, cpu_quota_us=-1, unified={"memory.high": "1"})
+    assert edit_update(request.linux, change, in_force)
+    assert edit_entries(request.annotations, {"more": "2"})
     expected = api_pb2.LinuxContainerResources(cpuset_cpus="0-1", cpu_quota=-1)
     assert request.linux == expected
     assert request.annotations == {"own": "1", "more": "2"}
@@ -199,7 +201,7 @@ def test_an_update_that_wants_what_is_in_force_changes_nothing() -> None:
 def test_the_annotations_of_most_pods_are_read_without_a_detour() -> None:
     """For the others, whose annotations a policy has changed, it takes a twentieth of a held call's time."""
     config = api_pb2.PodSandboxConfig(annotations={"a": "1", "b": "2"})
-    plain = sketched_pod(config, PodRecord(id="p"))
+    plain = requested_summary(config, PodRecord(id="p"))
     assert type(plain.annotations) is type(config.annotations)
-    changed = sketched_pod(config, PodRecord(id="p", annotation_changes={"a": None, "c": "3"}))
+    changed = requested_summary(config, PodRecord(id="p", annotation_changes={"a": None, "c": "3"}))
     assert dict(changed.annotations) == {"b": "2", "c": "3"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.calls.field_presence import entry_edits, given_fields, scalar_edits, written_value
+from runtimeproxy.calls.edit_request import entry_edits, given_fields, scalar_edits, written_value
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
 

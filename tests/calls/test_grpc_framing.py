@@ -10,17 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.calls.grpc_framing import (
+    MAX_GZIP_MEMBERS,
     MAX_RESPONSE_BYTES,
-    MOST_GZIP_MEMBERS,
     SLICE_BYTES,
+    Decompressor,
     MessageTooLargeError,
-    Opening,
     UnreadableMessageError,
     frame_message,
     is_compressed,
-    open_frame,
     open_response,
 )
+from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES
+
+
+def open_frame(frame: bytes, encoding: str, max_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> bytes:
+    message = Decompressor(frame, encoding, max_bytes)
+    message.run()
+    return bytes(message.take())
 
 
 def compressed(body: bytes) -> bytes:
@@ -106,14 +112,14 @@ def test_a_frame_is_opened_again(body: bytes) -> None:
 
 def test_a_message_of_many_members_is_not_read() -> None:
     """gRPC sends one; empty ones are 20 bytes each, and each needs a decompressor."""
-    few = compressed(gzip.compress(b"") * (MOST_GZIP_MEMBERS - 1) + gzip.compress(b"abc"))
+    few = compressed(gzip.compress(b"") * (MAX_GZIP_MEMBERS - 1) + gzip.compress(b"abc"))
     assert open_frame(few, "gzip") == b"abc"
     many = compressed(gzip.compress(b"") * 750_000)
-    opening = Opening(many, "gzip")
+    opening = Decompressor(many, "gzip")
     slices: list[None] = []
     with pytest.raises(UnreadableMessageError, match="more than 16 members"):
-        opening.open_rest(lambda: slices.append(None))
-    assert len(slices) == MOST_GZIP_MEMBERS + 1
+        opening.run(lambda: slices.append(None))
+    assert len(slices) == MAX_GZIP_MEMBERS + 1
 
 
 @pytest.mark.parametrize(
@@ -126,12 +132,12 @@ def test_a_message_of_many_members_is_not_read() -> None:
 )
 def test_compressed_data_is_opened_in_slices(body: bytes, most: int) -> None:
     """The work can stop between two, and takes as many as the data is long."""
-    opening = Opening(compressed(body), "gzip")
-    opening.open_first()
+    opening = Decompressor(compressed(body), "gzip")
+    opening.run(slices=1)
     assert not opening.is_done
     assert 0 < opening.size_bytes <= SLICE_BYTES
     slices: list[None] = []
-    opening.open_rest(lambda: slices.append(None))
+    opening.run(lambda: slices.append(None))
     assert bytes(opening.take()) == gzip.decompress(body)
     assert 10 < len(slices) <= most
 
@@ -140,10 +146,10 @@ def test_the_opening_stops_when_it_is_told() -> None:
     def stop() -> None:
         raise InterruptedError
 
-    opening = Opening(compressed(gzip.compress(b"x" * 1_000_000)), "gzip")
-    opening.open_first()
+    opening = Decompressor(compressed(gzip.compress(b"x" * 1_000_000)), "gzip")
+    opening.run(slices=1)
     with pytest.raises(InterruptedError):
-        opening.open_rest(stop)
+        opening.run(stop)
     assert opening.size_bytes <= SLICE_BYTES
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,

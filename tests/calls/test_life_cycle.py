@@ -125,7 +125,7 @@ async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> N
     await desk.load(policy(post_start_container=CgroupChange(cgroup={"cpu.idle": 1})))
     desk.store.pods.put(PodRecord(id=POD_ID, cgroup_parent="kubepods-podu1.slice"))
     desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID))
-    desk.interceptor.runtime_is("cri-o")
+    desk.services.runtime_name = "cri-o"
     await done(desk, "StartContainer")
     assert desk.writer.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 
@@ -228,4 +228,4 @@ async def test_a_thousand_life_cycles_leave_nothing_behind(desk: Surroundings) -
         await remove.succeeded(api_pb2.RemoveContainerResponse())
         gone = desk.call("RemovePodSandbox", api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id))
         await gone.succeeded(api_pb2.RemovePodSandboxResponse())
-    assert len(desk.store.pods) == len(desk.store.containers) == desk.tasks == desk.lanes == 0
+    assert len(desk.store.pods) == len(desk.store.containers) == desk.tasks == desk.waiting_keys == 0

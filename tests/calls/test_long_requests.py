@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.calls.intercepted_call import MAX_PARTS_BYTES
+from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.calls.long_work import Check, LongWork, StoppedError
 from runtimeproxy.hooks import CLEAR, ContainerChange, MountSpec, PodChange
 from runtimeproxy.interception import Outcome
@@ -32,7 +32,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that copied many entries in the loop's thread."""
     found: list[str] = []
     from cri_api import parsing
-    from runtimeproxy.calls import run_pod_sandbox, to_views, update_container
+    from runtimeproxy.calls import run_pod_sandbox, to_views, update_resources
     from runtimeproxy.pods import records, resources
 
     def watch(module: object, name: str) -> None:
@@ -49,7 +49,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         watch(module, "read_entries")
     from runtimeproxy.calls import create_container
 
-    for module in (run_pod_sandbox, create_container, update_container, records):
+    for module in (run_pod_sandbox, create_container, update_resources, records):
         watch(module, "compact")
     whole = parsing._Pieces.walk
 
@@ -137,7 +137,7 @@ async def test_the_request_is_dropped_when_it_is_sent(desk: Surroundings) -> Non
     await desk.run_pod(big_pod(), POD_ID)
     call = desk.call("CreateContainer", create(annotations=MANY))
     await call.reply.done()
-    operation = call.handler._operation  # type: ignore[attr-defined]
+    operation = call.handler._call  # type: ignore[attr-defined]
     assert operation.request.ByteSize() < 1000
     await call.succeeded(api_pb2.CreateContainerResponse(container_id=CONTAINER_ID))
 
@@ -154,7 +154,7 @@ async def test_more_parts_than_are_read(desk: Surroundings, encode: Callable[[by
     call = desk.call("RunPodSandbox", encode(tiny), encoding="gzip")
     await call.reply.done()
     assert call.reply.forwarded == [None]
-    assert desk.interceptor.counts["unreadable"] == 1
+    assert desk.failures.causes == ["TooManyPartsError"]
     assert not asked.seen
     blob = b"\xaa\x7d" + b"\x80\x80\x80\x07" + bytes(14 * 1024 * 1024)  # field 2005, 14 MiB
     call = desk.call("RunPodSandbox", encode(request.SerializeToString() + blob), encoding="gzip")
@@ -175,7 +175,7 @@ def many_annotations(size_bytes: int) -> bytes:
 
 async def test_a_call_that_gives_up_stops_its_thread(desk: Surroundings) -> None:
     """And the next call of the connection is read after that."""
-    work = desk.interceptor._desk.long_work
+    work = desk.services.long_work
     stopped = threading.Event()
     begun = threading.Event()
 
@@ -228,14 +228,14 @@ async def test_free_memory_is_given_back_after_long_requests() -> None:
 async def test_a_call_is_not_held_longer_by_others_of_its_connection() -> None:
     """Between reading it and showing it to policies, others may have their turns."""
     desk = Surroundings(CallSettings(budget_s=0.2))
-    work = desk.interceptor._desk.long_work
+    work = desk.services.long_work
     let_go = threading.Event()
     await desk.load(policy(pre_run_pod_sandbox=PodChange(annotations={"added": "yes"})))
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
     other = asyncio.ensure_future(work.run(None, lambda check: waited(let_go)))
     await call.reply.done()
     assert call.reply.forwarded == [None]
-    assert desk.interceptor.counts["undecided"] == 1
+    assert desk.failures.causes == ["NoDecisionError"]
     let_go.set()
     await other
     await desk.close()
@@ -247,8 +247,6 @@ async def test_a_record_that_takes_too_long_is_left_out() -> None:
     let_go = threading.Event()
     await desk.load()
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
-    operation = desk.interceptor._desk.operations
-    assert operation is not None
     from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
 
     original = RunPodSandbox.preparation
@@ -292,7 +290,7 @@ async def test_no_more_than_a_slice_is_opened_before_there_is_room() -> None:
     await call.reply.done()
     assert call.reply.forwarded == [None]
     assert call.reply.reserved == [CallSettings().max_message_bytes]
-    assert desk.interceptor.counts["undecided"] == 1
+    assert desk.failures.causes == ["NoDecisionError"]
     await desk.close()
 
 

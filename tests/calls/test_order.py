@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.desk import CallSettings
+from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.hooks import ContainerView, Policy
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from tests.calls.scripted import Surroundings, policy, waited
@@ -89,7 +89,7 @@ async def test_the_next_call_of_a_pod_waits_for_its_post_hooks(desk: Surrounding
 
 
 async def test_the_next_call_waits_at_most_for_its_budget(gate: Gate, desk: Surroundings) -> None:
-    desk.interceptor.configure(CallSettings(budget_s=0.1))
+    desk.services.settings = CallSettings(budget_s=0.1)
     await desk.load(policy(post_update_container_resources=gate))
     first = desk.call("UpdateContainerResources", Update(container_id="a1"))
     await first.succeeded(api_pb2.UpdateContainerResourcesResponse())
@@ -103,7 +103,7 @@ async def test_the_next_call_waits_at_most_for_its_budget(gate: Gate, desk: Surr
 async def test_stop_and_remove_wait_for_a_short_time_only(
     desk: Surroundings, gate: Gate, method: str
 ) -> None:
-    desk.interceptor.configure(CallSettings(budget_s=60, end_wait_s=0.05))
+    desk.services.settings = CallSettings(budget_s=60, end_wait_s=0.05)
     await desk.load(policy(pre_update_container_resources=gate))
     first = desk.call("UpdateContainerResources", Update(container_id="a1"))
     await gate.reached()

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.desk import CallSettings
 from runtimeproxy.calls.grpc_framing import frame_message
+from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.hooks import Resources
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -176,7 +176,6 @@ async def test_a_call_that_was_forwarded_undecided_is_told_once_it_has_ended(
     outcome: Outcome, unsettled: int
 ) -> None:
     desk = Surroundings(CallSettings(budget_s=0.01))
-    desk.interceptor._desk.operations = await desk.interceptor._desk.load()
     call = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await call.ended(outcome)
     await desk.idle()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.update_container import has_taken
+from runtimeproxy.calls.update_resources import has_taken
 from runtimeproxy.hooks import ContainerChange, ContainerView, ResourceChange, Resources
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -91,7 +91,7 @@ async def test_an_update_of_an_unknown_container_looks_it_up(desk: Surroundings)
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.reply.done()
     assert found.seen[0][1].pod.qos == "LSR"
-    assert desk.interceptor.counts["looked_up"] == 1
+    assert desk.runtime.asked == [f"container {CONTAINER_ID}", f"pod {POD_ID}"]
 
 
 async def test_a_container_that_the_runtime_does_not_know_either_is_its_business(desk: Surroundings) -> None:
@@ -135,7 +135,7 @@ async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surround
     for call in (first, second):
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     assert record_of(desk).applied.cpu_quota_us == 20_000
-    assert desk.context.updates_under_way == {}
+    assert desk.services.pending_updates == {}
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
@@ -144,12 +144,12 @@ async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings,
     await with_container(desk)
     call = desk.call("UpdateContainerResources", update(cpu_quota=50_000))
     await call.reply.done()
-    assert CONTAINER_ID in desk.context.updates_under_way
+    assert CONTAINER_ID in desk.services.pending_updates
     if end == "failed":
         await call.ended(Outcome.FAILED)
     else:
         call.handler.cancelled()
-    assert desk.context.updates_under_way == {}
+    assert desk.services.pending_updates == {}
 
 
 async def test_annotations_of_an_update_are_shown_from_then_on(desk: Surroundings) -> None:

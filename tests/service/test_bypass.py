@@ -4,29 +4,29 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.service.bypass import COOL_DOWN_S, MOST_FAILURES, WINDOW_S, Bypass
-from runtimeproxy.service.gate import Gate
 
 
 @dataclass
 class Stand:
-    """A gate with its bypass, and a clock and a count of errors that the test moves."""
+    """An interceptor with its bypass, and a clock and a count of errors that the test moves."""
 
     errors: int = 0
     now_s: float = 1000.0
     ended: int = 0
-    gate: Gate = field(default_factory=lambda: Gate(1.0))
+    interceptor: CallInterceptor = field(default_factory=lambda: CallInterceptor(CallSettings()))
     bypass: Bypass = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bypass = Bypass(self.gate, lambda: self.errors, False, self._note, lambda: self.now_s)
+        self.bypass = Bypass(self.interceptor, lambda: self.errors, False, self._note, lambda: self.now_s)
 
     def after(self, seconds: float, errors: int = 0) -> bool:
         """Whether the bypass is on when some time has gone by with some errors."""
         self.now_s += seconds
         self.errors += errors
         self.bypass.update()
-        return self.gate.bypass
+        return self.interceptor.bypass
 
     def fail(self) -> bool:
         """Whether it is on after as many errors as open the breaker."""
@@ -43,15 +43,15 @@ def stand() -> Stand:
 
 def test_an_operators_choice(stand: Stand) -> None:
     stand.bypass.choose(True)
-    assert stand.gate.bypass
+    assert stand.interceptor.bypass
     stand.bypass.choose(False)
-    assert (stand.gate.bypass, stand.ended) == (False, 1)
+    assert (stand.interceptor.bypass, stand.ended) == (False, 1)
 
 
 def test_an_operator_ends_what_the_breaker_began(stand: Stand) -> None:
     assert stand.fail()
     stand.bypass.choose(False)
-    assert (stand.gate.bypass, stand.ended) == (False, 1)
+    assert (stand.interceptor.bypass, stand.ended) == (False, 1)
     assert stand.fail(), "errors that go on open it again"
 
 
@@ -75,7 +75,7 @@ def test_a_successor_hears_what_its_configuration_does_not_say(
 def test_a_change_of_the_configuration_counts_more_than_an_earlier_word(stand: Stand) -> None:
     stand.bypass.choose(True)
     stand.bypass.configure(False)
-    assert (stand.gate.bypass, stand.bypass.chosen) == (False, None)
+    assert (stand.interceptor.bypass, stand.bypass.chosen) == (False, None)
 
 
 def test_few_errors_change_nothing(stand: Stand) -> None:

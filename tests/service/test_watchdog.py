@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
 from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until
@@ -47,7 +47,7 @@ class Relaying:
     def _run(self) -> None:
         # There is no runtime: its absence is none of the watchdog's business.
         routes = Routes(runtime_socket=f"{self.path}.nobody")
-        options = RelayOptions(routes, Gate(1.0), MemoryBudget(1 << 20), 1 << 20)
+        options = RelayOptions(routes, CallInterceptor(CallSettings()), MemoryBudget(1 << 20), 1 << 20)
         listener = listen(self.path)
         server: list[RelayServer] = []
 

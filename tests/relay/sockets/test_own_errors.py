@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from runtimeproxy.service.bypass import Bypass
-from runtimeproxy.service.gate import Gate
 from tests.peers.aio import until
 from tests.peers.wire import DATA, GOAWAY, HEADERS, INTERNAL_ERROR, data, goaway, message, ping
 from tests.relay.playbook import HELD
@@ -106,7 +106,7 @@ async def test_a_defect_while_the_runtime_stays_away_keeps_no_client_from_its_an
 
 async def test_many_defects_let_calls_pass_unheld(tmp_path: Path) -> None:
     async with Stage(tmp_path, DefectiveInterceptor("message")) as stage:
-        gate = Gate(1.0)
+        gate = CallInterceptor(CallSettings())
         bypass = Bypass(gate, lambda: stage.server.defect_count, False, lambda: None)
         while not gate.bypass:
             defects = stage.server.defect_count

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.background import BackgroundThreads
-from runtimeproxy.service.gate import Gate
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import Channel
 from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
@@ -51,7 +51,7 @@ class Old:
         self.said.setblocking(False)
         self.notifier = Notifier(str(folder / "n"))
         routes = Routes(runtime_socket=str(folder / "nobody"))
-        options = RelayOptions(routes, Gate(1.0), MemoryBudget(1 << 20), 1 << 20)
+        options = RelayOptions(routes, CallInterceptor(CallSettings()), MemoryBudget(1 << 20), 1 << 20)
         self.server = RelayServer(ConnectionOptions(options, routes.runtime, 0.1))
         self.finished = asyncio.Event()
         self.flushing = asyncio.Event()

@@ -1,18 +1,20 @@
-"""Calls that come before the real interceptor is there."""
+"""Calls that arrive before records and policies are loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
-from runtimeproxy.calls.methods import BY_PATH
+from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
-from runtimeproxy.service.gate import HELD_PATHS, Gate
 from tests.peers.aio import until
 
 PATH = "/runtime.v1.RuntimeService/CreateContainer"
@@ -39,14 +41,11 @@ class Answers:
 
 
 class Real:
-    """An interceptor that notes what it is told and forwards every call with one byte more."""
+    """Makes handlers that note their calls and forward every message with one byte more."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
         self.heads: list[CallHead] = []
-
-    def holds(self, path: str) -> bool:
-        return True
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
         self.told.append(("open", head.path))
@@ -70,28 +69,36 @@ class RealCall:
         self.real.told.append(("responded", outcome, data))
 
 
+def interceptor_of(budget_s: float, on_unseen: Callable[[], None] | None = None) -> CallInterceptor:
+    return CallInterceptor(CallSettings(budget_s=budget_s), on_unseen)
+
+
 @pytest.fixture
-async def gate() -> Gate:
-    return Gate(5.0)
+async def interceptor() -> CallInterceptor:
+    return interceptor_of(5.0)
 
 
-def test_it_holds_the_calls_that_the_real_one_holds() -> None:
-    assert BY_PATH.keys() == HELD_PATHS
+def test_importing_it_loads_neither_protobuf_nor_policies() -> None:
+    code = "import sys, runtimeproxy.calls.interceptor; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"google.protobuf", "grpc", "runtimeproxy.hooks.chain", "runtimeproxy.pods.store"} & set(
+        found.stdout.split()
+    )
 
 
-async def test_other_calls_and_all_calls_of_a_bypass_pass(gate: Gate) -> None:
-    assert gate.holds(PATH)
-    assert not gate.holds("/runtime.v1.RuntimeService/Version")
-    gate.bypass = True
-    assert not gate.holds(PATH)
+async def test_other_calls_and_all_calls_of_a_bypass_pass(interceptor: CallInterceptor) -> None:
+    assert interceptor.holds(PATH)
+    assert not interceptor.holds("/runtime.v1.RuntimeService/Version")
+    interceptor.bypass = True
+    assert not interceptor.holds(PATH)
 
 
-async def test_a_message_waits_and_is_handed_over(gate: Gate) -> None:
+async def test_a_message_waits_and_is_handed_over(interceptor: CallInterceptor) -> None:
     answers, real = Answers(), Real()
-    call = gate.open(HEAD, answers)
+    call = interceptor.open(HEAD, answers)
     call.message(b"create")
     assert answers.given == []
-    gate.hand_over(real)
+    interceptor.start(real.open)
     assert answers.given == [("forward", b"create!")]
     call.responded(Outcome.SUCCEEDED, b"id")
     assert real.told == [("open", PATH), ("message", b"create"), ("responded", Outcome.SUCCEEDED, b"id")]
@@ -108,16 +115,18 @@ async def test_a_message_waits_and_is_handed_over(gate: Gate) -> None:
 )
 async def test_a_call_that_nobody_can_decide_on_in_time(refuses: bool, expected: object) -> None:
     answers = Answers()
-    Gate(0.01, refuses=refuses).open(HEAD, answers).message(b"create")
+    policy = FailurePolicy.FAIL if refuses else FailurePolicy.IGNORE
+    interceptor = CallInterceptor(CallSettings(budget_s=0.01, on_failure=policy))
+    interceptor.open(HEAD, answers).message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [expected]
 
 
-async def test_a_call_whose_message_comes_later(gate: Gate) -> None:
+async def test_a_call_whose_message_comes_later(interceptor: CallInterceptor) -> None:
     answers, real = Answers(), Real()
-    call = gate.open(HEAD, answers)
-    gate.hand_over(real)
+    call = interceptor.open(HEAD, answers)
+    interceptor.start(real.open)
     assert real.told == [("open", PATH)]
     call.message(b"create")
     assert answers.given == [("forward", b"create!")]
@@ -125,11 +134,11 @@ async def test_a_call_whose_message_comes_later(gate: Gate) -> None:
     assert real.told[-1] == "cancelled"
 
 
-async def test_calls_keep_their_order(gate: Gate) -> None:
+async def test_calls_keep_their_order(interceptor: CallInterceptor) -> None:
     real = Real()
     for number in range(3):
-        gate.open(HEAD, Answers()).message(b"%d" % number)
-    gate.hand_over(real)
+        interceptor.open(HEAD, Answers()).message(b"%d" % number)
+    interceptor.start(real.open)
     assert [told for told in real.told if told[0] == "message"] == [  # type: ignore[index]
         ("message", b"0"),
         ("message", b"1"),
@@ -137,63 +146,63 @@ async def test_calls_keep_their_order(gate: Gate) -> None:
     ]
 
 
-async def test_a_cancelled_call_is_not_handed_over(gate: Gate) -> None:
+async def test_a_cancelled_call_is_not_handed_over(interceptor: CallInterceptor) -> None:
     real = Real()
-    call = gate.open(HEAD, Answers())
+    call = interceptor.open(HEAD, Answers())
     call.message(b"create")
     call.cancelled()
-    gate.hand_over(real)
+    interceptor.start(real.open)
     assert real.told == []
 
 
-async def test_later_calls_go_straight_to_the_real_one(gate: Gate) -> None:
-    gate.hand_over(Real())
-    assert isinstance(gate.open(HEAD, Answers()), RealCall)
+async def test_later_calls_go_straight_to_the_real_one(interceptor: CallInterceptor) -> None:
+    interceptor.start(Real().open)
+    assert isinstance(interceptor.open(HEAD, Answers()), RealCall)
 
 
 @pytest.mark.parametrize(("budget_s", "timeout_s"), [(0.01, None), (600.0, 0.04)])
 async def test_a_call_waits_no_longer_than_its_budget(budget_s: float, timeout_s: float | None) -> None:
-    gate, answers, real = Gate(budget_s), Answers(), Real()
-    call = gate.open(CallHead(PATH, timeout_s, "identity"), answers)
+    interceptor, answers, real = interceptor_of(budget_s), Answers(), Real()
+    call = interceptor.open(CallHead(PATH, timeout_s, "identity"), answers)
     call.message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [("forward", None)]
-    gate.hand_over(real)
+    interceptor.start(real.open)
     call.responded(Outcome.SUCCEEDED, b"id")
     assert real.told == []
 
 
-async def test_the_real_one_learns_how_long_a_call_has_waited(gate: Gate) -> None:
+async def test_the_real_one_learns_how_long_a_call_has_waited(interceptor: CallInterceptor) -> None:
     real, loop = Real(), asyncio.get_running_loop()
     opened_s = loop.time()
-    gate.open(HEAD, Answers()).message(b"create")
+    interceptor.open(HEAD, Answers()).message(b"create")
     began_s = loop.time()
     await until(lambda: loop.time() >= began_s + 0.01)
-    gate.hand_over(real)
+    interceptor.start(real.open)
     (head,) = real.heads
     assert 0.01 <= head.waited_s <= loop.time() - opened_s
     assert (head.path, head.timeout_s, head.encoding) == (HEAD.path, HEAD.timeout_s, HEAD.encoding)
 
 
-async def test_a_call_whose_message_has_not_come_has_not_waited(gate: Gate) -> None:
+async def test_a_call_whose_message_has_not_come_has_not_waited(interceptor: CallInterceptor) -> None:
     real = Real()
-    gate.open(HEAD, Answers())
-    gate.hand_over(real)
+    interceptor.open(HEAD, Answers())
+    interceptor.start(real.open)
     assert real.heads == [HEAD]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "passed", "handed-over"])
 async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
-    gate, answers = Gate(0.001 if end == "passed" else 5.0), Answers()
-    call = gate.open(HEAD, answers)
+    interceptor, answers = interceptor_of(0.001 if end == "passed" else 5.0), Answers()
+    call = interceptor.open(HEAD, answers)
     call.message(b"create")
     if end == "cancelled":
         call.cancelled()
     elif end == "passed":
         await asyncio.wait_for(answers.is_given.wait(), 30)
     else:
-        gate.hand_over(Real())
+        interceptor.start(Real().open)
     left = weakref.ref(answers)
     del call, answers
     # The timer that ran is the loop's for one more turn.
@@ -206,13 +215,22 @@ async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
     ("outcome", "times"), [(Outcome.SUCCEEDED, 1), (Outcome.UNKNOWN, 1), (Outcome.FAILED, 0)]
 )
 async def test_a_call_that_was_forwarded_from_here_is_told(outcome: Outcome, times: int) -> None:
-    gate, answers = Gate(0.01), Answers()
     told: list[None] = []
-    gate.on_unseen = lambda: told.append(None)
-    call = gate.open(HEAD, answers)
+    interceptor, answers = interceptor_of(0.01, lambda: told.append(None)), Answers()
+    call = interceptor.open(HEAD, answers)
     call.message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
-    gate.hand_over(Real())
+    interceptor.start(Real().open)
     call.responded(outcome, b"")
     assert len(told) == times
+
+
+async def test_stop_and_remove_wait_less() -> None:
+    interceptor = CallInterceptor(CallSettings(budget_s=600.0, end_wait_s=0.01))
+    answers = Answers()
+    head = CallHead("/runtime.v1.RuntimeService/StopContainer", None, "identity")
+    interceptor.open(head, answers).message(b"stop")
+    async with asyncio.timeout(30):
+        await answers.is_given.wait()
+    assert answers.given == [("forward", None)]
