@@ -42,13 +42,13 @@ class ContainerDraft:
 
     def __init__(self, config: api_pb2.ContainerConfig) -> None:
         self.config = config
-        # Read before anything is changed, but not before it is needed: most containers have no policy.
-        self._requested: Resources | None = None
-        self._is_changed = False
-        self._env: LastValues | None = None
         self.owners: Mapping[str, str] = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
         self.make_record: Callable[..., ContainerRecord] | None = None
+        # Read before anything is changed, but not before it is needed: most containers have no policy.
+        self._requested: Resources | None = None
+        self._env: LastValues | None = None
+        self._is_changed = False
 
     def view(self, make_pod: Callable[[], PodView]) -> ContainerView:
         self._requested = read_resources(self.config.linux.resources)
@@ -195,7 +195,9 @@ class CreateContainer(CriCall):
     def _edit(self, change: CgroupChange) -> bool:
         changed = self._draft.edit(change)
         parent = cast("ContainerChange", change).cgroup_parent
-        return edit_cgroup_parent(self._request.sandbox_config, parent) or changed
+        if parent is not None:
+            changed |= edit_cgroup_parent(self._request.sandbox_config, parent)
+        return changed
 
     def _remember(self, identity: str) -> None:
         store = self.services.store

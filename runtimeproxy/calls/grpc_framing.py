@@ -15,6 +15,9 @@ from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES, PREFIX_BYTES
 WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 """The supported compressions, as zlib's window bits."""
 
+COMPRESSED: Final = b"\1"
+"""The flags in front of a compressed message."""
+
 GZIP_MAGIC: Final = b"\x1f\x8b"
 """Source: RFC 1952, section 2.3.1."""
 
@@ -34,10 +37,6 @@ class UnreadableMessageError(RuntimeProxyError):
 
 class MessageTooLargeError(RuntimeProxyError):
     """A message that is longer than the limit once it is decompressed."""
-
-
-def is_compressed(frame: bytes) -> bool:
-    return frame[:1] == b"\1"
 
 
 def payload(frame: bytes, max_bytes: int) -> memoryview:

@@ -21,11 +21,11 @@ from runtimeproxy.calls.create_container import CreateContainer
 from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.calls.end_calls import RemoveContainer, RemovePodSandbox, StopContainer, StopPodSandbox
 from runtimeproxy.calls.grpc_framing import (
+    COMPRESSED,
     Decompressor,
     MessageTooLargeError,
     UnreadableMessageError,
     frame_message,
-    is_compressed,
     open_response,
     payload,
 )
@@ -166,7 +166,7 @@ class InterceptedCall:
         services = self._services
         self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
         try:
-            if len(data) > PARSE_IN_LOOP_BYTES or is_compressed(data):
+            if len(data) > PARSE_IN_LOOP_BYTES or data.startswith(COMPRESSED):
                 self._task = services.spawn(self._parse_long(data))
                 return
             body = bytes(payload(data, services.settings.max_message_bytes))
@@ -245,7 +245,7 @@ class InterceptedCall:
         if question is not None:
             policies = services.policies_for(question.hook, question.pod)
         if question is None or not policies:
-            self._forward(call, _frame(call) if self._is_corrected else None)
+            self._forward(call, self._edited_frame(call))
             return
         self._turn = services.order.enter(self._turn_key)
         left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
@@ -274,7 +274,7 @@ class InterceptedCall:
             return {}
         self._edited = _EDITING
         is_changed = question.edit(change) or self._is_corrected
-        self._edited = Edited(_frame(call) if is_changed else None)
+        self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
         return write_decision(self._services.writer, question, decision) if change.cgroup else {}
 
     def _on_decided(self, decision: Decision) -> None:
@@ -297,7 +297,7 @@ class InterceptedCall:
     def _edited_frame(self, call: CriCall) -> bytes | None:
         """The frame to forward when the edits are made; None for the request as it came."""
         if self._edited is None:
-            return _frame(call) if self._is_corrected else None
+            return frame_message(call.request.SerializeToString()) if self._is_corrected else None
         if not self._edited.is_complete:
             raise NoDecisionError("the changes of the policies cannot be put into the request")
         return self._edited.frame
@@ -388,7 +388,7 @@ class InterceptedCall:
         for question, decision in decisions:
             if decision.change is not None:
                 is_changed = question.edit(decision.change) or is_changed
-        self._edited = Edited(_frame(call) if is_changed else None)
+        self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
 
     def _write_all(self, decisions: Decisions) -> None:
         """In a worker thread: the cgroup values of all decisions, and the audit that `_postpone` put off."""
@@ -515,10 +515,6 @@ class InterceptedCall:
         if not isinstance(error, _FORESEEN):
             self._services.internal_errors += 1
         self._services.failures.report(self._method.kind, cause, text)
-
-
-def _frame(call: CriCall) -> bytes:
-    return frame_message(call.request.SerializeToString())
 
 
 def _postpone(decision: Decision) -> Mapping[str, Written]:
