@@ -160,12 +160,13 @@ class ConnectionMemory:
         unreserved_bytes: how much it holds without a reservation.
         waiting_bytes: how much of that belongs to messages that wait for theirs.
         whole_bytes: how much of that belongs to small messages that have come as a whole.
+        is_much: whether the client may have to pause; `must_pause` says whether it has to.
         waiting: reservations of messages that wait, in the order of their arrival.
     """
 
     __slots__ = (
-        "_is_much",
         "budget",
+        "is_much",
         "unreserved_bytes",
         "used_bytes",
         "waiting",
@@ -179,7 +180,7 @@ class ConnectionMemory:
         self.unreserved_bytes = 0
         self.waiting_bytes = 0
         self.whole_bytes = 0
-        self._is_much = False
+        self.is_much = False
         self.waiting: OrderedDict[Reservation, int] = OrderedDict()
 
     @property
@@ -192,11 +193,11 @@ class ConnectionMemory:
         self.unreserved_bytes += unreserved_bytes
         self.waiting_bytes += waiting_bytes
         self.whole_bytes += whole_bytes
-        was_much = self._is_much
-        self._is_much = (
+        was_much = self.is_much
+        self.is_much = (
             self.waiting_bytes > WAITING_BYTES or self.unreserved_bytes > self.budget.unreserved_bytes
         )
-        return was_much or self._is_much
+        return was_much or self.is_much
 
     @property
     def must_pause(self) -> bool:

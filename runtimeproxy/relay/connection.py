@@ -275,7 +275,7 @@ class Connection:
         elif len(first) >= len(PREFACE):
             self._first_bytes.clear()
             relay = self._relay = H2Relay(self._options.relay, self._open, self._wake)
-            on_data = partial(self._receive, relay, relay.on_client_data)
+            on_data = partial(self._receive, relay, relay.request.receive)
             self._client.receive_with(on_data)
             if self._is_draining:
                 self._drain_relay(relay)
@@ -307,7 +307,7 @@ class Connection:
         if self._splice is not None:
             runtime.data_received = self._splice.on_runtime_data
         elif relay is not None:
-            runtime.data_received = partial(self._receive, relay, relay.on_runtime_data)
+            runtime.data_received = partial(self._receive, relay, relay.response.receive)
         await self._loop.create_unix_connection(
             cast("Callable[[], asyncio.Protocol]", lambda: runtime), sock=sock
         )
@@ -343,7 +343,7 @@ class Connection:
             self.abort()
             return
         self._relay.on_upstream_failed(f"{upstream.name} is not reachable: {reason}")
-        self._flush(self._relay)
+        self._wake()
         self.close()
 
     # --- moving bytes ------------------------------------------------------------------------------------
@@ -374,14 +374,10 @@ class Connection:
             self._receive(self._relay, lambda _: action(*args), b"")
 
     def _wake(self) -> None:
-        """Output became ready; while bytes are taken in, they are written at the end of that."""
+        """Output became ready; while bytes are taken in, it is written at the end of that."""
+        relay = self._relay
         self._has_more = True
-        if not self._is_receiving and self._relay is not None:
-            self._flush(self._relay)
-
-    def _flush(self, relay: H2Relay) -> None:
-        """Writes what is ready for either side."""
-        if self._is_closed:
+        if self._is_receiving or self._is_closed or relay is None:
             return
         if relay.to_runtime.chunks and self._runtime is not None:
             self._runtime.write(relay.to_runtime.chunks)
@@ -399,15 +395,15 @@ class Connection:
         self._has_more = not relay.is_open or self._is_draining
         if relay.flow.wants_turn and relay.is_open and relay.to_runtime.is_writable:
             self._loop.call_soon(self._run, relay.flow.pump)
-        if relay.is_early_full:
+        if not relay.is_open and relay.early.is_full:
             self._client.pause(Pause.EARLY_FULL)
-        if relay.memory.must_pause:
+        if relay.memory.is_much and relay.memory.must_pause:
             self._client.pause(Pause.MEMORY_FULL)
         elif self._client.paused:
             self._client.resume(Pause.MEMORY_FULL)
-        if relay.is_client_behind:
+        if relay.request.is_behind:
             self._catch_up(self._client)
-        if relay.is_runtime_behind and self._runtime is not None:
+        if relay.response.is_behind and self._runtime is not None:
             self._catch_up(self._runtime)
         if self._is_draining and not self.is_unsettled:
             self._on_settled()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.http2.frames import (
     DATA,
@@ -15,6 +14,7 @@ from runtimeproxy.http2.frames import (
     FRAME_HEADER,
     ErrorCode,
     PeerError,
+    window_update,
 )
 
 if TYPE_CHECKING:
@@ -27,31 +27,23 @@ OWN_BYTES_PER_TURN: Final = 128 * 1024
 MAX_WAITING: Final = 4096
 """Items in the queue for the connection window: the debt bounds their bytes, but empty frames have none."""
 
-_NOTHING: Final = memoryview(b"")
+NOTHING_UNSENT: Final = memoryview(b"")
 
 
-class SendingStream(ABC):
-    """A stream on which the relay sends a message of its own.
+class SendingStream(Protocol):
+    """A stream on which the relay sends a message of its own."""
 
-    Attributes:
-        stream_id: the stream.
-        is_sending: whether some of the message is still to be sent.
-        unsent: the rest of the message.
-        credit_bytes: the runtime's WINDOW_UPDATEs of this stream less what was sent: its window is this much
-            above the initial one, and may be negative after a SETTINGS change.
-        is_queued: whether `FlowControl` has it in one of its queues.
-    """
+    stream_id: int
+    is_sending: bool
+    """Whether some of the message is still to be sent."""
+    unsent: memoryview
+    """The rest of the message."""
+    credit_bytes: int
+    """The runtime's WINDOW_UPDATEs of this stream less what was sent: its window is the initial one and this
+    much more, and may be negative after a SETTINGS change."""
+    is_queued: bool
+    """Whether `FlowControl` has it in one of its queues."""
 
-    __slots__ = ("credit_bytes", "is_queued", "is_sending", "stream_id", "unsent")
-
-    def __init__(self, stream_id: int) -> None:
-        self.stream_id = stream_id
-        self.is_sending = False
-        self.unsent = _NOTHING
-        self.credit_bytes = 0
-        self.is_queued = False
-
-    @abstractmethod
     def on_sent(self) -> None:
         """Called when the last byte of the message was taken."""
 
@@ -87,6 +79,7 @@ class FlowControl:
         debt_bytes: how much of the relay's own DATA is not made up for yet.
         waiting: DATA that waits for the runtime's connection window, in order.
         blocked: messages of the relay's own that wait for the transport.
+        wants_turn: whether own DATA goes on, by `pump`, as soon as the transport has taken what it got.
     """
 
     __slots__ = (
@@ -96,6 +89,7 @@ class FlowControl:
         "blocked",
         "debt_bytes",
         "waiting",
+        "wants_turn",
         "window_bytes",
     )
 
@@ -105,25 +99,26 @@ class FlowControl:
         self.debt_bytes = 0
         self.waiting: deque[_PassingData | SendingStream | _Deferred] = deque()
         self.blocked: deque[SendingStream] = deque()
+        self.wants_turn = False
         self._passing_bytes = 0
         self._turn_bytes = 0
 
-    @property
-    def wants_turn(self) -> bool:
-        """Whether own DATA could go on as soon as the transport has taken what it got."""
-        return self._turn_bytes >= OWN_BYTES_PER_TURN
-
-    def on_window_update(self, increment_bytes: int) -> int:
-        """The runtime gave connection credit; returns how much of it is passed to the client."""
+    def on_window_update(self, increment_bytes: int) -> bool:
+        """The runtime gave connection credit; returns whether its frame passes: all of it is the client's."""
         self.window_bytes += increment_bytes
         paid_bytes = min(self.debt_bytes, increment_bytes)
         self.debt_bytes -= paid_bytes
-        return increment_bytes - paid_bytes
+        if 0 < paid_bytes < increment_bytes:
+            self._relay.to_client.chunks.append(window_update(0, increment_bytes - paid_bytes))
+        self.pump()
+        return not paid_bytes
 
     def pump(self) -> None:
         """Goes on after credit came, the transport drained, or the runtime connection opened."""
         self._turn_bytes = 0
-        self.pump_waiting()
+        self.wants_turn = False
+        if self.waiting:
+            self.pump_waiting()
         blocked, self.blocked = self.blocked, deque()
         for stream in blocked:
             stream.is_queued = False
@@ -209,21 +204,15 @@ class FlowControl:
 
     # --- the relay's own DATA ----------------------------------------------------------------------------
 
-    def start(self, stream: SendingStream, message: bytes) -> None:
-        """Sends a whole message, as far as windows and transport allow now; the rest follows by itself."""
-        stream.unsent = memoryview(message)
-        stream.is_sending = True
-        self.send(stream)
-
     def send(self, stream: SendingStream) -> None:
-        """Goes on with a message, whose stream's window may have grown."""
+        """Sends a message as far as windows and transport allow now, the beginning or what is left of it."""
         if stream.is_sending and not stream.is_queued and (self.waiting or self._needs_credit(stream)):
             stream.is_queued = True
             self.waiting.append(stream)
 
     def stop(self, stream: SendingStream) -> None:
         """Drops the rest of a message."""
-        stream.unsent = _NOTHING
+        stream.unsent = NOTHING_UNSENT
         stream.is_sending = False
         if stream.is_queued:
             stream.is_queued = False
@@ -239,7 +228,8 @@ class FlowControl:
         """
         relay = self._relay
         while stream.is_sending:
-            if not (relay.is_open and relay.to_runtime.is_writable) or self.wants_turn:
+            self.wants_turn = self._turn_bytes >= OWN_BYTES_PER_TURN
+            if self.wants_turn or not (relay.is_open and relay.to_runtime.is_writable):
                 stream.is_queued = True
                 self.blocked.append(stream)
                 relay.wake()
@@ -261,7 +251,7 @@ class FlowControl:
             is_last = size_bytes == len(unsent)
             if is_last:
                 # Even an empty view keeps the whole message, which the runtime may take long to answer.
-                stream.unsent = _NOTHING
+                stream.unsent = NOTHING_UNSENT
                 stream.is_sending = False
                 stream.on_sent()
             self._emit(stream.stream_id, unsent[:size_bytes], is_last)

@@ -119,9 +119,9 @@ class Output:
 class H2Relay:
     """The HTTP/2 side of one client connection and its runtime connection.
 
-    The owner feeds `on_client_data` and `on_runtime_data`, writes `to_client.chunks` and `to_runtime.chunks`
-    after each call (to the runtime only once `on_upstream_opened` was called), and reports what the
-    transports do. A `PeerError` out of any of these calls means `fail` and the end of the connection.
+    The owner feeds `request.receive` and `response.receive`, writes `to_client.chunks` and
+    `to_runtime.chunks` after each call (to the runtime only once `on_upstream_opened` was called), and
+    reports what the transports do. A `PeerError` out of any of these calls means `fail` and the end.
 
     Args:
         options: what all connections share.
@@ -129,8 +129,8 @@ class H2Relay:
         wake: called when output became ready, also in the middle of a call into the relay.
 
     Attributes:
-        on_client_data: takes the next bytes of the client, after its preface.
-        on_runtime_data: takes the next bytes of the runtime.
+        request: takes the bytes of the client, after its preface.
+        response: takes the bytes of the runtime.
         to_client: bytes for the client.
         to_runtime: bytes for the runtime.
         flow: DATA to the runtime and its connection window.
@@ -150,8 +150,6 @@ class H2Relay:
 
     __slots__ = (
         "_discarded",
-        "_request",
-        "_response",
         "client_settings",
         "drain_ping",
         "early",
@@ -161,13 +159,13 @@ class H2Relay:
         "highest_id",
         "is_open",
         "memory",
-        "on_client_data",
-        "on_runtime_data",
         "open_streams",
         "open_upstream",
         "options",
         "own_acks",
         "promised_id",
+        "request",
+        "response",
         "runtime_settings",
         "special_streams",
         "table_updates",
@@ -202,27 +200,10 @@ class H2Relay:
         self.upstream: Upstream | None = None
         self.is_open = False
         self.failure: Exception | None = None
-        self._request = RequestDirection(self)
-        self._response = ResponseDirection(self)
-        self.on_client_data: Callable[[bytes], None] = self._request.receive
-        self.on_runtime_data: Callable[[bytes], None] = self._response.receive
+        self.request = RequestDirection(self)
+        self.response = ResponseDirection(self)
 
     # --- what the owner looks at -------------------------------------------------------------------------
-
-    @property
-    def is_early_full(self) -> bool:
-        """Whether so much waits for the upstream that reading from the client must pause."""
-        return not self.is_open and self.early.is_full
-
-    @property
-    def is_client_behind(self) -> bool:
-        """Whether frames of the client wait for the next turn: call `on_client_data`, even without bytes."""
-        return self._request.is_behind
-
-    @property
-    def is_runtime_behind(self) -> bool:
-        """Whether frames of the runtime wait for the next turn: call `on_runtime_data`, if with no bytes."""
-        return self._response.is_behind
 
     @property
     def has_intercepted_calls(self) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, rst_stream
 from runtimeproxy.interception import Outcome
 from runtimeproxy.relay.budget import Reservation
 from runtimeproxy.relay.error_response import error_response
-from runtimeproxy.relay.flow_control import SendingStream
+from runtimeproxy.relay.flow_control import NOTHING_UNSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,65 +26,11 @@ SURPLUS_BYTES: Final = 4096
 """Stream credit at a time for bytes beyond the declared message, which only a broken client sends."""
 
 
-class SpecialStream(ABC):
-    """A stream whose frames do not all just pass: intercepted, or ended by the relay."""
-
-    __slots__ = ()
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a graceful stop waits for this stream."""
-        return False
-
-    @abstractmethod
-    def on_client_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
-        """The client sent DATA, `flow_bytes` with padding; returns whether it is forwarded as it came."""
-
-    @abstractmethod
-    def on_client_reset(self) -> bool:
-        """The client sent RST_STREAM; returns whether it is forwarded."""
-
-    @abstractmethod
-    def on_client_window_update(self) -> bool:
-        """The client gave stream credit; returns whether it is forwarded."""
-
-    @abstractmethod
-    def on_client_headers(self, is_last: bool) -> bool:
-        """The client sent a second header block; returns whether the connection can go on."""
-
-    @abstractmethod
-    def on_runtime_headers(self, is_last: bool) -> None:
-        """The runtime sent HEADERS, which are forwarded."""
-
-    @abstractmethod
-    def on_runtime_data(self, content: bytes, flow_bytes: int, is_last: bool) -> bool:
-        """The runtime sent DATA; returns whether it is forwarded."""
-
-    @abstractmethod
-    def on_runtime_window_update(self, increment_bytes: int) -> None:
-        """The runtime gave stream credit, which is never forwarded."""
-
-    @abstractmethod
-    def on_runtime_settings(self) -> None:
-        """The runtime's SETTINGS were announced or acknowledged."""
-
-    @abstractmethod
-    def on_runtime_reset(self) -> bool:
-        """The runtime sent RST_STREAM; returns whether it is forwarded."""
-
-    @abstractmethod
-    def on_not_processed(self) -> None:
-        """The runtime's GOAWAY says that it never processed this stream."""
-
-    @abstractmethod
-    def on_connection_lost(self) -> None:
-        """One of the two connections is gone."""
-
-
-class DiscardedStream(SpecialStream):
+class DiscardedStream:
     """After a refusal, or after the runtime ended an intercepted call before it had the message.
 
     What either side still sends goes no further, but for header blocks, which keep the HPACK states in step.
+    Its methods are those of `InterceptedStream`; those for frames return whether the frame is forwarded.
 
     Attributes:
         has_response_headers: whether a header block of the runtime passed.
@@ -94,6 +39,8 @@ class DiscardedStream(SpecialStream):
     """
 
     __slots__ = ("_is_refused", "_relay", "_stream_id", "has_ended", "has_response_headers", "takes_rest")
+
+    is_pending: Final = False
 
     def __init__(self, relay: H2Relay, stream_id: int, *, is_refused: bool) -> None:
         self._relay = relay
@@ -147,22 +94,6 @@ class DiscardedStream(SpecialStream):
         return
 
 
-class _ClosedHandler:
-    """Stands for the handler of a call that is over: it gets no more events."""
-
-    def message(self, data: bytes) -> None:
-        return
-
-    def cancelled(self) -> None:
-        return
-
-    def responded(self, outcome: Outcome, data: bytes) -> None:
-        return
-
-
-_CLOSED_HANDLER: Final = _ClosedHandler()
-
-
 class _Stage(Enum):
     RECEIVING = "receiving"
     DECIDING = "deciding"
@@ -171,7 +102,7 @@ class _Stage(Enum):
     OVER = "over"
 
 
-class InterceptedStream(SpecialStream, SendingStream):
+class InterceptedStream:
     """One intercepted call on one stream; it is also the `Reply` that the interceptor answers with."""
 
     __slots__ = (
@@ -185,11 +116,16 @@ class InterceptedStream(SpecialStream, SendingStream):
         "_response",
         "_response_bytes",
         "_stage",
+        "credit_bytes",
+        "is_queued",
+        "is_sending",
+        "stream_id",
+        "unsent",
     )
 
     def __init__(self, relay: H2Relay, stream_id: int, call: CallHead) -> None:
-        super().__init__(stream_id)
         self._relay = relay
+        self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
         self._body = RequestBody(relay, self)
         self._has_half_closed = False
@@ -199,9 +135,14 @@ class InterceptedStream(SpecialStream, SendingStream):
         self._has_passed = False
         self._response = bytearray()
         self._response_bytes = 0
-        self._handler: CallHandler = relay.options.interceptor.open(call, self)
-        # A runtime whose windows start tiny must not keep the declared length from arriving.
-        self._body.grant_up_to(PREFIX_BYTES)
+        self.is_sending = False
+        self.is_queued = False
+        self.unsent = NOTHING_UNSENT
+        self.credit_bytes = 0
+        self._handler: CallHandler | None = relay.options.interceptor.open(call, self)
+        if relay.runtime_settings.smallest.initial_window_bytes < PREFIX_BYTES:
+            # The declared length is to arrive all the same.
+            self._body.grant_up_to(PREFIX_BYTES)
 
     @property
     def is_pending(self) -> bool:
@@ -229,8 +170,11 @@ class InterceptedStream(SpecialStream, SendingStream):
 
     def on_message(self) -> None:
         """The message is there, and its memory."""
-        self._stage = _Stage.DECIDING
-        self._handler.message(self._body.content())
+        if self._handler is not None:
+            self._stage = _Stage.DECIDING
+            # There is one copy of it, whoever has it.
+            self._body.content = content = bytes(self._body.content)
+            self._handler.message(content)
 
     def on_late(self) -> None:
         """The message does not come while others wait for its memory."""
@@ -239,7 +183,7 @@ class InterceptedStream(SpecialStream, SendingStream):
             self._relay.guard(self._turn_away, reason)
 
     def _turn_away(self, reason: str) -> None:
-        self._handler.cancelled()
+        self._cancel()
         self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + reason)
 
     # --- the decision ------------------------------------------------------------------------------------
@@ -258,10 +202,11 @@ class InterceptedStream(SpecialStream, SendingStream):
                 self._has_passed = True
                 self.on_sent()
                 return
-            data = body.content()
         self._stage = _Stage.SENDING
-        body.replace(len(data))
-        relay.guard(relay.flow.start, self, data)
+        self.unsent = memoryview(body.content if data is None else data)
+        body.replace(len(self.unsent))
+        self.is_sending = True
+        relay.guard(relay.flow.send, self)
 
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
         """Charges the memory that the handler holds beside the message."""
@@ -391,15 +336,21 @@ class InterceptedStream(SpecialStream, SendingStream):
     def _end(self, outcome: Outcome, data: bytes = b"") -> None:
         handler = self._finish()
         self._relay.special_streams.pop(self.stream_id, None)
-        handler.responded(outcome, data)
+        if handler is not None:
+            handler.responded(outcome, data)
 
     def _cancel(self) -> None:
-        if self._stage is not _Stage.OVER:
-            self._finish().cancelled()
+        handler = self._finish()
+        if handler is not None:
+            handler.cancelled()
 
-    def _finish(self) -> CallHandler:
-        """Drops all references to this stream, so that no collector has to find it; returns the handler."""
-        handler, self._handler = self._handler, _CLOSED_HANDLER
+    def _finish(self) -> CallHandler | None:
+        """Drops all references to this stream, so that no collector has to find it.
+
+        Returns:
+            The handler, which gets one last event; None if it has had it.
+        """
+        handler, self._handler = self._handler, None
         self._stage = _Stage.OVER
         if self.is_sending:
             self._relay.flow.stop(self)
@@ -415,6 +366,10 @@ class InterceptedStream(SpecialStream, SendingStream):
         return discarded
 
 
+SpecialStream: TypeAlias = InterceptedStream | DiscardedStream
+"""A stream whose frames do not all just pass."""
+
+
 class RequestBody:
     """The message of an intercepted call on its way in: its bytes, its memory, and the credit for it.
 
@@ -428,7 +383,8 @@ class RequestBody:
             when it does not come while others wait for its memory.
 
     Attributes:
-        flow_bytes: what has come, padding included.
+        content: all that was taken and is of use: gRPC prefix and message.
+        flow_bytes: how much has come, padding included.
         granted_bytes: stream credit that the client got of the relay, which the runtime knows nothing of.
     """
 
@@ -439,7 +395,6 @@ class RequestBody:
         "_is_receiving",
         "_limit_bytes",
         "_memory",
-        "_received",
         "_relay",
         "_reservation",
         "_small_bytes",
@@ -448,6 +403,7 @@ class RequestBody:
         "_unreserved_bytes",
         "_waiting_bytes",
         "_whole_bytes",
+        "content",
         "flow_bytes",
         "granted_bytes",
     )
@@ -458,7 +414,7 @@ class RequestBody:
         self._stream_id = stream.stream_id
         self._limit_bytes = relay.options.max_message_bytes + PREFIX_BYTES
         self._is_receiving = True
-        self._received: bytes | bytearray = b""
+        self.content: bytes | bytearray = b""
         self.flow_bytes = 0
         self.granted_bytes = 0
         self._expected_bytes = 0
@@ -491,16 +447,16 @@ class RequestBody:
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
         self._is_receiving = not is_last
-        if not self._received:
+        if not self.content:
             # Nearly always the whole message.
-            self._received = content
-        elif isinstance(self._received, bytearray):
-            self._received += content
+            self.content = content
+        elif isinstance(self.content, bytearray):
+            self.content += content
         else:
-            self._received = bytearray(self._received) + content
-        self._held_bytes = len(self._received)
+            self.content = bytearray(self.content) + content
+        self._held_bytes = len(self.content)
         if self._held_bytes >= PREFIX_BYTES and not self._expected_bytes:
-            self._expected_bytes = PREFIX_BYTES + int.from_bytes(self._received[1:PREFIX_BYTES], "big")
+            self._expected_bytes = PREFIX_BYTES + int.from_bytes(self.content[1:PREFIX_BYTES], "big")
         if max(self._expected_bytes, self._held_bytes) > self._limit_bytes:
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
         if self._charge():
@@ -513,19 +469,13 @@ class RequestBody:
             self._charge()
         return None
 
-    def content(self) -> bytes:
-        """Returns all that was taken: gRPC prefix and message; there is one copy of it, the one returned."""
-        if not isinstance(self._received, bytes):
-            self._received = bytes(self._received)
-        return self._received
-
     def replace(self, size_bytes: int) -> None:
         """The received bytes are of no use any more: this much is held instead of them."""
         reservation = self._reservation
         if reservation is not None and not reservation.is_granted:
             # What was not granted is not needed any longer.
             self._extra_bytes = max(0, reservation.granted_bytes - self._held_bytes)
-        self._received = b""
+        self.content = b""
         self._held_bytes = size_bytes
         total_bytes = size_bytes + self._extra_bytes
         if reservation is None and total_bytes > self._small_bytes:
@@ -538,7 +488,7 @@ class RequestBody:
         """The call needs its message no more: memory and budget are free."""
         self._is_receiving = False
         self._stream = None
-        self._received = b""
+        self.content = b""
         self._held_bytes = self._extra_bytes = 0
         if self._reservation is not None:
             self._reservation.release()
@@ -640,14 +590,14 @@ class RequestBody:
     def on_runtime_settings(self) -> None:
         """The stream's window may have changed."""
         if self._is_receiving and not self._expected_bytes:
-            self.grant_up_to(PREFIX_BYTES - len(self._received))
+            self.grant_up_to(PREFIX_BYTES - len(self.content))
         else:
             self._top_up()
 
     def _top_up(self) -> None:
         """Tops the client's stream window up to the rest of the message, if that is reserved."""
         if self._is_receiving and (self._reservation is None or self._reservation.is_granted):
-            rest_bytes = self._expected_bytes - len(self._received)
+            rest_bytes = self._expected_bytes - len(self.content)
             self.grant_up_to(rest_bytes if rest_bytes > 0 else SURPLUS_BYTES)
 
     def grant_up_to(self, size_bytes: int) -> None:

@@ -126,22 +126,29 @@ class RequestDirection:
     """Parses the client's bytes; runs of frames that just pass are forwarded without a copy.
 
     Every header block is read, in order: its call is intercepted if the interceptor says so.
+
+    Attributes:
+        is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
     """
 
-    __slots__ = ("_block", "_heads", "_missing_bytes", "_own_settings_acks", "_partial", "_relay")
+    __slots__ = (
+        "_block",
+        "_heads",
+        "_missing_bytes",
+        "_own_settings_acks",
+        "_partial",
+        "_relay",
+        "is_behind",
+    )
 
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
         self._heads = HeadReader(FIELDS, partial(request_head, relay))
         self._partial: list[bytes] = []
         self._missing_bytes = 0
+        self.is_behind = False
         self._block: _OpenBlock | None = None
         self._own_settings_acks = 1
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
-        return bool(self._partial) and self._missing_bytes <= 0
 
     def receive(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: the hot path
         """Takes the next bytes of the client, cut anywhere.
@@ -156,6 +163,7 @@ class RequestDirection:
                 return
             data = b"".join(self._partial)
             self._partial.clear()
+            self.is_behind = False
         relay = self._relay
         flow = relay.flow
         special = relay.special_streams
@@ -226,7 +234,8 @@ class RequestDirection:
         self._partial.append(rest)
         length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
         self._missing_bytes = HEADER_BYTES + length - len(rest)
-        if self.is_behind:
+        if self._missing_bytes <= 0:
+            self.is_behind = True
             self._relay.wake()
 
     def _handle(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:

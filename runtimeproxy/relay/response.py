@@ -41,23 +41,22 @@ class ResponseDirection:
 
     A DATA frame of a passing stream is forwarded as its bytes come (cut through); all other frames are
     forwarded whole.
+
+    Attributes:
+        is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
     """
 
-    __slots__ = ("_block_stream_id", "_missing_bytes", "_partial", "_passing_bytes", "_relay")
+    __slots__ = ("_block_stream_id", "_missing_bytes", "_partial", "_passing_bytes", "_relay", "is_behind")
 
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
         self._partial: list[bytes] = []
         self._missing_bytes = 0
+        self.is_behind = False
         self._passing_bytes = 0
         """The rest of a DATA frame whose beginning was forwarded."""
         self._block_stream_id = 0
         """The stream of a header block that is not at its end; 0 for none."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether whole frames wait for the next turn: `receive` goes on with them, also with no bytes."""
-        return bool(self._partial) and self._missing_bytes <= 0
 
     def receive(self, data: bytes) -> None:  # noqa: C901  # one loop over frames: the hot path
         """Takes the next bytes of the runtime, cut anywhere.
@@ -85,6 +84,7 @@ class ResponseDirection:
                 return
             data = b"".join(self._partial)
             self._partial.clear()
+            self.is_behind = False
         flow = relay.flow
         special = relay.special_streams
         max_frame_bytes = relay.client_settings.largest.max_frame_bytes
@@ -160,7 +160,8 @@ class ResponseDirection:
         self._partial.append(rest)
         length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
         self._missing_bytes = HEADER_BYTES + length - len(rest)
-        if self.is_behind:
+        if self._missing_bytes <= 0:
+            self.is_behind = True
             self._relay.wake()
 
     def _handle(  # noqa: C901  # one branch for each type
@@ -170,16 +171,15 @@ class ResponseDirection:
         relay = self._relay
         stream = relay.special_streams.get(stream_id)
         is_last = bool(flags & END_STREAM)
-        if type_ == HEADERS:
-            # The stream first: an own frame that it sends stands before this block, which signals no update.
-            if stream is not None:
-                stream.on_runtime_headers(is_last)
-            self._begin_block(flags, stream_id)
-            if is_last:
-                relay.open_streams.discard(stream_id)
-            return True
-        if type_ == PUSH_PROMISE:
-            self._begin_block(flags, stream_id)
+        if type_ in (HEADERS, PUSH_PROMISE):
+            if type_ == HEADERS:
+                # The stream first: an own frame that it sends stands before this block.
+                if stream is not None:
+                    stream.on_runtime_headers(is_last)
+                if is_last:
+                    relay.open_streams.discard(stream_id)
+            self._block_stream_id = 0 if flags & END_HEADERS else stream_id
+            relay.table_updates.lowest_bytes = None
             return True
         if type_ == DATA:
             content = raw[HEADER_BYTES:]
@@ -194,7 +194,12 @@ class ResponseDirection:
             relay.to_client.credit(0, relay.flow.drop(stream_id))
             return stream is None or stream.on_runtime_reset()
         if type_ == WINDOW_UPDATE:
-            return self._on_window_update(stream_id, raw)
+            increment_bytes = int.from_bytes(raw[HEADER_BYTES:], "big") & MAX_WINDOW_BYTES
+            if not stream_id:
+                return relay.flow.on_window_update(increment_bytes)
+            if stream is not None:
+                stream.on_runtime_window_update(increment_bytes)
+            return stream is None
         if type_ == SETTINGS:
             return self._on_settings(flags, raw)
         if type_ == GOAWAY:
@@ -202,26 +207,6 @@ class ResponseDirection:
         if type_ == CONTINUATION and flags & END_HEADERS:
             self._block_stream_id = 0
         return True
-
-    def _begin_block(self, flags: int, stream_id: int) -> None:
-        """A header block begins to pass, with the table size updates that were due."""
-        self._block_stream_id = 0 if flags & END_HEADERS else stream_id
-        self._relay.table_updates.lowest_bytes = None
-
-    def _on_window_update(self, stream_id: int, raw: bytes) -> bool:
-        relay = self._relay
-        increment_bytes = int.from_bytes(raw[HEADER_BYTES:], "big") & MAX_WINDOW_BYTES
-        if stream_id:
-            stream = relay.special_streams.get(stream_id)
-            if stream is None:
-                return True
-            stream.on_runtime_window_update(increment_bytes)
-            return False
-        passed_bytes = relay.flow.on_window_update(increment_bytes)
-        if passed_bytes and passed_bytes != increment_bytes:
-            relay.to_client.chunks.append(frames.window_update(0, passed_bytes))
-        relay.flow.pump()
-        return passed_bytes == increment_bytes
 
     def _on_settings(self, flags: int, raw: bytes) -> bool:
         relay = self._relay

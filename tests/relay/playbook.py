@@ -146,15 +146,15 @@ class Play:
 
     def client(self, *items: Frame | bytes) -> None:
         """The client sends frames, in one read."""
-        self.relay.on_client_data(wire(*items))
-        while self.relay.is_client_behind:
-            self.relay.on_client_data(b"")
+        self.relay.request.receive(wire(*items))
+        while self.relay.request.is_behind:
+            self.relay.request.receive(b"")
 
     def runtime(self, *items: Frame | bytes) -> None:
         """The runtime sends frames, in one read."""
-        self.relay.on_runtime_data(wire(*items))
-        while self.relay.is_runtime_behind:
-            self.relay.on_runtime_data(b"")
+        self.relay.response.receive(wire(*items))
+        while self.relay.response.is_behind:
+            self.relay.response.receive(b"")
 
     def open(self) -> None:
         """The upstream connection is there."""

@@ -24,7 +24,7 @@ class HeaderTracker:
     """Reads the header blocks of one client."""
 
     def __init__(self) -> None:
-        self.heads = Play().relay._request._heads
+        self.heads = Play().relay.request._heads
 
     def decode(self, block: bytes, max_table_bytes: int) -> CallHead:
         """The head of the next block."""

@@ -157,11 +157,11 @@ def test_data_of_a_held_call_waits_for_the_upstream() -> None:
 def test_waiting_bytes_are_bounded() -> None:
     play = Play()
     play.client(play.call(1))
-    seen = [play.relay.is_early_full]
+    seen = [play.relay.early.is_full]
     play.client(*(priority(1) for _ in range(MAX_EARLY_BYTES // 14 + 1)))
-    seen.append(play.relay.is_early_full)
+    seen.append(play.relay.early.is_full)
     play.open()
-    seen.append(play.relay.is_early_full)
+    seen.append(play.relay.early.is_full)
     assert seen == [False, True, False]
 
 
@@ -172,13 +172,13 @@ def test_waiting_bytes_of_all_clients_together_are_bounded() -> None:
         play.client(play.call(1), *(priority(1) for _ in range(EARLY_BYTES // 14)))
         play.client(priority(1))
     # Nobody has more than what fits whatever others have; the first ones had it when there was room.
-    assert [play.relay.is_early_full for play in plays] == [True] * 10
-    assert Play(early=early).relay.is_early_full is False
+    assert [play.relay.early.is_full for play in plays] == [True] * 10
+    assert Play(early=early).relay.early.is_full is False
     for play in plays[:5]:
         play.open()
     for play in plays[5:8]:
         play.relay.on_lost()
-    assert [play.relay.is_early_full for play in plays[8:]] == [False] * 2
+    assert [play.relay.early.is_full for play in plays[8:]] == [False] * 2
     for play in plays[8:]:
         play.client(settings())
         play.relay.drain()
@@ -190,7 +190,7 @@ def test_a_clients_small_calls_wait_whatever_others_have() -> None:
     early = EarlyMemory(0)
     play = Play(early=early)
     play.client(play.call(1), data(1, bytes(16_000), end=True))
-    assert not play.relay.is_early_full
+    assert not play.relay.early.is_full
 
 
 def test_if_the_upstream_stays_away_each_waiting_stream_is_refused_then_goaway() -> None:

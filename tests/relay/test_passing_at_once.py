@@ -43,7 +43,7 @@ def test_the_answer_is_observed_and_the_memory_free() -> None:
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
     held = play.relay.special_streams[3]
     assert isinstance(held, InterceptedStream)
-    assert (play.budget.used_bytes, held._body.content()) == (0, b"")
+    assert (play.budget.used_bytes, held._body.content) == (0, b"")
     assert responded(play, 3) == ["message", "responded"]
     assert play.interceptor.calls[-1].events[-1] == ("responded", Outcome.SUCCEEDED, message(b"yes"))
     assert not play.relay.has_intercepted_calls

@@ -14,11 +14,11 @@ def test_a_turn_takes_its_part_of_the_clients_frames() -> None:
     play = opened()
     frames = [credit(1, number + 1) for number in range(3 * MOST + 5)]
     half = bytes(frames[-1])[:6]
-    play.relay.on_client_data(wire(*frames[:-1]) + half)
+    play.relay.request.receive(wire(*frames[:-1]) + half)
     got, turns = play.runtime_got(), 1
     assert got == frames[:MOST]
-    while play.relay.is_client_behind:
-        play.relay.on_client_data(b"")
+    while play.relay.request.is_behind:
+        play.relay.request.receive(b"")
         got += play.runtime_got()
         turns += 1
     assert (got, turns) == (frames[:-1], 4)
@@ -30,11 +30,11 @@ def test_a_turn_takes_its_part_of_the_runtimes_frames() -> None:
     play = opened()
     frames = [unknown(payload=str(number).encode()) for number in range(3 * MOST + 5)]
     half = bytes(frames[-1])[:10]
-    play.relay.on_runtime_data(wire(*frames[:-1]) + half)
+    play.relay.response.receive(wire(*frames[:-1]) + half)
     got, turns = play.client_got(), 1
     assert got == frames[:MOST]
-    while play.relay.is_runtime_behind:
-        play.relay.on_runtime_data(b"")
+    while play.relay.response.is_behind:
+        play.relay.response.receive(b"")
         got += play.client_got()
         turns += 1
     assert (got, turns) == (frames[:-1], 4)
@@ -44,16 +44,16 @@ def test_a_turn_takes_its_part_of_the_runtimes_frames() -> None:
 
 def test_as_many_as_fit_into_a_turn_leave_nothing_behind() -> None:
     play = opened()
-    play.relay.on_client_data(wire(*[ping()] * MOST))
-    play.relay.on_runtime_data(wire(*[ping()] * MOST))
-    assert (play.relay.is_client_behind, play.relay.is_runtime_behind) == (False, False)
+    play.relay.request.receive(wire(*[ping()] * MOST))
+    play.relay.response.receive(wire(*[ping()] * MOST))
+    assert (play.relay.request.is_behind, play.relay.response.is_behind) == (False, False)
     assert len(play.runtime_got()) == len(play.client_got()) == MOST
 
 
 @pytest.mark.parametrize("side", ["client", "runtime"])
 def test_what_comes_meanwhile_stands_behind_what_waits(side: str) -> None:
     play = opened()
-    receive = play.relay.on_client_data if side == "client" else play.relay.on_runtime_data
+    receive = play.relay.request.receive if side == "client" else play.relay.response.receive
     frames = [ping(number.to_bytes(8, "big")) for number in range(2 * MOST + 10)]
     receive(wire(*frames[: MOST + 5]))
     receive(wire(*frames[MOST + 5 :]))
@@ -66,18 +66,18 @@ def test_a_held_message_in_tiny_frames_is_whole() -> None:
     call = play.hold(3)
     whole = message(bytes(number % 251 for number in range(3 * MOST)))
     frames = [Frame(DATA, 0, 3, whole[at : at + 1]) for at in range(len(whole))]
-    play.relay.on_client_data(wire(*frames, data(3, end=True)))
+    play.relay.request.receive(wire(*frames, data(3, end=True)))
     assert call.names == []
-    while play.relay.is_client_behind:
-        play.relay.on_client_data(b"")
+    while play.relay.request.is_behind:
+        play.relay.request.receive(b"")
     assert call.events == [("message", whole)]
 
 
 def test_calls_behind_many_frames_are_held_and_passed_in_order() -> None:
     play = opened()
     first, second = play.call(3, HELD), play.call(5, end=True)
-    play.relay.on_client_data(wire(*[ping()] * MOST, first, data(3, message(b"x"), end=True), second))
+    play.relay.request.receive(wire(*[ping()] * MOST, first, data(3, message(b"x"), end=True), second))
     assert play.interceptor.calls == []
-    play.relay.on_client_data(b"")
+    play.relay.request.receive(b"")
     assert play.interceptor.calls[0].names == ["message"]
     assert play.runtime_got()[MOST:] == [first, second]

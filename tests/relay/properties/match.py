@@ -150,9 +150,9 @@ def act(play: Play, name: str, content: bytes, plan: Plan) -> None:
     """One thing that can be done to a core, as it is written on a tape."""
     core = play.relay
     if name == "client":
-        core.on_client_data(content)
+        core.request.receive(content)
     elif name == "runtime":
-        core.on_runtime_data(content)
+        core.response.receive(content)
     elif name == "open":
         play.open()
     elif name == "turn":

@@ -62,7 +62,7 @@ def feed(play: Play, name: str, content: bytes, split: int) -> None:
     """One thing; bytes in two reads."""
     core = play.relay
     if name == "client" or (name == "runtime" and core.is_open):
-        receive = core.on_client_data if name == "client" else core.on_runtime_data
+        receive = core.request.receive if name == "client" else core.response.receive
         receive(content[:split])
         receive(content[split:])
     elif name == "open" and play.upstreams and not core.is_open:
@@ -111,4 +111,4 @@ def test_any_header_block_decodes_or_is_a_peer_error(blocks: list[tuple[bytes, b
     play.client(settings(), SETTINGS_ACK)
     with contextlib.suppress(PeerError):
         for number, (block, tail) in enumerate(blocks):
-            play.relay.on_client_data(wire(Frame(1, 4, 2 * number + 1, block + tail)))
+            play.relay.request.receive(wire(Frame(1, 4, 2 * number + 1, block + tail)))
