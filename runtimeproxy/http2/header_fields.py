@@ -196,14 +196,17 @@ class HeadReader(Generic[HeadT]):
     Args:
         fields: the fields whose values are read.
         make: makes what is returned of their values.
+
+    Attributes:
+        remembered: blocks that need not be decoded again, with what they say.
     """
 
-    __slots__ = ("_make", "_reader", "_remembered")
+    __slots__ = ("_make", "_reader", "remembered")
 
     def __init__(self, fields: Fields, make: Callable[[Sequence[bytes]], HeadT]) -> None:
         self._make = make
         self._reader = FieldReader(fields)
-        self._remembered: dict[bytes, HeadT] = {}
+        self.remembered: dict[bytes, HeadT] = {}
 
     def decode(self, block: bytes, max_table_bytes: int) -> HeadT:
         """Returns what a whole header block says.
@@ -216,7 +219,7 @@ class HeadReader(Generic[HeadT]):
         Raises:
             PeerError: the block does not decode, and the connection's HPACK state is lost.
         """
-        head = self._remembered.get(block)
+        head = self.remembered.get(block)
         if head is not None:
             return head
         reader = self._reader
@@ -226,11 +229,11 @@ class HeadReader(Generic[HeadT]):
         except HPACKError as error:
             raise PeerError(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
         if reader.version != version:
-            self._remembered.clear()
+            self.remembered.clear()
         elif len(block) <= _REMEMBERED_BLOCK_BYTES:
-            if len(self._remembered) >= _REMEMBERED_BLOCKS:
-                self._remembered.clear()
-            self._remembered[block] = head
+            if len(self.remembered) >= _REMEMBERED_BLOCKS:
+                self.remembered.clear()
+            self.remembered[block] = head
         return head
 
 

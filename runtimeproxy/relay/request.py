@@ -168,11 +168,12 @@ class RequestDirection:
         flow = relay.flow
         special = relay.special_streams
         is_open = relay.is_open
+        block = self._block
         max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
         size = len(data)
         start = position = 0
         for _ in TURN_FRAMES:
-            if size - position < HEADER_BYTES:
+            if position + HEADER_BYTES > size:
                 break
             length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length, type_ = length_and_type >> 8, length_and_type & 0xFF
@@ -184,13 +185,13 @@ class RequestDirection:
             if not is_open:
                 check_early(type_, flags, stream_id & STREAM_ID_MASK, data[position + HEADER_BYTES : end])
             passes = False
-            if self._block is not None:
+            if block is not None:
                 pass
             elif type_ == DATA:
                 if (
-                    stream_id not in special
+                    length <= flow.window_bytes
                     and 0 < stream_id <= relay.highest_id
-                    and length <= flow.window_bytes
+                    and stream_id not in special
                     and is_open
                     and not flow.waiting
                 ):
@@ -215,6 +216,7 @@ class RequestDirection:
                 self._forward(data, start, position)
                 self._handle(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = end
+                block = self._block
                 max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
             position = end
         self._forward(data, start, position)
@@ -273,7 +275,10 @@ class RequestDirection:
         if relay.goaway_id is not None:
             self._check_second_block(stream_id, flags)
             return False
-        head = self._heads.decode(block, relay.runtime_settings.largest.header_table_bytes)
+        # Nearly always a block that is known.
+        head = self._heads.remembered.get(block) or self._heads.decode(
+            block, relay.runtime_settings.largest.header_table_bytes
+        )
         if stream_id <= relay.highest_id:
             if stream_id == 0:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")

@@ -90,7 +90,7 @@ class ResponseDirection:
         max_frame_bytes = relay.client_settings.largest.max_frame_bytes
         size = len(data)
         for _ in TURN_FRAMES:
-            if size - position < HEADER_BYTES:
+            if position + HEADER_BYTES > size:
                 break
             length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             length, type_ = length_and_type >> 8, length_and_type & 0xFF

@@ -93,7 +93,7 @@ def test_repeated_blocks_are_decoded_once_their_table_is_steady() -> None:
     tracker, client = HeaderTracker(), Headers()
     for _ in range(5):
         assert tracker.decode(client.request("/a/B"), TABLE).path == "/a/B"
-    assert tracker.heads._remembered
+    assert tracker.heads.remembered
 
 
 def test_an_insertion_makes_old_blocks_mean_something_else() -> None:
@@ -156,7 +156,7 @@ def test_what_is_remembered_is_bounded() -> None:
     tracker = HeaderTracker()
     for number in range(1000):
         tracker.decode(unindexed(f"/{number}"), TABLE)
-    assert len(tracker.heads._remembered) <= 64
+    assert len(tracker.heads.remembered) <= 64
 
 
 def test_a_size_update_over_the_bound_is_an_error() -> None:
