@@ -570,7 +570,8 @@ class _Connection(asyncio.Protocol):
         self._window_bytes -= size_bytes
         flags = END_STREAM if size_bytes == left_bytes else 0
         payload = request if size_bytes == len(request) else request[sent_bytes : sent_bytes + size_bytes]
-        return FRAME_HEADER.pack(size_bytes << 8 | frames.DATA, flags, call.stream_id) + payload
+        header = FRAME_HEADER.pack(size_bytes >> 16, size_bytes & 0xFFFF, frames.DATA, flags, call.stream_id)
+        return header + payload
 
     def _pump_call(self, call: UnaryCall) -> None:
         """Sends of a long request what may be sent now."""
@@ -589,9 +590,8 @@ class _Connection(asyncio.Protocol):
         self._rest = b""
         try:
             while end - position >= HEADER_BYTES:
-                length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
-                size_bytes, kind = length_and_type >> 8, length_and_type & 0xFF
-                start = position + HEADER_BYTES
+                high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+                start, size_bytes = position + HEADER_BYTES, high << 16 | low
                 stop = start + size_bytes
                 if size_bytes > DEFAULT_MAX_FRAME_BYTES:
                     self._give_up(PeerError(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than was allowed"))

@@ -18,10 +18,10 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES: Final = 9
 """Length of a frame header."""
 
-FRAME_HEADER: Final = struct.Struct(">LBL")
-"""Length and type in one number (`length << 8 | type`), flags, stream id (whose top bit is reserved)."""
+FRAME_HEADER: Final = struct.Struct(">BHBBL")
+"""Length (its high 8 bits, nearly always 0, then the low 16), type, flags, stream id (top bit reserved)."""
 
-_FOUR_BYTES: Final = struct.Struct(">LBLL")
+_FOUR_BYTES: Final = struct.Struct(">BHBBLL")
 """A frame whose payload is one number."""
 
 DATA: Final = 0
@@ -80,17 +80,18 @@ class PeerError(Exception):
 
 def frame(type_: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Returns a whole frame."""
-    return FRAME_HEADER.pack(len(payload) << 8 | type_, flags, stream_id) + payload
+    size = len(payload)
+    return FRAME_HEADER.pack(size >> 16, size & 0xFFFF, type_, flags, stream_id) + payload
 
 
 def window_update(stream_id: int, increment_bytes: int) -> bytes:
     """Returns a WINDOW_UPDATE (6.9); `increment_bytes` is 1 to 2^31-1."""
-    return _FOUR_BYTES.pack(4 << 8 | WINDOW_UPDATE, 0, stream_id, increment_bytes)
+    return _FOUR_BYTES.pack(0, 4, WINDOW_UPDATE, 0, stream_id, increment_bytes)
 
 
 def rst_stream(stream_id: int, code: int) -> bytes:
     """Returns a RST_STREAM (6.4)."""
-    return _FOUR_BYTES.pack(4 << 8 | RST_STREAM, 0, stream_id, code)
+    return _FOUR_BYTES.pack(0, 4, RST_STREAM, 0, stream_id, code)
 
 
 def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
@@ -110,8 +111,8 @@ def ping_ack(opaque: bytes) -> bytes:
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, int, bytes]:
     """Reads the next frame; returns its type, flags, stream id and payload."""
-    length_and_type, flags, stream_id = FRAME_HEADER.unpack(await reader.readexactly(HEADER_BYTES))
-    return length_and_type & 0xFF, flags, stream_id, await reader.readexactly(length_and_type >> 8)
+    high, length, type_, flags, stream_id = FRAME_HEADER.unpack(await reader.readexactly(HEADER_BYTES))
+    return type_, flags, stream_id, await reader.readexactly(high << 16 | length)
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:

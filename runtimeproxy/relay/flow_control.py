@@ -258,6 +258,8 @@ class FlowControl:
         return False
 
     def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:
-        header = FRAME_HEADER.pack(len(content) << 8 | DATA, END_STREAM if is_last else 0, stream_id)
+        size = len(content)
+        flags = END_STREAM if is_last else 0
+        header = FRAME_HEADER.pack(size >> 16, size & 0xFFFF, DATA, flags, stream_id)
         # A copy: a view in the transport's buffer would keep the whole message after it counts as written.
         self._relay.to_runtime.chunks.append(header + content)

@@ -175,8 +175,9 @@ class RequestDirection:
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
                 break
-            length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
-            length, type_ = length_and_type >> 8, length_and_type & 0xFF
+            high, length, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            if high:
+                length |= high << 16
             if length > max_frame_bytes:
                 raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame is longer than the runtime allows")
             end = position + HEADER_BYTES + length
@@ -219,6 +220,10 @@ class RequestDirection:
                 block = self._block
                 max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
             position = end
+        if position == size and not start and is_open:
+            # Nearly always all of it passes.
+            relay.to_runtime.chunks.append(data)
+            return
         self._forward(data, start, position)
         if position < size:
             self._keep(data[position:])

@@ -92,8 +92,9 @@ class ResponseDirection:
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
                 break
-            length_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
-            length, type_ = length_and_type >> 8, length_and_type & 0xFF
+            high, length, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            if high:
+                length |= high << 16
             if length > max_frame_bytes:
                 raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame is longer than the client allows")
             end = position + HEADER_BYTES + length
@@ -132,8 +133,14 @@ class ResponseDirection:
             self._forward(data, start, size)
             output.at_boundary = False
             return
-        self._forward(data, start, position)
-        self._reach_boundary()
+        if position == size and not start:
+            # Nearly always all of it passes.
+            output.chunks.append(data)
+        else:
+            self._forward(data, start, position)
+        output.at_boundary = not self._block_stream_id
+        if output.has_own:
+            output.flush_own()
         if position < size:
             self._keep(data[position:])
 
