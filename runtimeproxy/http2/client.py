@@ -590,7 +590,7 @@ class _Connection(asyncio.Protocol):
         self._rest = b""
         try:
             while end - position >= HEADER_BYTES:
-                high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+                high, low, kind, flags, stream_id = frames.unpack_header(data, position)
                 start, size_bytes = position + HEADER_BYTES, high << 16 | low
                 stop = start + size_bytes
                 if size_bytes > DEFAULT_MAX_FRAME_BYTES:

@@ -24,6 +24,10 @@ FRAME_HEADER: Final = struct.Struct(">BHBBL")
 _FOUR_BYTES: Final = struct.Struct(">BHBBLL")
 """A frame whose payload is one number."""
 
+unpack_header: Final = FRAME_HEADER.unpack_from
+"""Returns the five parts of the frame header in a buffer at a position. A constant because the loops over
+frames are the hot path: the interpreter would look the method up for each frame."""
+
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2

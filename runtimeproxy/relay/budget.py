@@ -1,4 +1,4 @@
-"""Memory for the messages of held calls: what all connections share, and the part of each."""
+"""Memory for the messages of intercepted calls: the budget of all connections, and the part of each."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SMALL_BYTES: Final = 64 * 1024 + 5
 """A message of 64 KiB with its gRPC prefix: it needs no reservation, so it never waits for others."""
 
 UNRESERVED_BYTES: Final = 32 * 1024 * 1024
-"""Of one connection, that are held without a reservation: small messages, and the beginnings of those that
-wait. A client that sends many messages sends them in turn, frame by frame: 500 of 64 KiB fit."""
+"""Of one connection, held without a reservation: small messages, and the beginnings of messages that wait.
+A client that sends many messages sends them in turn, frame by frame: 500 of 64 KiB fit."""
 
 WAITING_BYTES: Final = 1024 * 1024
-"""Of one connection, of messages that wait for memory: above it the client is not read. A runtime that gives
-large windows lets whole messages come that no memory is reserved for; usually it is 64 KiB of each."""
+"""Of one connection, of messages that wait for memory: above it the client is not read. A runtime with large
+windows lets whole messages come before memory is reserved for them; usually it is 64 KiB of each."""
 
 
 class MemoryBudget:
     """Grants reservations of memory, first come, first served.
 
-    What is held already goes before what is still to come: a growing reservation of a whole message needs
-    nothing more from its client. A connection that has reached its own limit makes only itself wait.
+    Memory in use goes before messages still to come: a growing reservation of a whole message needs nothing
+    more from its client. A connection that has reached its own limit makes only itself wait.
 
     Args:
         limit_bytes: how much may be granted together. A single reservation over a limit is granted when
@@ -67,9 +67,9 @@ class MemoryBudget:
         return bool(self._connections or self._growing)
 
     def expire(self) -> None:
-        """Looks for messages that do not come; to be called every few seconds.
+        """Reports messages that do not come; to be called every few seconds.
 
-        A message is late that has not come between two calls of this, while others wait for its memory.
+        A message is late if it has not come between two calls, while others wait for its memory.
         """
         for each in tuple(self._granted):
             if not self.has_waiting or each.on_late is None:
@@ -80,7 +80,7 @@ class MemoryBudget:
                 each.is_old = True
 
     def _enqueue(self, reservation: Reservation, *, is_whole: bool) -> None:
-        """Puts a reservation that asks for more behind those that wait."""
+        """Queues a reservation that asks for more."""
         if is_whole or reservation.granted_bytes:
             self._growing.setdefault(reservation)
         elif reservation not in reservation.memory.waiting:
@@ -107,7 +107,7 @@ class MemoryBudget:
             self._overdraft = None
 
     def _grant(self) -> None:
-        """Grants what there is room for; a grant may change everything, this included."""
+        """Grants reservations while there is room; `on_granted` may change everything, this included."""
         if self._is_granting:
             return
         self._is_granting = True
@@ -153,7 +153,7 @@ class MemoryBudget:
 
 
 class ConnectionMemory:
-    """What one connection holds of the messages of its held calls.
+    """The memory of one connection's intercepted messages.
 
     Attributes:
         used_bytes: how much is granted to it.
@@ -201,7 +201,7 @@ class ConnectionMemory:
 
     @property
     def must_pause(self) -> bool:
-        """Whether the client is not to be read: too much is held, and room comes without its bytes."""
+        """Whether reading from the client must pause: too much is held, and room comes without its bytes."""
         if self.whole_bytes and self.unreserved_bytes > self.budget.unreserved_bytes:
             return True
         if self.waiting_bytes <= WAITING_BYTES:
@@ -211,7 +211,7 @@ class ConnectionMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds more of messages that are not whole, or that wait, than it may."""
+        """Whether messages that are incomplete or waiting hold more than they may."""
         return self.unreserved_bytes - self.whole_bytes > self.budget.unreserved_bytes
 
 
@@ -260,7 +260,7 @@ class Reservation:
         budget._grant()  # noqa: SLF001
 
     def hold(self, size_bytes: int) -> None:
-        """Takes this much at once, whatever others have: it is in memory already. 0 gives all back."""
+        """Takes this much at once, over the limits too: it is in memory already. 0 gives all back."""
         budget = self.memory.budget
         budget._dequeue(self)  # noqa: SLF001
         self.size_bytes = size_bytes
@@ -268,10 +268,10 @@ class Reservation:
         budget._grant()  # noqa: SLF001
 
     def release(self) -> None:
-        """Gives everything back; nothing is called any more."""
+        """Gives everything back; no callback follows."""
         self.on_granted, self.on_late = _nothing, None
         self.hold(0)
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    return

@@ -1,4 +1,4 @@
-"""The listening socket: taken from systemd, or made so that it never steals and never leaves a trace."""
+"""The listening socket: passed by systemd, or bound here without taking a live one from its owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from runtimeproxy.errors import RuntimeProxyError
 
 DEFAULT_SOCKET_MODE: Final = 0o660
-"""Whoever may write to a CRI socket is root on the node. Source: containerd's own socket."""
+"""Write access to a CRI socket is root on the node. Source: containerd's own socket."""
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7): sun_path has 108 bytes with its NUL."""
 BACKLOG: Final = 1024
@@ -33,7 +33,7 @@ class SocketPathError(RuntimeProxyError):
 
 @dataclass(slots=True)
 class Listener:
-    """A listening Unix socket and what must be undone when it is released.
+    """A listening Unix socket, with its name and lock, which `release` removes.
 
     Two processes share it while one hands over to the other; the socket's name and the lock are the owner's.
 
@@ -53,22 +53,22 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """The path that leads to it."""
+        """The path that clients connect to."""
         return self.path if self.path is not None else str(self.sock.getsockname())
 
     def own(self, note: str = "") -> None:
-        """This process serves from now on: the lock file says so, with one line on how that came."""
+        """Makes this process the owner, and notes in the lock file why."""
         self.is_owner = True
         self.note(note)
 
     def note(self, text: str) -> None:
-        """Writes one line for whoever reads the lock, behind the process id of the owner."""
+        """Writes one line into the lock file, behind the owner's process id."""
         if self.is_owner and self.lock_fd >= 0:
             with contextlib.suppress(OSError):
                 _write_lock(self.lock_fd, text)
 
     def release(self) -> None:
-        """Closes the socket; the owner unlinks it if the name still leads to it, and gives the lock back."""
+        """Closes the socket; the owner unlinks the name, if it is still this socket's, and drops the lock."""
         self.sock.close()
         if self.path is not None and self.is_owner:
             with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ class Listener:
 def inherited(sock: socket.socket) -> Listener:
     """Returns a listener on a socket from systemd: nothing is bound, renamed or unlinked.
 
-    The lock beside it only tells the process id; systemd itself sees to it that there is one service.
+    The lock beside it only holds the process id; systemd itself runs one service at a time.
     """
     sock.setblocking(False)
     lock_fd = -1
@@ -98,7 +98,7 @@ def inherited(sock: socket.socket) -> Listener:
 
 
 def lock_path(path: str) -> str:
-    """Where the lock of a socket is: a file that holds the process id of the instance that serves."""
+    """Returns the path of a socket's lock file, which holds the process id of the instance that serves."""
     return f"{path}.lock"
 
 
@@ -113,7 +113,7 @@ def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: in
 
     Raises:
         SocketInUseError: a live process has it.
-        SocketPathError: the path is too long, is no socket, or cannot be written.
+        SocketPathError: the path is too long, is not a socket, or cannot be written.
     """
     temporary = path + _TEMPORARY_SUFFIX
     if len(os.fsencode(temporary)) > MAX_SOCKET_PATH_BYTES:
@@ -160,7 +160,7 @@ def _make_directory(directory: Path) -> None:
 def _lock(path: str) -> int:
     """Takes the lock that two instances on one socket compete for; the kernel drops it with the process.
 
-    The file says whose it is, for who wants to send that process a signal.
+    The file holds the process id, for commands that send the instance a signal.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -176,7 +176,7 @@ def _lock(path: str) -> int:
 
 
 def _write_lock(fd: int, note: str) -> None:
-    """Writes first and cuts then: who reads meanwhile never sees a file without a process id."""
+    """Writes first and truncates then: a reader never sees a file without a process id."""
     lines = f"{os.getpid()}\n{note}\n" if note else f"{os.getpid()}\n"
     data = lines.encode("utf-8", "replace")
     os.pwrite(fd, data, 0)
@@ -188,14 +188,14 @@ def read_lock(path: str) -> tuple[int, str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it holds no process id.
+        ValueError: it has no process id.
     """
     pid, note, *_ = [*Path(path).read_bytes().decode("utf-8", "replace").split("\n"), ""]
     return int(pid), note
 
 
 def _refuse_live(path: str) -> None:
-    """Refuses a path where somebody listens, or which is no socket; a stale socket may be replaced."""
+    """Refuses a path with a live listener, or that is not a socket; a stale socket may be replaced."""
     if not Path(path).exists():
         return
     if not Path(path).is_socket():

@@ -1,11 +1,10 @@
-"""What a peer's SETTINGS say, and from when on they count."""
+"""A peer's SETTINGS, and from when on they apply."""
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from runtimeproxy.http2.frames import DEFAULT_MAX_FRAME_BYTES, DEFAULT_WINDOW_BYTES, ErrorCode, PeerError
 
@@ -19,10 +18,14 @@ MAX_UNACKNOWLEDGED: Final = 100
 """SETTINGS frames of one peer that the other has not answered; real peers have one or two."""
 
 _ENTRY = struct.Struct(">HL")
+_FIELDS: Final = {
+    HEADER_TABLE_SIZE: "header_table_bytes",
+    INITIAL_WINDOW_SIZE: "initial_window_bytes",
+    MAX_FRAME_SIZE: "max_frame_bytes",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The three settings that the relay needs; the defaults are those before any SETTINGS frame."""
 
     header_table_bytes: int = DEFAULT_HEADER_TABLE_BYTES
@@ -30,35 +33,36 @@ class Settings:
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
 
     def updated(self, payload: bytes) -> Settings:
-        """Returns these settings changed by a SETTINGS payload; what does not fit is left out.
+        """Returns these settings changed by a SETTINGS payload; an incomplete entry is ignored.
 
         The receiver of the frame judges it: the relay forwards malformed SETTINGS as they are.
         """
         changes: dict[str, int] = {}
         for key, value in _ENTRY.iter_unpack(payload[: len(payload) - len(payload) % _ENTRY.size]):
-            if key == HEADER_TABLE_SIZE:
-                changes["header_table_bytes"] = value
-            elif key == INITIAL_WINDOW_SIZE:
-                changes["initial_window_bytes"] = value
-            elif key == MAX_FRAME_SIZE:
-                changes["max_frame_bytes"] = value
-        return replace(self, **changes) if changes else self
+            if key in _FIELDS:
+                changes[_FIELDS[key]] = value
+        return self._replace(**changes)
 
 
 class PeerSettings:
-    """The settings that one peer has announced, with those that the other side has not acknowledged yet.
+    """The settings that one peer has announced, acknowledged by the other side or not.
 
     A peer's frames are checked against the larger of the acknowledged and the announced values, and own
-    frames keep to the smaller: until the ACK passes nobody knows which of them counts.
+    frames keep to the smaller: until the ACK passes it is not known which of them applies.
+
+    Attributes:
+        largest: the larger values.
+        smallest: the smaller values.
+        longest_frame_bytes: how long the payload of a frame to this peer may be.
     """
 
-    __slots__ = ("_acked", "_pending", "largest", "smallest")
+    __slots__ = ("_acked", "_pending", "largest", "longest_frame_bytes", "smallest")
 
     def __init__(self) -> None:
         self._acked = Settings()
         self._pending: deque[Settings] = deque()
-        self.largest = self._acked
-        self.smallest = self._acked
+        self.largest = self.smallest = self._acked
+        self.longest_frame_bytes = self.largest.max_frame_bytes
 
     @property
     def announced(self) -> Settings:
@@ -85,12 +89,7 @@ class PeerSettings:
         return self._acked
 
     def _bound(self) -> None:
-        every = (self._acked, *self._pending)
-        self.largest, self.smallest = (
-            Settings(
-                pick(s.header_table_bytes for s in every),
-                pick(s.initial_window_bytes for s in every),
-                pick(s.max_frame_bytes for s in every),
-            )
-            for pick in (max, min)
-        )
+        values = tuple(zip(self._acked, *self._pending, strict=True))
+        self.largest = Settings(*map(max, values))
+        self.smallest = Settings(*map(min, values))
+        self.longest_frame_bytes = self.largest.max_frame_bytes

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from runtimeproxy.relay.h2_relay import H2Relay
 
 EARLY_BYTES: Final = 64 * 1024
-"""Of one client, that may wait for the upstream whatever others have; its first calls are less."""
+"""Of one client, that may wait for the upstream whatever other clients have; its first calls are less."""
 MAX_EARLY_BYTES: Final = 1024 * 1024
-"""Of one client, while all of them together have less than their limit."""
+"""Of one client, while all clients together have less than their limit."""
 EARLY_TOTAL_BYTES: Final = 16 * 1024 * 1024
 
 _LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
@@ -39,7 +39,7 @@ _ALLOWED: Final = {_ENABLE_PUSH: range(2), MAX_FRAME_SIZE: range(1 << 14, 1 << 2
 
 
 def check_early(type_: int, flags: int, stream_id: int, payload: bytes) -> None:
-    """Checks what the runtime would have checked.
+    """Checks a frame as the runtime would have.
 
     Raises:
         PeerError: the frame is a connection error. Source: RFC 9113, 6.3 to 6.9.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import (
@@ -15,7 +15,6 @@ from runtimeproxy.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    FRAME_HEADER,
     GOAWAY,
     HEADER_BYTES,
     HEADERS,
@@ -32,6 +31,7 @@ from runtimeproxy.http2.frames import (
     ErrorCode,
     PeerError,
     rst_stream,
+    unpack_header,
 )
 from runtimeproxy.http2.header_fields import Fields, HeadReader
 from runtimeproxy.interception import CallHead
@@ -58,7 +58,8 @@ _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
 _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class RequestHead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestHead:
     """What a request's header block means; remembered with the block, so that repeated ones cost little."""
 
     upstream: Upstream
@@ -169,13 +170,13 @@ class RequestDirection:
         special = relay.special_streams
         is_open = relay.is_open
         block = self._block
-        max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
+        max_frame_bytes = relay.runtime_settings.longest_frame_bytes
         size = len(data)
         start = position = 0
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
                 break
-            high, length, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            high, length, type_, flags, stream_id = unpack_header(data, position)
             if high:
                 length |= high << 16
             if length > max_frame_bytes:
@@ -218,7 +219,7 @@ class RequestDirection:
                 self._handle(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = end
                 block = self._block
-                max_frame_bytes = relay.runtime_settings.largest.max_frame_bytes
+                max_frame_bytes = relay.runtime_settings.longest_frame_bytes
             position = end
         if position == size and not start and is_open:
             # Nearly always all of it passes.
@@ -289,7 +290,7 @@ class RequestDirection:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
             self._check_second_block(stream_id, flags)
             return True
-        upstream, call = head
+        upstream, call = head.upstream, head.call
         if upstream is not relay.upstream:
             if relay.upstream is not None:
                 relay.stop_taking_streams()

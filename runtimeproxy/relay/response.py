@@ -12,7 +12,6 @@ from runtimeproxy.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    FRAME_HEADER,
     GOAWAY,
     HEADER_BYTES,
     HEADERS,
@@ -26,6 +25,7 @@ from runtimeproxy.http2.frames import (
     WINDOW_UPDATE,
     ErrorCode,
     PeerError,
+    unpack_header,
 )
 from runtimeproxy.relay.request import TURN_FRAMES
 
@@ -87,12 +87,12 @@ class ResponseDirection:
             self.is_behind = False
         flow = relay.flow
         special = relay.special_streams
-        max_frame_bytes = relay.client_settings.largest.max_frame_bytes
+        max_frame_bytes = relay.client_settings.longest_frame_bytes
         size = len(data)
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
                 break
-            high, length, type_, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            high, length, type_, flags, stream_id = unpack_header(data, position)
             if high:
                 length |= high << 16
             if length > max_frame_bytes:
@@ -124,7 +124,7 @@ class ResponseDirection:
                 output.at_boundary = not self._block_stream_id
                 passes = self._handle(type_, flags, stream_id & STREAM_ID_MASK, data[position:end])
                 start = position if passes else end
-                max_frame_bytes = relay.client_settings.largest.max_frame_bytes
+                max_frame_bytes = relay.client_settings.longest_frame_bytes
             position = end
         if self._passing_bytes:
             if output.has_own:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
-"""A node has a handful of CRI clients; what is above this leaks connections."""
+"""A node has a handful of CRI clients; more than this is a leak."""
 MAX_CONNECTIONS_PER_PROCESS: Final = 64
 """The kubelet has two or three, an agent one."""
 
@@ -34,7 +34,7 @@ _CLOSE_S: Final = 1.5
 """A little more than a connection lingers to write what it has."""
 
 _ACCEPTED_AT_ONCE: Final = 64
-"""Of clients that wait; the rest comes after what else the loop has to do."""
+"""Clients taken from the backlog before the loop does other work."""
 LATE_S: Final = 5.0
 """How long a large message may take to come while others wait for its memory."""
 _NO_DESCRIPTORS_S: Final = 1.0
@@ -65,7 +65,7 @@ def _spare_descriptors() -> int:
 
 
 class _RefusedError(Exception):
-    """A client is not served: the cause, and a text for the log."""
+    """A client is refused; its arguments are the cause, by which the log is limited, and the reason."""
 
 
 class RelayServer:
@@ -75,7 +75,7 @@ class RelayServer:
         options: what the connections share.
         allowed_uids: users besides root and this process's own that may connect.
         most_per_process: how many connections one peer process may have. This process itself, whose watchdog
-            asks here, is admitted however many others are connected.
+            connects here, is admitted however many others are connected.
 
     Attributes:
         defect_count: how many errors there have been in the relay's own code.
@@ -125,14 +125,14 @@ class RelayServer:
         logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
     def accept(self) -> None:
-        """Accepts clients, also those that came while nobody did."""
+        """Accepts clients, also those that have waited in the backlog."""
         if self._listening is not None:
             self._is_accepting = True
-            # The loop's own servers close the socket when they stop, and lose what they have just accepted.
+            # asyncio's own servers close the socket when they stop, and lose clients that they just accepted.
             self._loop.add_reader(self._listening, self._accept, self._listening)
 
     def stop_accepting(self) -> None:
-        """Takes no more clients for now; those that are connected go on, others wait in the backlog."""
+        """Stops accepting; connected clients go on, new ones wait in the backlog."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -156,20 +156,20 @@ class RelayServer:
                 self.stop_accepting()
                 self._retry = self._loop.call_later(_NO_DESCRIPTORS_S, self.accept)
                 return
-            self._take(sock)
+            self._serve(sock)
 
-    def _take(self, sock: socket.socket) -> None:
-        """Serves a client if it may connect, and if its upstream can be connected to as well."""
+    def _serve(self, sock: socket.socket) -> None:
+        """Serves a client if it may connect, and if there is a descriptor for its upstream."""
         sock.setblocking(False)
         try:
-            peer = self._admitted(sock)
+            peer = self._admit(sock)
             upstream_socket = self._upstream_socket(is_needed=peer.pid != os.getpid())
         except _RefusedError as refused:
             sock.close()
             cause, text = refused.args
             self._failures.report("connection refused", cause, text)
             return
-        connection = Connection(self._options, self._closed, upstream_socket)
+        connection = Connection(self._options, self._on_closed, upstream_socket)
         self._connections[connection] = peer
         self._peers[peer] += 1
         task = self._loop.create_task(self._adopt(connection, sock), name="adopt-client-connection")
@@ -183,9 +183,9 @@ class RelayServer:
             self._failures.report("connection lost at its beginning", error.errno, str(error))
             sock.close()
             connection.abort()
-            self._closed(connection)
+            self._on_closed(connection)
 
-    def _admitted(self, sock: socket.socket) -> _Peer:
+    def _admit(self, sock: socket.socket) -> _Peer:
         """Returns the peer that may talk to the runtime through this process.
 
         Raises:
@@ -194,7 +194,7 @@ class RelayServer:
         try:
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         except OSError as error:
-            raise _RefusedError("credentials", f"its user is not known: {error}") from error
+            raise _RefusedError("credentials", f"its user is unknown: {error}") from error
         pid, uid, _ = _PEER_CREDENTIALS.unpack(raw)
         peer = _Peer(pid, uid)
         if uid not in self._allowed_uids:
@@ -207,7 +207,7 @@ class RelayServer:
         return peer
 
     def _upstream_socket(self, *, is_needed: bool) -> socket.socket | None:
-        """Returns what a client needs to be served at all, while it leaves something to the daemon itself.
+        """Returns a socket for the client's upstream, if that leaves enough descriptors to the daemon.
 
         Raises:
             _RefusedError: it is needed, and there are not enough file descriptors.
@@ -222,10 +222,10 @@ class RelayServer:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_needed and sock.fileno() >= soft - _spare_descriptors():
             sock.close()
-            raise _RefusedError("descriptors", "the file descriptors that are left are the daemon's own")
+            raise _RefusedError("descriptors", "the last file descriptors are reserved for the daemon")
         return sock
 
-    def _closed(self, connection: Connection) -> None:
+    def _on_closed(self, connection: Connection) -> None:
         peer = self._connections.pop(connection, None)
         if peer is not None:
             self._peers[peer] -= 1
@@ -233,31 +233,31 @@ class RelayServer:
                 del self._peers[peer]
         self._gone.set()
 
-    async def drain(self, held_s: float) -> None:
-        """Ends all connections: GOAWAY, held calls finish (at most `held_s`), everything else is cut.
+    async def drain(self, most_s: float) -> None:
+        """Ends all connections: GOAWAY, intercepted calls finish, everything else is cut.
 
-        What is short may end by itself: calls that pass have as long as a client may take to answer, 1 s.
-        It is over 0.5 s after `held_s` at the latest.
+        Passing calls have 1 s to end by themselves, as long as a client may take to answer. Returns at the
+        latest 0.5 s after `most_s`.
         """
-        over_s = self._loop.time() + held_s + _CUT_S
+        over_s = self._loop.time() + most_s + _CUT_S
         has_settled = asyncio.Event()
-        for connection in await self._present():
+        for connection in await self._established():
             connection.drain(has_settled.set)
         try:
-            async with asyncio.timeout(held_s):
+            async with asyncio.timeout(most_s):
                 while any(connection.is_unsettled for connection in self._connections):
                     has_settled.clear()
                     await has_settled.wait()
         except TimeoutError:
-            logger.warning("calls did not end within %.1f s", held_s)
+            logger.warning("calls did not end within %.1f s", most_s)
         await self._close(self._connections, min(_CLOSE_S, over_s - self._loop.time()))
         if self._expiry is not None:
             self._expiry.cancel()
 
     async def retire(self, most_s: float) -> None:
-        """Ends the connections that there are now: GOAWAY, and every call has its time, at most `most_s`."""
+        """Ends the present connections: GOAWAY, then waits for all calls, at most `most_s`."""
         has_settled = asyncio.Event()
-        retiring = await self._present()
+        retiring = await self._established()
         for connection in retiring:
             connection.drain(has_settled.set, waits_for_all=True)
         with contextlib.suppress(TimeoutError):
@@ -269,11 +269,11 @@ class RelayServer:
                             connection.close()
                     await has_settled.wait()
         if cut := retiring & self._connections.keys():
-            logger.warning("connections are cut after %.1f s", most_s, extra={"connections": len(cut)})
+            logger.warning("connections cut after %.1f s", most_s, extra={"connections": len(cut)})
             await self._close(cut, _CLOSE_S)
 
-    async def _present(self) -> set[Connection]:
-        """All connections, also those that were accepted a moment ago."""
+    async def _established(self) -> set[Connection]:
+        """Waits for connections that are being adopted; returns all."""
         while self._adopting:
             await asyncio.wait(self._adopting)
         return set(self._connections)

@@ -109,7 +109,7 @@ def test_what_takes_too_long_is_cut(daemons: Daemons) -> None:
                 pass
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         family.wait_until_ended(first)
-        assert family.logs("connections are cut after")
+        assert family.logs("connections cut after")
 
 
 def test_a_second_one_is_refused_while_the_first_drains(family: Family, client: CriClient) -> None:

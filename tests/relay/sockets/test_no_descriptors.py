@@ -91,7 +91,7 @@ async def test_clients_whose_upstream_could_not_be_connected_to_are_refused(
         assert await answers_ping(str(stage.path), WAIT_S)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert "connection refused: the file descriptors that are left are the daemon's own" in caplog.messages
+    assert "connection refused: the last file descriptors are reserved for the daemon" in caplog.messages
     await stage.pair()
 
 
