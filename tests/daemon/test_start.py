@@ -350,4 +350,6 @@ def test_with_few_file_descriptors_each_client_that_is_taken_is_served(daemons: 
             served += 1
     # It has about 30 open itself, and keeps four for its work.
     assert 12 <= served < 32
-    wait_until(lambda: "file descriptors that are left" in "\n".join(daemon.log), "the line of the refusal")
+    wait_until(
+        lambda: "the last file descriptors are reserved" in "\n".join(daemon.log), "the line of the refusal"
+    )
