@@ -241,10 +241,14 @@ class Http2Client(Http2End):
     def __init__(self, path: Path, settings: dict[int, int] | None = None, *, begin: bool = True) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(sock)
-        sock.connect(str(path))
         self._next_id = 1
-        if begin:
-            self.send(PREFACE, wire.settings(settings))
+        try:
+            sock.connect(str(path))
+            if begin:
+                self.send(PREFACE, wire.settings(settings))
+        except OSError:
+            sock.close()
+            raise
 
     def open(self, path: str, *fields: tuple[str, str], end: bool = False) -> int:
         """Sends the headers of a call and returns its stream's id."""
