@@ -1,4 +1,4 @@
-"""How values are spelled in the kernel's cgroup files, version 1 and 2; pure functions.
+"""The formats of values in the kernel's cgroup files, version 1 and 2; pure functions.
 
 A value is an integer (-1 stands for "unlimited" where the file knows that) or, for CPU and NUMA node lists,
 text in the kernel's list format.
@@ -34,13 +34,13 @@ class FileFormat:
 
     file: str
     encode: Callable[[Value], str]
-    """Value to what is written."""
+    """Value to text."""
     decode: Callable[[str], Value]
-    """File content to value; ValueError when it is no such content."""
+    """File content to value; ValueError for other content."""
     matches: Callable[[Value, str], bool]
-    """Whether the file's content already is what writing the value would make of it."""
+    """Whether writing the value would leave the file's content as it is."""
     compose: Callable[[Value, str], str] | None = None
-    """Instead of `encode` where what is written also depends on the file's content."""
+    """In place of `encode` where the text also depends on the file's content."""
 
 
 def number(file: str) -> FileFormat:
@@ -110,7 +110,7 @@ def cpu_list(file: str) -> FileFormat:
 
 
 def with_quota(period_us: Value, cpu_max: str) -> str:
-    """What sets the period in cpu.max and keeps the quota that its content names."""
+    """The text that sets the period in cpu.max and keeps its quota."""
     return format_cpu_max(parse_cpu_max(cpu_max)[0], int(period_us))
 
 

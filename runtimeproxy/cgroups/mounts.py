@@ -1,4 +1,4 @@
-"""Where the kernel's cgroup files lie: which version carries which controller, read from the mount."""
+"""The cgroup mounts of a node: the version and folder of each controller."""
 
 from __future__ import annotations
 

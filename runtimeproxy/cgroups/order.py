@@ -1,4 +1,4 @@
-"""In which order values are written, so that no child ever exceeds its parent; pure.
+"""The order of writes in which no child ever exceeds its parent; pure.
 
 Two passes: from the top down every value is loosened to what both old and new value allow, then from the
 bottom up every value is tightened to its new one. Source: Koordinator's leveled update

@@ -1,4 +1,4 @@
-"""Which cgroup parameters there are: names, files, ranges and how two values are merged; data only.
+"""The cgroup parameters: names, files, ranges and the direction of looser values; data only.
 
 The names are those of cgroup version 1, as Koordinator uses them. Source: Koordinator
 pkg/koordlet/util/system/cgroup_resource.go; ranges of mainline files after the kernel's own checks.
@@ -25,7 +25,7 @@ from runtimeproxy.units import (
 
 
 class Direction(Enum):
-    """What makes a value of a parameter looser, so that parents get it before their children."""
+    """The direction of looser values, which parents get before their children."""
 
     NONE = "none"
     """No order is needed: the value is written at once."""
@@ -180,7 +180,7 @@ PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _
 
 
 def check_value(name: str, value: Value) -> str:
-    """Why a value can never be written; empty when it can. Pure: for the checks of a policy's answer."""
+    """Why a value can never be written; empty when it can. Pure: for the checks of a policy's changes."""
     parameter = PARAMETERS.get(name)
     if parameter is None:
         return f"{name} is not a known cgroup parameter"

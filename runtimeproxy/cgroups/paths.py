@@ -1,4 +1,4 @@
-"""From the cgroup parent that the CRI gives to the path below a controller's mount, and nothing else."""
+"""Converts the cgroup parent of the CRI to the path below a controller's mount."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cgroup_path(text: str) -> tuple[str, ...]:
     * `kubepods-besteffort-pod1.slice:cri-containerd:id`: a systemd scope in a slice.
 
     Raises:
-        CgroupPathError: the path is empty or the root, holds `..`, `.`, a NUL or another control character,
+        CgroupPathError: The path is empty or the root, holds `..`, `.`, a NUL or another control character,
             an over-long name, or a slice name that systemd would refuse.
     """
     if text.count(":") == 2 and "/" not in text:
@@ -63,7 +63,7 @@ def container_path(parent: str, container_id: str, *, prefix: str = "") -> tuple
     Source: containerd internal/cri/server/helpers.go `getCgroupsPath`; CRI-O internal/config/cgmgr.
 
     Raises:
-        CgroupPathError: as `cgroup_path`; or the id is no plain name.
+        CgroupPathError: As `cgroup_path`; or the id is not a plain name.
     """
     pod = cgroup_path(parent)
     if pod[-1].endswith(".slice"):

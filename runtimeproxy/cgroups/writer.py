@@ -73,7 +73,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """A path that leaves the cgroup tree."""
     FAILED = "failed"
-    """The kernel said no."""
+    """An error of the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class WriteResult:
     old: Value | None = None
     """What the file held before; None when that is not known."""
     error: str = ""
-    """Why, unless written or unchanged; begins with the errno's name (`EBUSY`) when the kernel said no."""
+    """Why, unless written or unchanged; begins with the errno's name (`EBUSY`) for an error of the kernel."""
 
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
@@ -97,7 +97,7 @@ _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 
 
 def outcome_of(error: OSError) -> Outcome:
-    """The outcome that an error of the kernel stands for."""
+    """The outcome of an error of the kernel."""
     if error.errno in _GONE:
         return Outcome.MISSING
     return Outcome.REFUSED if error.errno in _LINKED else Outcome.FAILED
@@ -143,7 +143,7 @@ class _Target:
 
 @dataclass(slots=True)
 class _Batch:
-    """What one call of `write_levels` knows so far."""
+    """The state of one call of `write_levels`."""
 
     results: dict[Key | tuple[str, str], WriteResult] = field(default_factory=dict)
     targets: dict[Key, _Target] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class CgroupWriter:
         return tuple(batch.results.values())
 
     def read(self, cgroup: str, name: str) -> Value | None:
-        """The value in a cgroup's file; None when there is no such file or cgroup, or it holds no such value.
+        """The value in a cgroup's file; None without such a file or cgroup, or for other content.
 
         Raises:
             KeyError: no parameter has that name.
@@ -258,7 +258,7 @@ def _compare(target: _Target, batch: _Batch) -> None:
         batch.results[key] = target.failed(error)
         return
     except ValueError:
-        # Content that makes no sense is no reason to leave it there: it is overwritten.
+        # Content that cannot be parsed is overwritten.
         old = None
     if is_same:
         batch.results[key] = target.result(Outcome.UNCHANGED, old)

@@ -125,7 +125,7 @@ def _cgroup_parent(info: Mapping[str, Any]) -> str:
 
 
 def _member(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """The object at a path of keys; empty if anything on the way is missing or no object."""
+    """The object at a path of keys; empty if anything on the way is missing or not an object."""
     for key in path:
         found = document.get(key)
         if not isinstance(found, dict):

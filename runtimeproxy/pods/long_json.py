@@ -1,4 +1,4 @@
-"""JSON of any length, read and written so that other threads have their turns.
+"""JSON of any length, read and written so that other threads run meanwhile.
 
 The standard library's fast code reads or writes a whole document before it lets another thread run: 200 ms
 for a pod with 4 MiB of tiny annotations. Its code in Python takes longer, and others get between.
@@ -11,7 +11,7 @@ from json import decoder, scanner
 from typing import Any, Final
 
 SHORT_CHARS: Final = 256 * 1024
-"""What is shorter is read at once; that takes up to 5 ms."""
+"""Shorter documents are read at once, in up to 5 ms."""
 
 
 class _InterruptibleDecoder(json.JSONDecoder):
@@ -25,11 +25,11 @@ class _InterruptibleDecoder(json.JSONDecoder):
 
 
 def read_json(text: str) -> object:
-    """What a document in JSON says.
+    """The content of a JSON document.
 
     Raises:
-        ValueError: It is none.
-        RecursionError: It is nested too deep.
+        ValueError: Not valid JSON.
+        RecursionError: Nested too deep.
     """
     found: Any = json.loads(text) if len(text) <= SHORT_CHARS else _InterruptibleDecoder().decode(text)
     return found

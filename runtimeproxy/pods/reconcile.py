@@ -1,4 +1,4 @@
-"""What has become of a saved record while the proxy was away: pure rules."""
+"""Compares saved records with the runtime's: pure rules."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ COMPARED: Final = (
     "cpuset_cpus",
     "cpuset_mems",
 )
-"""What an update of a running container can change, but for `oom_score_adj`: the runtime may have bounded it
-at the creation and report that. Source: containerd, option restrict_oom_score_adj."""
+"""Values that an update of a running container can change, without `oom_score_adj`: the runtime may have
+bounded it at the creation, and report that. Source: containerd, option restrict_oom_score_adj."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-"""Limits within one page are one to the kernel."""
+"""The kernel rounds memory limits to pages."""
 
 
 def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecord:
-    """A saved record with what the runtime says now.
+    """A saved record, updated by the runtime's present one.
 
-    A value that differs from the applied one was set by somebody else while the proxy was away, so it counts
-    as the kubelet's wish, and no policy owns the field any more. Only values that the record has and the
-    runtime reports are compared: runtimes report values that nobody gave, and leave out some that were given.
+    A value that differs from the applied one was set while the proxy was away, so it counts as the kubelet's
+    request, and no policy owns the field any more. Only values that both records have are compared: runtimes
+    report defaults that no request had, and leave out some requested values.
 
     Args:
-        record: What the proxy knew.
-        seen: What the runtime says of the same container.
+        record: The saved record.
+        seen: The runtime's record of the same container.
     """
     found = _differences(record.applied, seen.applied)
     state = max(record.state, seen.state)
@@ -61,31 +61,27 @@ def changed_values(before: Resources, now: Resources) -> list[dict[str, str]]:
     keys = dict.fromkeys((*before.unified, *now.unified))
     both |= {f"{UNIFIED}[{key}]": (before.unified.get(key), now.unified.get(key)) for key in keys}
     return [
-        {"field": name, "from": _told(old), "to": _told(new)}
+        {"field": name, "from": "" if old is None else str(old), "to": "" if new is None else str(new)}
         for name, (old, new) in both.items()
         if old != new
     ]
 
 
-def _told(value: int | str | None) -> str:
-    return "" if value is None else str(value)
-
-
 def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """One record of a saved one and of one in the store, where nothing has happened to the container."""
+    """One record of a saved one and of a container in the store without an event."""
     return reconciled(saved, known) if known.recovered else newer_container(saved, known)
 
 
 def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
-    """One record of a saved one and of one in the store, where nothing has happened to the sandbox.
+    """One record of a saved one and of a sandbox in the store without an event.
 
-    The runtime reports the resources of the sandbox's start, so they tell nothing of what came later.
+    The runtime reports the resources of the sandbox's start, without later updates.
     """
     return known if saved.recovered and known.detailed else newer_pod(saved, known)
 
 
 def newer_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """The saved record of two, but a container does not go back to a state in which it has been."""
+    """The saved record, but with the later of both states."""
     return saved if saved.state >= known.state else replace(saved, state=known.state)
 
 

@@ -1,4 +1,4 @@
-"""What the proxy remembers of a pod and of a container. Values of environment variables are never kept."""
+"""Records of pods, containers and cgroups. Values of environment variables are never recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _no_changes() -> Mapping[str, str | None]:
 
 
 class Lifecycle(IntEnum):
-    """How far a sandbox or container has come; a sandbox is never CREATED."""
+    """The state of a sandbox or container; a sandbox is never CREATED."""
 
     CREATED = 0
     RUNNING = 1
@@ -45,28 +45,28 @@ class PodRecord:
     uid: str = ""
     attempt: int = 0
     labels: Mapping[str, str] = field(default_factory=_no_entries)
-    """As the runtime got them, so with the changes of policies."""
+    """As sent to the runtime, with the changes of policies."""
     annotations: Mapping[str, str] = field(default_factory=_no_entries)
-    """As the runtime got them, so with the changes of policies."""
+    """As sent to the runtime, with the changes of policies."""
     label_changes: Mapping[str, str | None] = field(default_factory=_no_changes)
-    """What policies changed in the labels; None stands for "taken away"."""
+    """Changes of policies; None removes a label."""
     annotation_changes: Mapping[str, str | None] = field(default_factory=_no_changes)
-    """What policies changed in the annotations; None stands for "taken away"."""
+    """Changes of policies; None removes an annotation."""
     runtime_handler: str = ""
     cgroup_parent: str = ""
-    """Where the sandbox lives; empty when it is not known."""
+    """The sandbox's cgroup; empty when it is not known."""
     overhead: Resources = NO_RESOURCES
     requested: Resources = NO_RESOURCES
-    """What the kubelet asked for, all its calls together."""
+    """The values of all requests of the kubelet."""
     applied: Resources = NO_RESOURCES
-    """What the runtime got, all calls together."""
+    """The values of all requests to the runtime."""
     owners: Mapping[str, str] = field(default_factory=_no_entries)
     """Changed field to the policy that changed it."""
     state: Lifecycle = Lifecycle.RUNNING
     detailed: bool = True
     """Whether cgroup parent and resources are known; a list of the runtime has neither."""
     recovered: bool = False
-    """Whether it comes from the runtime itself: then nobody knows what policies have changed."""
+    """Whether it comes from the runtime itself: then the changes of policies are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,36 +79,36 @@ class ContainerRecord:
     attempt: int = 0
     labels: Mapping[str, str] = field(default_factory=_no_entries)
     annotations: Mapping[str, str] = field(default_factory=_no_entries)
-    """As the runtime got them, so with the changes of policies."""
+    """As sent to the runtime, with the changes of policies."""
     requested: Resources = NO_RESOURCES
-    """What the kubelet asked for, all its calls together; after a restart what the runtime reports."""
+    """The values of all requests of the kubelet; after a restart those that the runtime reports."""
     applied: Resources = NO_RESOURCES
-    """What the runtime got, all calls together."""
+    """The values of all requests to the runtime."""
     owners: Mapping[str, str] = field(default_factory=_no_entries)
     """Changed field to the policy that changed it."""
     pending_cgroup: Mapping[str, int | str] = field(default_factory=_no_entries)
-    """Cgroup values that wait for the container's cgroup, which exists only once it is started."""
+    """Cgroup values to be written when the container is started, because its cgroup exists only then."""
     state: Lifecycle = Lifecycle.CREATED
     detailed: bool = True
     """Whether the resources are known; a list of the runtime has none."""
     recovered: bool = False
-    """Whether it comes from the runtime itself: then nobody knows what policies have changed."""
+    """Whether it comes from the runtime itself: then the changes of policies are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagedValue:
-    """A value that policies have put into a file of a cgroup."""
+    """A value that policies have written to a file of a cgroup."""
 
     wanted: int | str
     original: int | str | None = None
-    """What the file held before, or what somebody else has put there since; None if that is not known."""
+    """The content of the file before, or a foreign value written since; None if it is not known."""
     reapply: bool = True
-    """Whether it is written again when it has changed: no longer once other policies count."""
+    """Whether it is written again when it has changed: no longer once other policies are in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupRecord:
-    """What policies have put into the files of a cgroup."""
+    """The values that policies have written to the files of a cgroup."""
 
     id: str
     """The cgroup's path below a controller's mount, with a slash in front."""

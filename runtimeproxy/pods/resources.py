@@ -1,4 +1,4 @@
-"""Resources of the CRI as `Resources`: reading them from messages and JSON, and laying updates over them."""
+"""Resources of the CRI as `Resources`: read from messages and JSON, and overlaid with updates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_entries(entries: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """Entries that nobody else has, as policies may be shown them: in their threads, longer than a call."""
+    """Unshared entries as policies may be given them: in their threads, for longer than a call."""
     return MappingProxyType(entries) if entries else NO_ENTRIES
 
 

@@ -60,14 +60,6 @@ ONLINE_MEMORY_NODES: Final = Path("/sys/devices/system/node/has_memory")
 """Source: Linux, Documentation/ABI/stable/sysfs-devices-node and sysfs-devices-system-cpu."""
 
 
-class ServedError(RuntimeProxyError):
-    """An instance serves, and would change restored values again."""
-
-
-class NoCheckpointError(RuntimeProxyError):
-    """There is no checkpoint."""
-
-
 def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
     """Restores all values that policies own; returns the result of each.
 
@@ -78,12 +70,11 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
         dry_run: Only returns the plan.
 
     Raises:
-        ServedError: An instance serves, and it is not a dry run.
-        NoCheckpointError: There is no checkpoint.
-        RuntimeProxyError: The checkpoint cannot be read, or the runtime does not answer.
+        RuntimeProxyError: An instance serves and it is not a dry run, there is no checkpoint, it cannot be
+            read, or the runtime does not answer.
     """
     if not dry_run and is_served(settings.proxy.endpoint):
-        raise ServedError(
+        raise RuntimeProxyError(
             f"an instance serves on {settings.proxy.endpoint}: end it first, or it changes everything again"
         )
     path, saved = _saved(Path(settings.state.dir))
@@ -211,14 +202,14 @@ def _saved(folder: Path) -> tuple[Path, Saved]:
     """The path and content of the checkpoint; without one the changes of policies are unknown.
 
     Raises:
-        NoCheckpointError: There is none.
-        CheckpointError: It cannot be read.
+        CheckpointError: There is none, or it cannot be read.
     """
     with closing(CheckpointFile(folder, read_only=True)) as file:
         try:
             file.path.stat()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise NoCheckpointError(f"{file.path}: no checkpoint; is this the daemon's state.dir?") from error
+            reason = "no checkpoint; is this the daemon's state.dir?"
+            raise CheckpointError(f"{file.path}: {reason}") from error
         except OSError as error:
             raise CheckpointError(f"{file.path}: {error.strerror}") from error
         return file.path, file.load()

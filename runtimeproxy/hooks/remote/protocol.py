@@ -143,10 +143,8 @@ def pod_change(
     request: api_pb2.PodSandboxHookRequest, response: api_pb2.PodSandboxHookResponse, mode: ResponseMode
 ) -> PodChange | None:
     """The change of a pod's message and of its own cgroup that a response asks for; None for none."""
-    resources = None
-    if response.HasField("resources"):
-        is_complete = _is_complete(mode, _evidence(request, response, _POD_ECHO))
-        resources = _resource_change(request.resources, response.resources, is_complete=is_complete)
+    is_complete = _is_complete(mode, request, response, _POD_ECHO)
+    resources = _resource_change(request, response, "resources", is_complete=is_complete)
     cgroup = {name: value for name, value in _cgroup_values(resources) if name in _POD_CGROUP_NAMES}
     change = PodChange(
         labels=_changed_entries(request.labels, response.labels),
@@ -164,9 +162,9 @@ def container_change(
     mode: ResponseMode,
 ) -> ContainerChange | None:
     """The change of a created or updated container that a response asks for; None for none."""
-    is_complete = _is_complete(mode, _evidence(request, response, _CONTAINER_ECHO))
+    is_complete = _is_complete(mode, request, response, _CONTAINER_ECHO)
     change = ContainerChange(
-        resources=_container_resources(request, response, is_complete=is_complete),
+        resources=_resource_change(request, response, "container_resources", is_complete=is_complete),
         annotations=_changed_entries(request.container_annotations, response.container_annotations),
         env=_changed_env(request.container_envs, response.container_envs, is_complete=is_complete),
         cgroup_parent=_changed_parent(request.pod_cgroup_parent, response.pod_cgroup_parent),
@@ -183,8 +181,9 @@ def start_change(
 
     A StartContainer request has no fields for values, and a cgroup file cannot be cleared.
     """
-    is_complete = _is_complete(mode, _evidence(request, response, _CONTAINER_ECHO))
-    cgroup = dict(_cgroup_values(_container_resources(request, response, is_complete=is_complete)))
+    is_complete = _is_complete(mode, request, response, _CONTAINER_ECHO)
+    resources = _resource_change(request, response, "container_resources", is_complete=is_complete)
+    cgroup = dict(_cgroup_values(resources))
     return CgroupChange(cgroup=cgroup) if cgroup else None
 
 
@@ -238,11 +237,11 @@ def _pod_metadata(pod: PodView) -> api_pb2.PodSandboxMetadata:
     )
 
 
-def _is_complete(mode: ResponseMode, evidence: Iterator[bool]) -> bool:
+def _is_complete(mode: ResponseMode, request: Message, response: Message, echo: tuple[str, ...]) -> bool:
     """Whether a response is an echo, so that what it lacks is to be cleared."""
     if mode is not ResponseMode.AUTO:
         return mode is ResponseMode.COMPLETE
-    repeated = list(evidence)
+    repeated = list(_evidence(request, response, echo))
     return bool(repeated) and all(repeated)
 
 
@@ -261,41 +260,28 @@ def _evidence(request: Any, response: Any, fields: tuple[str, ...]) -> Iterator[
             yield bool(answered) if isinstance(shown, int | str) else all(key in answered for key in shown)
 
 
-def _container_resources(
-    request: api_pb2.ContainerResourceHookRequest,
-    response: api_pb2.ContainerResourceHookResponse,
-    *,
-    is_complete: bool,
-) -> ResourceChange | None:
-    if not response.HasField("container_resources"):
-        return None
-    return _resource_change(
-        request.container_resources, response.container_resources, is_complete=is_complete
-    )
-
-
 def _resource_change(
-    shown: api_pb2.LinuxContainerResources,
-    answered: api_pb2.LinuxContainerResources,
-    *,
-    is_complete: bool,
+    request: Message, response: Message, field: str, *, is_complete: bool
 ) -> ResourceChange | None:
     """Huge page limits of a response have no effect, as in Koordinator's proxy."""
-    fields: dict[str, Any] = {}
-    for field, name in NUMBERS.items():
-        value = getattr(answered, field)
+    if not response.HasField(field):
+        return None
+    shown, answered = getattr(request, field), getattr(response, field)
+    changed: dict[str, Any] = {}
+    for number, name in NUMBERS.items():
+        value = getattr(answered, number)
         # Koordinator's proxy ignores "unlimited" for memory in an echo, so koordlet's never had an effect.
-        is_ignored = value < 0 and is_complete and field.startswith("memory")
-        if value and value != getattr(shown, field) and not is_ignored:
-            fields[name] = value
+        is_ignored = value < 0 and is_complete and number.startswith("memory")
+        if value and value != getattr(shown, number) and not is_ignored:
+            changed[name] = value
     if answered.oom_score_adj != shown.oom_score_adj and (answered.oom_score_adj or is_complete):
-        fields["oom_score_adj"] = answered.oom_score_adj
+        changed["oom_score_adj"] = answered.oom_score_adj
     for name in _CPUSETS:
         cpuset = getattr(answered, name)
         if cpuset != getattr(shown, name) and (cpuset or is_complete):
-            fields[name] = cpuset or CLEAR
+            changed[name] = cpuset or CLEAR
     unified = _changed_entries(shown.unified, answered.unified)
-    return ResourceChange(**fields, unified=unified) if fields or unified else None
+    return ResourceChange(**changed, unified=unified) if changed or unified else None
 
 
 def _changed_entries(shown: Mapping[str, str], answered: Mapping[str, str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ class BadRowError(ValueError):
 
 
 class Kind(IntEnum):
-    """What a row is about."""
+    """The kind of a row."""
 
     POD = 1
     CONTAINER = 2
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 class Rank(IntEnum):
-    """How much the writer of a row knew; a row never gives way to one of less rank."""
+    """The source of a row; a row is never replaced by one of lower rank."""
 
     LISTED = 0
     """From a list of the runtime."""
@@ -54,18 +54,18 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be written about one id."""
+    """A row to write."""
 
     kind: Kind
     id: str
     record: Record | None
-    """None: there is nothing any more."""
+    """None: the row is deleted."""
     rank: Rank = Rank.SEEN
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     pods: tuple[PodRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
@@ -75,7 +75,7 @@ class Saved:
 
 
 def rank_of(record: Record) -> Rank:
-    """How much stands behind a record to which nothing has happened in this process."""
+    """The rank of a record without an event in this process."""
     if isinstance(record, CgroupRecord) or not record.recovered:
         return Rank.SEEN
     return Rank.ASKED if record.detailed else Rank.LISTED
