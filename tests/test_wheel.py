@@ -38,11 +38,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_each_package_says_that_it_has_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package}/py.typed" for package in ("runtimeproxy", "cri_api", "policies")} <= names
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_the_types_of_the_installed_packages(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)

@@ -81,6 +81,7 @@ def cpu_ms(pid: int) -> float:
     return spent_ns / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_version_does_not_wait_for_long_requests(daemon: ProxyProcess, kind: str) -> None:
     """Of a few rounds of the other client, the best counts: each holds a call of every kind."""

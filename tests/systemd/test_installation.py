@@ -44,6 +44,7 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_installation_work_as_written(clone: Path, tmp_path: Path) -> None:
     steps = block(README, "## Install", "sh")
     systemctl = [line for line in steps.splitlines() if line.startswith("systemctl ")]
