@@ -215,9 +215,9 @@ def _bypass(arguments: argparse.Namespace) -> int:
 
 def _upgrade(arguments: argparse.Namespace) -> int:
     proxy = _load_settings(arguments).proxy
-    from runtimeproxy.service.handover.command import upgrade
+    from runtimeproxy.service.handover.upgrade import request_upgrade
 
-    old, new = upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    old, new = request_upgrade(proxy.endpoint, proxy.upgrade_start_s)
     print(f"process {new} serves; process {old} ends after its last call")
     return EXIT_OK
 

@@ -1,4 +1,8 @@
-"""The predecessor's side of an upgrade: it starts its successor, hands over, and drains or serves again."""
+"""The predecessor's side of an upgrade: it starts its successor, hands over, and drains or serves again.
+
+The command `upgrade` runs in a process of its own: it signals the predecessor and reads the result in the
+lock file.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.relay.listener import lock_path, read_lock
 from runtimeproxy.service import signals
 from runtimeproxy.service.handover.protocol import (
     Channel,
@@ -47,8 +52,14 @@ ERRORS_LIMIT_BYTES: Final = 4_096
 MAIN_PID_TRIES: Final = 40
 MAIN_PID_PAUSE_S: Final = 0.05
 
+REQUEST_PAUSE_S: Final = 0.05
+REQUEST_SLACK_S: Final = 10.0
+"""For a start or a reload that the instance finishes first, and for a busy node."""
+
 TAKEN_OVER: Final = "taken over"
 """A successor notes this in the lock file."""
+
+_UNREADABLE: Final = (0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,3 +389,59 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# The command
+
+
+class UpgradeFailedError(RuntimeProxyError):
+    """The instance that served before goes on."""
+
+
+def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
+    """Has the instance on a socket start its successor; returns the process ids of both.
+
+    Args:
+        endpoint: the path of the socket.
+        start_s: how long the successor may take to come up.
+
+    Raises:
+        NoInstanceError: no instance serves there, or it is another user's.
+        UpgradeFailedError: the successor did not come up, or the result is not known in time.
+    """
+    path = lock_path(endpoint)
+    before = last = _lock_lines(path)
+    pid = signals.signal_instance(endpoint, signals.UPGRADE)
+    deadline_s = time.monotonic() + start_s + SERVING_S + REQUEST_SLACK_S
+    while time.monotonic() < deadline_s:
+        now = _lock_lines(path)
+        if now[0] != pid and _note_text(now) == TAKEN_OVER:
+            return pid, now[0]
+        # Read twice: the first time it may have been half written.
+        if now == last and (failure := _request_failure(pid, before, now)):
+            raise UpgradeFailedError(f"{endpoint}: {failure}")
+        last = now
+        time.sleep(REQUEST_PAUSE_S)
+    raise UpgradeFailedError(f"{endpoint}: process {pid} did not report the result in time; see its log")
+
+
+def _request_failure(pid: int, before: tuple[int, str], now: tuple[int, str]) -> str:
+    """Why the upgrade failed; empty while its result is not known."""
+    if now in (before, _UNREADABLE):
+        return ""
+    if now[0] != pid:
+        return f"process {pid} has ended, and process {now[0]} was started anew"
+    return f"{_note_text(now)}; process {pid} serves" if now[1] else f"process {pid} was told to end"
+
+
+def _note_text(lines: tuple[int, str]) -> str:
+    """The note without its time."""
+    return lines[1].partition(" ")[2]
+
+
+def _lock_lines(path: str) -> tuple[int, str]:
+    try:
+        return read_lock(path)
+    except (OSError, ValueError):
+        # `signal_instance` finds out whether there is an instance.
+        return _UNREADABLE

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.listener import listen, lock_path
-from runtimeproxy.service.handover.command import UpgradeFailedError, upgrade
-from runtimeproxy.service.handover.upgrade import TAKEN_OVER, note
+from runtimeproxy.service.handover.upgrade import TAKEN_OVER, UpgradeFailedError, note, request_upgrade
 from runtimeproxy.service.signals import UPGRADE
 
 OWN_PID = os.getpid()
@@ -44,7 +43,7 @@ def instance(socket_folder: Path) -> Iterator[Instance]:
 
 def test_the_successor_says_that_it_took_over(instance: Instance) -> None:
     instance.answer = f"{OTHER_PID}\n{note(TAKEN_OVER)}\n"
-    assert upgrade(instance.listener.address, 30.0) == (OWN_PID, OTHER_PID)
+    assert request_upgrade(instance.listener.address, 30.0) == (OWN_PID, OTHER_PID)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +66,4 @@ def test_what_is_no_upgrade(instance: Instance, before: str, answer: str, reason
     instance.listener.note(before)
     instance.answer = answer
     with pytest.raises(UpgradeFailedError, match=reason):
-        upgrade(instance.listener.address, 30.0)
+        request_upgrade(instance.listener.address, 30.0)
