@@ -138,13 +138,11 @@ class CreateContainer(CriCall):
         if decision is not None:
             self._draft.owners, self._draft.pending = decision.owners, pending_values(question, decision)
 
-    def preparation(self) -> Callable[[], object] | None:
+    def prepare(self) -> None:
         """Prepares the container's record, and its sandbox's if that is unknown."""
-        return self._draft.prepare if self._pod is not None else self._prepare_both
-
-    def _prepare_both(self) -> None:
         self._draft.prepare()
-        self._unseen = self._unseen_pod()
+        if self._pod is None:
+            self._unseen = self._unseen_pod()
 
     def release(self) -> None:
         """Keeps names, and the inputs of the records."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_summary
@@ -24,17 +24,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.fields import View
     from runtimeproxy.hooks.selector import PodTraits
 
-ResultT = TypeVar("ResultT")
-
 SCOPE_PREFIXES: Final = {"cri-o": "crio"}
 """Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
-
-
-class InWorker(Protocol):
-    """Runs long work in a worker thread."""
-
-    def __call__(self, work: Callable[[], ResultT], /) -> Awaitable[ResultT]:
-        """What the work returns."""
 
 
 class DueWrites(NamedTuple):
@@ -96,8 +87,8 @@ def pending_values(question: Question, decision: Decision | None) -> Mapping[str
 class CriCall(ABC):
     """One intercepted call whose request is parsed.
 
-    It may be made in any thread. All its methods run in the event loop's thread, but for `Question.edit`,
-    `Question.make_view` and what `preparation` returns.
+    It may be made in any thread. Its methods run in the event loop's thread, but for `prepare`,
+    `Question.edit` and `Question.make_view`.
 
     Attributes:
         request_type: Of the request.
@@ -112,7 +103,7 @@ class CriCall(ABC):
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
             Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
         due_writes: The cgroup values to write now that the call has succeeded; None if there are none.
-        in_worker: Runs long work in a worker thread; None if the request is short.
+        is_long: Whether work on the request takes long, and so belongs into a worker thread.
     """
 
     request_type: ClassVar[type[Message]]
@@ -124,7 +115,7 @@ class CriCall(ABC):
     resized_cgroup = ""
     disturbed_cgroup = ""
     due_writes: DueWrites | None = None
-    in_worker: InWorker | None = None
+    is_long = False
 
     def __init__(self, services: CallServices, request: Message) -> None:
         self.services = services
@@ -150,12 +141,12 @@ class CriCall(ABC):
         """The request, edited or not, goes to the runtime now."""
         return
 
-    def preparation(self) -> Callable[[], object] | None:
-        """Work in advance for `on_success`, for any thread; None if there is none.
+    def prepare(self) -> None:
+        """Does work in advance for `on_success`, in any thread and without access to the store.
 
         Optional for short requests; a long one is always prepared before it is sent.
         """
-        return None
+        return
 
     def release(self) -> None:
         """Drops the parts of a long request that are no longer needed once it is prepared."""

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from runtimeproxy.interception import CallHead, Reply
 
 ResultT = TypeVar("ResultT")
-
 Decisions: TypeAlias = "list[tuple[Question, Decision]]"
 
 CALL_TYPES: Final[Mapping[CallKind, type[CriCall]]] = MappingProxyType(
@@ -205,7 +204,7 @@ class InterceptedCall:
         call = await services.long_work.run(connection, parse_message, len(data))
         if message.size_bytes > len(data):
             self._reply.reserve(message.size_bytes, _ignore)
-        call.in_worker = self._in_worker
+        call.is_long = True
         return call
 
     async def _reserve(self, size_bytes: int) -> None:
@@ -232,7 +231,7 @@ class InterceptedCall:
         is_known = call.find_records() or not (has_hooks or any(map(chain.has_policies, method.after)))
         self._turn_key = call.turn_key
         must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
-        if must_wait or call.in_worker is not None or (has_hooks and not call.has_one_question):
+        if must_wait or call.is_long or (has_hooks and not call.has_one_question):
             self._turn = services.order.enter(self._turn_key)
             self._task = services.spawn(self._decide_in_task(call))
             return
@@ -318,7 +317,7 @@ class InterceptedCall:
                 if not call.has_one_question:
                     await run(executor, self._write_all, decisions)
             frame = self._edited_frame(call)
-            if call.in_worker is not None:
+            if call.is_long:
                 await self._prepare_long(call)
             if self._call is not None:
                 self._forward(call, frame)
@@ -364,7 +363,7 @@ class InterceptedCall:
                     policies,
                     budget_s=max(0.0, self._until_s - loop.time()),
                     apply=self._apply if call.has_one_question else _postpone,
-                    is_short=call.in_worker is None,
+                    is_short=not call.is_long,
                 )
                 if decision.refusal is not None:
                     return decision.refusal
@@ -374,11 +373,11 @@ class InterceptedCall:
         return None
 
     async def _view(self, call: CriCall, question: Question) -> View:
-        if call.in_worker is None:
+        if not call.is_long:
             return question.make_view()
         try:
             async with asyncio.timeout_at(self._until_s):
-                return await call.in_worker(question.make_view)
+                return await self._in_worker(question.make_view)
         except TimeoutError:
             raise NoDecisionError("the request could not be made ready for policies in time") from None
 
@@ -403,26 +402,23 @@ class InterceptedCall:
         call.on_sent()
         self._reply.forward(frame)
         # Not before the message is written, and then the response need not wait for it.
-        if call.in_worker is None:
+        if not call.is_long:
             asyncio.get_running_loop().call_soon(self._prepare)
 
     def _prepare(self) -> None:
         """Makes the record of a short request while the runtime works."""
         try:
-            work = self._call.preparation() if self._call is not None else None
-            if work is not None:
-                work()
+            if self._call is not None:
+                self._call.prepare()
         except Exception as error:  # noqa: BLE001 - it is tried again when the response is there
             self._report(error)
 
     async def _prepare_long(self, call: CriCall) -> None:
         """Makes the record of a long request before it is sent, for the response must not wait for that."""
-        work, now_s = call.preparation(), asyncio.get_running_loop().time()
-        if call.in_worker is None or work is None:
-            return
+        until_s = max(self._until_s, asyncio.get_running_loop().time() + PREPARATION_GRACE_S)
         try:
-            async with asyncio.timeout_at(max(self._until_s, now_s + PREPARATION_GRACE_S)):
-                await call.in_worker(work)
+            async with asyncio.timeout_at(until_s):
+                await self._in_worker(call.prepare)
         except TimeoutError:
             # The decision holds; the records are compared with the runtime once it has answered.
             self._call = None

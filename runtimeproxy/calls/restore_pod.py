@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -43,12 +42,9 @@ class RestorePod(NewSandbox):
             if decision is not None:
                 draft.owners = decision.owners
 
-    def preparation(self) -> Callable[[], object] | None:
+    def prepare(self) -> None:
         """Prepares the records of the pod and its containers."""
-        return self._prepare
-
-    def _prepare(self) -> None:
-        self._draft.prepare()
+        super().prepare()
         for draft in self._containers.values():
             draft.prepare()
 

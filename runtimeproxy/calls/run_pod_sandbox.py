@@ -100,9 +100,9 @@ class NewSandbox(CriCall):
         """The uid, and the sandbox's id once there is one."""
         return (self.turn_key, self._record.id) if self._record is not None else (self.turn_key,)
 
-    def preparation(self) -> Callable[[], object] | None:
+    def prepare(self) -> None:
         """Prepares the pod's record."""
-        return self._draft.prepare
+        self._draft.prepare()
 
     def release(self) -> None:
         """Keeps the pod's name and its record."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
@@ -47,10 +46,11 @@ class UpdateContainerResources(ContainerCall):
         self._update_key = ""
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
+        self._before: ContainerRecord | None = None
+        self._prepared: ContainerRecord | None = None
 
     def find_records(self) -> bool:
-        pod = self.pod
+        self._before, pod = self.record, self.pod
         # The pod is resized before or after its containers, as the values rise or fall.
         self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
         return super().find_records()
@@ -88,13 +88,10 @@ class UpdateContainerResources(ContainerCall):
         if left:
             all_pending[self._update_key] = left
 
-    def preparation(self) -> Callable[[], object] | None:
+    def prepare(self) -> None:
         """Makes the record that is valid afterwards unless the present one changes meanwhile."""
-        record = self.record
-        return None if record is None else partial(self._prepare, record)
-
-    def _prepare(self, record: ContainerRecord) -> None:
-        self._prepared = record, self._updated(record)
+        if self._before is not None:
+            self._prepared = self._updated(self._before)
 
     def release(self) -> None:
         """Drops the request: all that is needed of it is read."""
@@ -105,9 +102,8 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is None:
             return
-        is_prepared = self._prepared is not None and self._prepared[0] is record
-        updated = self._prepared[1] if self._prepared and is_prepared else self._updated(record)
-        self.services.store.containers.put(updated)
+        prepared = self._prepared if record is self._before else None
+        self.services.store.containers.put(prepared or self._updated(record))
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.

@@ -249,12 +249,12 @@ async def test_a_record_that_takes_too_long_is_left_out() -> None:
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
     from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
 
-    original = RunPodSandbox.preparation
+    original = RunPodSandbox.prepare
     try:
-        RunPodSandbox.preparation = lambda self: lambda: waited(let_go)  # type: ignore[method-assign]
+        RunPodSandbox.prepare = lambda self: waited(let_go)  # type: ignore[method-assign]
         await call.reply.done()
     finally:
-        RunPodSandbox.preparation = original  # type: ignore[method-assign]
+        RunPodSandbox.prepare = original  # type: ignore[method-assign]
         let_go.set()
     assert call.reply.forwarded == [None]
     await call.ended(Outcome.SUCCEEDED)
