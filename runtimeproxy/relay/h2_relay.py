@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import MAX_STREAM_ID, MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
+from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.relay.budget import ConnectionMemory
 from runtimeproxy.relay.error_response import TableSizeUpdates, error_response
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""Of an intercepted call's message, without its gRPC prefix: what containerd and the kubelet accept."""
 MAX_OWN_FRAMES: Final = 1000
 """Own frames that may wait for a side that does not read; above it the connection is closed."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, rst_stream
-from runtimeproxy.interception import Outcome
+from runtimeproxy.interception import PREFIX_BYTES, Outcome
 from runtimeproxy.relay.budget import Reservation
 from runtimeproxy.relay.error_response import error_response
 from runtimeproxy.relay.flow_control import NOTHING_UNSENT
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from runtimeproxy.interception import CallHandler, CallHead
     from runtimeproxy.relay.h2_relay import H2Relay
 
-PREFIX_BYTES: Final = 5
-"""Of a gRPC message: one byte of flags, four of length. Source: gRPC over HTTP/2."""
 MAX_OBSERVED_BYTES: Final = 1024 * 1024
 """Of a response that is kept for the records; those of intercepted calls have a few hundred bytes."""
 SURPLUS_BYTES: Final = 4096
