@@ -55,7 +55,7 @@ class CheckpointSync:
         cgroups: The cgroup values that policies wrote.
         recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
-        is_passive: Whether another process decides on calls, or none does.
+        is_standby: Whether the bypass is on, or another process decides on calls.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class CheckpointSync:
         cgroups: ManagedCgroups,
         recovery: Recovery,
         thread: Executor,
-        is_passive: Callable[[], bool] = lambda: False,
+        is_standby: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._store = store
         self._cgroups = cgroups
         self._recovery = recovery
-        self._is_passive = is_passive
+        self._is_standby = is_standby
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _Moment()
         sources = {
@@ -171,7 +171,7 @@ class CheckpointSync:
 
     def _on_change(self, kind: Kind, identity: str, is_event: bool) -> None:
         # While a successor decides, it compares the runtime's reports with its own records.
-        if is_event or not self._is_passive():
+        if is_event or not self._is_standby():
             self._writer.note(kind, identity, is_event)
 
     def _all_ids(self) -> Iterator[tuple[Kind, str]]:

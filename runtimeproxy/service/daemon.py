@@ -228,11 +228,6 @@ class Daemon:
         loop.add_signal_handler(BYPASS_OFF, self._choose_bypass, False)
         unblock()
 
-    def _choose_bypass(self, is_on: bool) -> None:
-        self._bypass.choose(is_on)
-        if self.ready.is_set():
-            self._notifier.status(self._status())
-
     def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._end.done():
             self._spawn(work())
@@ -267,7 +262,7 @@ class Daemon:
                 self._settings,
                 self._executor,
                 self._spawn,
-                self._leaves_cgroups_alone,
+                self._is_standby,
                 self._loader,
                 self._sink,
             )
@@ -358,6 +353,11 @@ class Daemon:
         summary = self._engine.summary if self._engine is not None else "loading"
         return "; ".join(filter(None, (trouble, bypass, summary, clients)))
 
+    def _choose_bypass(self, is_on: bool) -> None:
+        self._bypass.choose(is_on)
+        if self.ready.is_set():
+            self._notifier.status(self._status())
+
     def _internal_errors(self) -> int:
         in_calls = self._engine.internal_errors if self._engine is not None else 0
         return in_calls + (self._server.defect_count if self._server is not None else 0)
@@ -366,8 +366,8 @@ class Daemon:
         if self._engine is not None:
             self._engine.compare_soon()
 
-    def _leaves_cgroups_alone(self) -> bool:
-        """Whether no cgroup is written between calls: the bypass is on, or a successor serves."""
+    def _is_standby(self) -> bool:
+        """Whether this process decides on no calls: the bypass is on, or a successor serves."""
         return self._interceptor.bypass or (self._upgrade is not None and self._upgrade.has_moved)
 
     # Reload and upgrade

@@ -52,7 +52,7 @@ RUNTIME_WATCH_INTERVAL_S: Final = 30.0
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the runtime may take to answer a health probe."""
 LONG_REQUEST_THREADS: Final = 2
-"""The interpreter runs one thread at a time; the second is for the connection after a slow one."""
+"""One thread computes at a time; the second is for the connection after a slow one."""
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
         settings: those that do not change; `load_policies` and `use` take the rest.
         executor: threads for loading, lists and cgroup files; policies and long requests have their own.
         spawn: starts background tasks.
-        is_bypassed: whether cgroups are left alone between calls.
+        is_standby: whether the bypass is on or a successor serves: cgroups are left alone between calls.
         loader: finds and makes the policies; None for the usual one.
         sink: gets the audit entries, beside the log.
 
@@ -76,13 +76,13 @@ class Engine:
         settings: Settings,
         executor: Executor,
         spawn: Spawn,
-        is_bypassed: Callable[[], bool],
+        is_standby: Callable[[], bool],
         loader: PolicyLoader | None = None,
         sink: AuditSink | None = None,
     ) -> None:
         self._executor = executor
         self._spawn = spawn
-        self._is_bypassed = is_bypassed
+        self._is_standby = is_standby
         self._settings = settings
         self._audit = AuditLog()
         self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
@@ -105,7 +105,7 @@ class Engine:
             self._cgroups,
             self._recovery,
             self._checkpoint_thread,
-            is_bypassed,
+            is_standby,
         )
         # Policies and hook servers
         self._workers = Workers(settings.hooks.worker_threads)
@@ -228,7 +228,9 @@ class Engine:
         self._servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
-        """Takes the records that the last process has saved; to be awaited before the first held call."""
+        """Takes the records that the last process has saved; to be awaited before the first call is
+        decided.
+        """
         await self._checkpoint.load()
 
     async def merge_state(self) -> None:
@@ -252,7 +254,7 @@ class Engine:
         self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:
-        """Compares the records with the runtime now, their values too: calls have passed that nobody saw."""
+        """Compares the records with the runtime now, their values too: calls have passed without a record."""
         self._recovery.confirm(container.id for container in self._store.containers)
         self._recovery.compare_soon()
 
@@ -270,7 +272,7 @@ class Engine:
         return True
 
     async def _watch_runtime(self) -> None:
-        """Asks the runtime from time to time: one that hangs is logged although no client tells."""
+        """Asks the runtime from time to time: one that hangs is logged although no client calls."""
         timeout_s = self._settings.proxy.runtime_call_timeout_s
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
@@ -298,8 +300,8 @@ class Engine:
         try:
             self._services.runtime_name = await self._client.runtime_name()
         except RuntimeUnavailableError as error:
-            logger.info("the runtime does not tell its name", extra={"cause": str(error)})
-        if not self._is_bypassed():
+            logger.info("the runtime's name is not known", extra={"cause": str(error)})
+        if not self._is_standby():
             running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             containers = frozenset(container.id for container in self._store.containers)
             await run(self._executor, self._cgroups.reapply_all, running, containers)
@@ -327,13 +329,13 @@ def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
 
 
 class NoCgroups:
-    """Stands in for the writer where writing cgroup files is switched off."""
+    """In place of the writer if `cgroups.enabled` is false."""
 
     def write(
         self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
     ) -> tuple[WriteResult, ...]:
-        """Writes nothing, and says so."""
-        why = "writing cgroup files is switched off"
+        """Writes nothing; each result has the reason."""
+        why = "cgroups.enabled is false"
         return tuple(
             WriteResult(cgroup, name, value, Outcome.MISSING, error=why) for name, value in values.items()
         )

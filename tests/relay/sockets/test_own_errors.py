@@ -104,7 +104,7 @@ async def test_a_defect_while_the_runtime_stays_away_keeps_no_client_from_its_an
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
 
 
-async def test_many_defects_let_calls_pass_unheld(tmp_path: Path) -> None:
+async def test_many_defects_turn_the_bypass_on(tmp_path: Path) -> None:
     async with Stage(tmp_path, DefectiveInterceptor("message")) as stage:
         gate = CallInterceptor(CallSettings())
         bypass = Bypass(gate, lambda: stage.server.defect_count, False, lambda: None)
