@@ -102,7 +102,7 @@ def runtimes(plan: Plan) -> Report:
             node.revive()
         path.symlink_to(node.runtime.socket_path)
         excesses = [*_served_again(node), *node.excesses(), *node.chatter(took_s)]
-        notes = [f"{server.connections:,} connections to the runtime, {server.answers:,} answers"]
+        notes = [f"{server.accepted:,} connections to the runtime, {server.answers:,} answers"]
         return _report(plan, "sessions", attack.done, took_s, node, witness.seen, excesses, notes)
 
 
@@ -139,7 +139,7 @@ def hook_servers(plan: Plan) -> Report:
                 node.revive()
             took_s = time.monotonic() - began_s
         excesses = [*node.excesses(), *node.chatter(took_s)]
-        notes = [f"{server.connections:,} connections", *(str(each.seen) for each in witnesses[1:])]
+        notes = [f"{server.accepted:,} connections", *(str(each.seen) for each in witnesses[1:])]
         for each in witnesses[1:]:
             excesses += [f"beside it: {failed}" for failed in (each.seen.failed if each.seen else ())]
         return _report(plan, "answers", server.answers, took_s, node, witnesses[0].seen, excesses, notes)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.fuzz.header_blocks import random_block
 from tests.peers import wire
+from tests.peers.threaded_server import ThreadedServer
 from tests.peers.wire import Frame, Headers, Reader
 
 HOLD_S: Final = 0.1
 """How long a connection waits for more, and so how long an answer can be missing before it ends."""
-_END_S: Final = 10.0
 
 _OPENINGS: Final = (
     *[wire.wire(wire.settings({wire.INITIAL_WINDOW: 2**31 - 1}), wire.credit(0, 2**30))] * 12,
@@ -39,7 +35,7 @@ _OPENINGS: Final = (
 Answer = Callable[[Random, int], bytes]
 
 
-class HostileServer:
+class HostileServer(ThreadedServer):
     """Serves from `with` to the end of its block.
 
     Args:
@@ -49,23 +45,18 @@ class HostileServer:
         right: which part of the answers is right.
 
     Attributes:
-        connections: how many were accepted.
         answers: how many requests were answered, in whatever way.
     """
 
     def __init__(self, path: Path, seed: int, messages: Sequence[bytes] = (b"",), right: float = 0.5) -> None:
-        self.answers = self.connections = 0
-        self._path = path
+        super().__init__(path)
+        self.answers = 0
         self._seed = seed
         self._right = right
         self._good = [_good(message) for message in messages]
         random = Random(seed)
         self._blocks = [random_block(random) for _ in range(200)]
         self._noise = random.randbytes(1 << 17)
-        self._numbers = itertools.count()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._accepting = threading.Thread(target=self._accept, name="hostile-server")
-        self._open: set[threading.Thread] = set()
         self._wrong: list[Answer] = [
             self._spoiled,
             self._spoiled,
@@ -80,49 +71,16 @@ class HostileServer:
             lambda random, stream: b"",
         ]
 
-    def __enter__(self) -> Self:
-        self._listening.bind(str(self._path))
-        self._listening.listen(512)
-        self._accepting.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # A shutdown ends the other thread's accept; a close alone does not.
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
-        self._listening.close()
-        self._path.unlink()
-        for thread in list(self._open):
-            thread.join(_END_S)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listening.accept()
-            except OSError:
-                return
-            random = Random(self._seed << 40 | next(self._numbers))
-            thread = threading.Thread(target=self._serve, args=(sock, random), daemon=True)
-            self.connections += 1
-            self._open.add(thread)
-            thread.start()
-
-    def _serve(self, sock: socket.socket, random: Random) -> None:
-        # The daemon may end the connection at any time.
-        with sock, contextlib.suppress(OSError):
-            sock.settimeout(HOLD_S)
-            sock.sendall(random.choice(_OPENINGS) if random.random() > self._right else _OPENINGS[0])
-            reader = Reader()
-            while data := sock.recv(65_536):
-                for frame in reader.frames(data):
-                    if not self._took(sock, random, frame):
-                        return
-        self._open.discard(threading.current_thread())
+    def serve(self, sock: socket.socket, number: int) -> None:
+        """Answers each request, right or wrong."""
+        random = Random(self._seed << 40 | number)
+        sock.settimeout(HOLD_S)
+        sock.sendall(random.choice(_OPENINGS) if random.random() > self._right else _OPENINGS[0])
+        reader = Reader()
+        while data := sock.recv(65_536):
+            for frame in reader.frames(data):
+                if not self._took(sock, random, frame):
+                    return
 
     def _took(self, sock: socket.socket, random: Random, frame: Frame) -> bool:
         """Answers a frame; whether the connection goes on."""

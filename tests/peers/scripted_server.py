@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from runtimeproxy.http2.frames import PREFACE, ErrorCode
 from tests.peers import wire
 from tests.peers.blocking import LARGEST_WINDOW, Fields, Http2End, Stream
 from tests.peers.bytes_client import WAIT_S
+from tests.peers.threaded_server import ThreadedServer
 from tests.peers.wire import (
     DATA,
     END_HEADERS,
@@ -43,14 +40,12 @@ class ServerEnd(Http2End):
 
     def serve(self) -> None:
         """Runs until the client goes."""
-        # A client may connect and say nothing, or go at any time.
-        with contextlib.suppress(OSError), self:
-            if self._read(len(PREFACE)) != PREFACE:
-                return
-            windows = settings({INITIAL_WINDOW: LARGEST_WINDOW})
-            self.send(windows, credit(0, LARGEST_WINDOW - 65_535))
-            self.credits = False
-            self.until_closed()
+        if self._read(len(PREFACE)) != PREFACE:
+            return
+        windows = settings({INITIAL_WINDOW: LARGEST_WINDOW})
+        self.send(windows, credit(0, LARGEST_WINDOW - 65_535))
+        self.credits = False
+        self.until_closed()
 
     def on_ping(self, opaque: bytes) -> None:
         """Answers it as long as there are not too many."""
@@ -95,7 +90,7 @@ class ServerEnd(Http2End):
         self.headers(stream_id, (("grpc-status", "0"), *trailers), end=True)
 
 
-class ScriptedServer:
+class ScriptedServer(ThreadedServer):
     """Listens from `with` to the end of its block.
 
     Attributes:
@@ -109,55 +104,22 @@ class ScriptedServer:
     def __init__(
         self, path: Path, scripts: Mapping[str, Script], early: Mapping[str, Script] | None = None
     ) -> None:
-        self.path = path
+        super().__init__(path)
         self.scripts = scripts
         self.early = early or {}
         self.ping_limit: int | None = None
         self.requests: queue.Queue[Stream] = queue.Queue()
         self.connections: list[ServerEnd] = []
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Self:
-        self._listening.bind(str(self.path))
-        self._listening.listen(128)
-        self._run(self._accept)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # A shutdown ends the other thread's accept; a close alone does not.
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listening.close()
-        for each in self.connections:
-            with contextlib.suppress(OSError):
-                each.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
+    def serve(self, sock: socket.socket, number: int) -> None:
+        """Reads frames and runs the scripts that they name."""
+        connection = ServerEnd(sock, self)
+        self.connections.append(connection)
+        connection.serve()
 
     def request(self) -> Stream:
         """Waits for the next request."""
         return self.requests.get(timeout=WAIT_S)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listening.accept()
-            except OSError:
-                return
-            connection = ServerEnd(sock, self)
-            self.connections.append(connection)
-            self._run(connection.serve)
-
-    def _run(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name="scripted-server")
-        self._threads.append(thread)
-        thread.start()
 
 
 def unimplemented(connection: ServerEnd, stream_id: int) -> None:
