@@ -228,9 +228,7 @@ class Engine:
         self._servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
-        """Takes the records that the last process has saved; to be awaited before the first call is
-        decided.
-        """
+        """Takes the records that the last process has saved; to be awaited before the first decision."""
         await self._checkpoint.load()
 
     async def merge_state(self) -> None:
