@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cli import main
 from runtimeproxy.pods.checkpoint.codec import Kind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.restore.command import table
@@ -43,7 +45,17 @@ class Left:
     files: CgroupFiles
 
     def restore(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command with the daemon's options."""
+        """Runs the command with the daemon's options, in this process."""
+        _, _, _, *flags = self.daemon.command()
+        arguments = ["restore", *words, *flags]
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name, value in self.daemon.environment().items():
+                patch.setenv(name, value)
+            code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def restore_in_process_of_its_own(self, *words: str) -> subprocess.CompletedProcess[str]:
         program, option, module, *flags = self.daemon.command()
         return subprocess.run(
             [program, option, module, "restore", *words, *flags],
@@ -87,7 +99,7 @@ def left(served: Left) -> Left:
 def test_everything_is_as_the_kubelet_wants_it(left: Left, runtime: FakeRuntime) -> None:
     assert shares_of(left.pod) == BATCH_SHARES
     assert left.pod_file("cpu.weight") == "20"
-    done = left.restore()
+    done = left.restore_in_process_of_its_own()
     assert done.returncode == 0, done.stderr
     resources = runtime.state.containers[left.pod.container].resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (2, -1, -1)
