@@ -50,3 +50,9 @@ def test_the_threads_of_the_map_have_these_names() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "runtimeproxy").rglob("*.py"))
     assert len(names) > 5
     assert {name for name in names if not re.search(rf"\"{name}[\"-]", sources)} == set()
+
+
+def test_the_tree_of_contributing_is_the_present_one() -> None:
+    tree = re.findall(r"^(?:  )?([\w]+)/ ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    packages = {path.parent.name for path in (ROOT / "runtimeproxy").glob("*/__init__.py")}
+    assert set(tree) == packages | {"cri_api", "policies", "systemd", "tests"}
