@@ -1,4 +1,4 @@
-"""The main job in ten seconds: a pod of each QoS class through the proxy, and a table of what changed."""
+"""What `make run` does: a pod of each QoS class through the proxy, and what policies changed."""
 
 from runtimeproxy.demo.main import run_demo
 

@@ -63,7 +63,7 @@ DEMO_PODS: Final = (
 
 
 def kubelet_resources(pod: DemoPod) -> api_pb2.LinuxContainerResources:
-    """What the kubelet asks for: one core and 256 MiB for a guaranteed pod, next to nothing for others."""
+    """The kubelet's values: one core and 256 MiB for a guaranteed pod, next to nothing for others."""
     if pod.kubelet_qos is not KubeletQos.GUARANTEED:
         return default_resources()
     return api_pb2.LinuxContainerResources(
