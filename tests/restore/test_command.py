@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.cli import main
-from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.checkpoint.codec import Change, Kind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
+from runtimeproxy.pods.resources import overlay, read_resources
 from runtimeproxy.restore.command import table
 from runtimeproxy.restore.plan import Line, Status
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
@@ -28,6 +32,7 @@ from tests.lab.proxy_process import ProxyProcess
 __all__ = ["cgroup_files", "daemons", "loop", "runtime"]
 
 TIMEOUT_S = 60
+OWNED = ("resources.cpu_quota_us", "resources.cpu_shares", "resources.memory_limit_bytes")
 
 
 @pytest.fixture
@@ -91,21 +96,66 @@ def served(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient) -> Le
 
 
 @pytest.fixture
-def left(served: Left) -> Left:
+def ended(served: Left) -> Left:
+    """What a daemon has left."""
     assert served.daemon.terminate() == 0
     return served
 
 
-def test_everything_is_as_the_kubelet_wants_it(left: Left, runtime: FakeRuntime) -> None:
-    assert shares_of(left.pod) == BATCH_SHARES
-    assert left.pod_file("cpu.weight") == "20"
-    done = left.restore_in_process_of_its_own()
+@pytest.fixture
+def left(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient, runtime: FakeRuntime) -> Left:
+    """The same without running a daemon: as it leaves runtime, files and checkpoint."""
+    daemon = daemons.prepare()
+    made = batch_pod(direct).run().create().start()
+    parent = made.config.linux.cgroup_parent
+    container = runtime.state.containers[made.container]
+    requested = read_resources(container.resources)
+    policies = Resources(cpu_quota_us=50_000, cpu_shares=BATCH_SHARES, memory_limit_bytes=128 << 20)
+    container.resources.cpu_quota = 50_000
+    container.resources.cpu_shares = BATCH_SHARES
+    container.resources.memory_limit_in_bytes = 128 << 20
+    cgroup_files.make(parent)
+    values: dict[str, int | str] = {
+        "cpu.shares": BATCH_SHARES,
+        "cpu.cfs_quota_us": 50_000,
+        "memory.limit_in_bytes": 128 << 20,
+    }
+    results = CgroupWriter(cgroup_files.root).write(parent, values)
+    pod = PodRecord(
+        id=made.id,
+        name=made.config.metadata.name,
+        namespace=made.config.metadata.namespace,
+        uid=made.config.metadata.uid,
+        cgroup_parent=parent,
+    )
+    box = ContainerRecord(
+        id=made.container,
+        pod_id=made.id,
+        name="main",
+        requested=requested,
+        applied=overlay(requested, policies),
+        owners=dict.fromkeys(OWNED, "batch-resource"),
+        state=Lifecycle.RUNNING,
+    )
+    cgroup = CgroupRecord(parent, {each.name: ManagedValue(each.value, each.old) for each in results})
+    with closing(CheckpointFile(daemon.state_folder)) as file:
+        file.write(
+            Change(kind, record.id, record)
+            for kind, record in ((Kind.POD, pod), (Kind.CONTAINER, box), (Kind.CGROUP, cgroup))
+        )
+    return Left(daemon, made, cgroup_files)
+
+
+def test_everything_is_as_the_kubelet_wants_it(ended: Left, runtime: FakeRuntime) -> None:
+    assert shares_of(ended.pod) == BATCH_SHARES
+    assert ended.pod_file("cpu.weight") == "20"
+    done = ended.restore_in_process_of_its_own()
     assert done.returncode == 0, done.stderr
-    resources = runtime.state.containers[left.pod.container].resources
+    resources = runtime.state.containers[ended.pod.container].resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (2, -1, -1)
-    assert left.pod_file("cpu.weight") == "100"
-    assert left.pod_file("cpu.max") == "max"
-    assert left.pod_file("memory.max") == "max"
+    assert ended.pod_file("cpu.weight") == "100"
+    assert ended.pod_file("cpu.max") == "max"
+    assert ended.pod_file("memory.max") == "max"
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["CONTAINER", "OR", "CGROUP", "FIELD", "FROM", "TO", "RESULT"]
     assert len(lines) == 7
