@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -74,9 +74,9 @@ class Chain:
     Args:
         policies: in the order in which they run.
         workers: threads for the policies of this process.
-        sink: gets the audit entries.
+        sink: receives the audit entries.
         rule: whose value counts when two policies set one field.
-        node: what the policies' changes have to suit.
+        node: the node, whose features changes have to suit.
         failures: logs failures.
 
     Attributes:
@@ -182,7 +182,7 @@ class Chain:
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
         """
         subject = Subject(hook, view, time.time(), self.node, self._rule)
-        run = ChainRun(self, subject, on_decided, time.monotonic() + budget_s, apply, is_short)
+        run = ChainRun(self, subject, apply, on_decided, time.monotonic() + budget_s, is_short)
         merged = Merged(view)
         progress = Progress(merged, merged if self._has_dry_run else None)
         if self.hung:
@@ -192,7 +192,7 @@ class Chain:
         run.proceed(policies, progress)
         return run
 
-    def on_decided(self, decision: Decision, subject: Subject) -> None:
+    def report(self, decision: Decision, subject: Subject) -> None:
         """Audit a decision, and log its conflicts and failed writes."""
         for entry in decision.audit:
             if entry.kind is AuditKind.CONFLICT:
@@ -218,51 +218,24 @@ class Chain:
             cause = f"{subject.hook} {failure.cause}"
             self.failures.report(failure.policy.name, cause, text, **subject.names)
 
-    def enable(self, policy: LoadedPolicy) -> None:
-        """Note that one of the threads that hang in the policy is back."""
-        self.hung[policy.name] -= 1
-        if not self.hung[policy.name]:
-            del self.hung[policy.name]
 
-
+@dataclass(slots=True, eq=False)
 class ChainRun:
-    """One call's run through the chain, in the event loop's thread.
+    """One call's run through the chain, in the event loop's thread."""
 
-    Attributes:
-        chain, subject, apply: set once; worker threads read them.
-        is_over: whether the call is decided or cancelled.
-    """
+    # Set once; worker threads read them.
+    chain: Chain
+    subject: Subject
+    apply: ApplyDecision | None
 
-    __slots__ = (
-        "_deadline_s",
-        "_is_short",
-        "_on_decided",
-        "_pending",
-        "_worker",
-        "apply",
-        "chain",
-        "is_over",
-        "subject",
-    )
-
-    def __init__(
-        self,
-        chain: Chain,
-        subject: Subject,
-        on_decided: Callable[[Decision], None],
-        deadline_s: float,
-        apply: ApplyDecision | None,
-        is_short: bool,
-    ) -> None:
-        self.chain = chain
-        self.subject = subject
-        self.apply = apply
-        self.is_over = False
-        self._on_decided = on_decided
-        self._deadline_s = deadline_s
-        self._is_short = is_short
-        self._worker: WorkerRun | None = None
-        self._pending: Cancellable | None = None
+    _on_decided: Callable[[Decision], None]
+    _deadline_s: float
+    _is_short: bool
+    _worker: WorkerRun | None = None
+    _pending: Cancellable | None = None
+    """The request to another process, or the long task of a worker thread, that is under way."""
+    is_over: bool = False
+    """Whether the call is decided or cancelled."""
 
     def cancel(self) -> None:
         """Discard the result; the timer still looks for a thread that hangs."""
@@ -317,7 +290,10 @@ class ChainRun:
     def on_worker_done(self, worker: WorkerRun) -> None:
         """A worker thread is back, in time or long after it was left behind."""
         if worker.blamed is not None:
-            self.chain.enable(worker.blamed)
+            hung, name = self.chain.hung, worker.blamed.name
+            hung[name] -= 1
+            if not hung[name]:
+                del hung[name]
         if worker is not self._worker:
             return
         self._detach_worker()
@@ -486,7 +462,7 @@ class ChainRun:
         if not self.is_over:
             self.is_over = True
             # The waiting call goes on first; the audit has its turn right after it.
-            asyncio.get_running_loop().call_soon(self.chain.on_decided, decision, self.subject)
+            asyncio.get_running_loop().call_soon(self.chain.report, decision, self.subject)
             self._on_decided(decision)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -41,64 +42,36 @@ class Stage(Enum):
     ENDED = "ended"
 
 
+@dataclass(slots=True, eq=False)
 class WorkerRun:
-    """Runs policies in sequence in a worker thread, then applies the decision; a `workers.Task`.
+    """Runs policies in sequence in a worker thread, then applies the decision; a `workers.Task`."""
 
-    Attributes:
-        chain_run: the call's run, which this one reads and reports to.
-        policies: the policies to run.
-        following: the policies after these, the first of which is in another process; without any, the
-            decision is applied.
-        progress: as of before the policy at `index`; valid for the loop's thread once the run is given up.
-        index: of the policy that runs; the number of policies when all have run.
-        failures: of the policies before `index`.
-        decision: there once all policies have run.
-        written: the results of writing the cgroup values, as far as the writer reports them.
-        unwritten: why the writes failed; empty if they did not.
-        blamed: the policy that the thread hangs in, set by the loop's thread.
-    """
-
-    __slots__ = (
-        "_lock",
-        "_started_s",
-        "_until_s",
-        "blamed",
-        "chain_run",
-        "decision",
-        "failures",
-        "following",
-        "index",
-        "is_given_up",
-        "policies",
-        "progress",
-        "stage",
-        "unwritten",
-        "written",
-    )
-
-    def __init__(
-        self,
-        chain_run: ChainRun,
-        policies: Sequence[LoadedPolicy],
-        following: Sequence[LoadedPolicy],
-        progress: Progress,
-        until_s: float,
-    ) -> None:
-        self.chain_run = chain_run
-        self.policies = policies
-        self.following = following
-        self.progress = progress
-        self.index = 0
-        self.failures: list[Failure] = []
-        self.stage = Stage.WAITING
-        self.is_given_up = False
-        self.decision: Decision | None = None
-        self.written: Mapping[str, Written] = {}
-        self.unwritten = ""
-        self.blamed: LoadedPolicy | None = None
-        self._until_s = until_s
-        self._started_s = 0.0
-        self._lock = threading.Lock()
+    chain_run: ChainRun
+    """The call's run, which this one reads and reports to."""
+    policies: Sequence[LoadedPolicy]
+    following: Sequence[LoadedPolicy]
+    """The policies after these, the first of which is in another process. The decision is applied only if
+    there are none."""
+    progress: Progress
+    """As of before the policy at `index`; valid for the loop's thread once the run is given up or over."""
+    until_s: float
+    """When it has to end, by the monotonic clock."""
+    index: int = 0
+    """Of the policy that runs; the number of policies when all have run."""
+    failures: list[Failure] = field(default_factory=list)
+    """Of the policies before `index`."""
+    stage: Stage = Stage.WAITING
+    is_given_up: bool = False
+    blamed: LoadedPolicy | None = None
+    """The policy that the thread hangs in, set by the loop's thread."""
+    decision: Decision | None = None
+    """Set once all policies have run."""
+    written: Mapping[str, Written] = field(default_factory=dict)
+    """The results of writing the cgroup values, as far as the writer reports them."""
+    unwritten: str = ""
+    """Why the writes failed; empty if they did not."""
+    _started_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     # --- in the worker thread -------------------------------------------------------------------------------
 
@@ -160,7 +133,7 @@ class WorkerRun:
     def postpone(self, paused_s: float) -> None:
         """Move all deadlines."""
         with self._lock:
-            self._until_s += paused_s
+            self.until_s += paused_s
             self._started_s += paused_s
 
     def is_overdue(self, now_s: float) -> bool:
@@ -168,30 +141,25 @@ class WorkerRun:
         with self._lock:
             if self.stage is Stage.ENDED:
                 return False
-            due_s = self._until_s
+            due_s = self.until_s
             if self.stage is Stage.POLICIES and self.index < len(self.policies):
                 due_s = min(due_s, self._started_s + self.policies[self.index].timeout_s)
             self.is_given_up |= now_s >= due_s
             return now_s >= due_s
 
 
+@dataclass(slots=True, eq=False)
 class WorkerTask:
-    """Something long that a worker thread does, with one result; a `workers.Task`, and a `Cancellable`.
+    """Something long that a worker thread does, with one result; a `workers.Task`, and a `Cancellable`."""
 
-    Args:
-        work: what to do, in the worker thread; never returns None.
-        on_result: gets the result, in the loop's thread.
-        without: makes another result, from the reason why there is none in time.
-    """
-
-    def __init__(
-        self, work: Callable[[], Any], on_result: Callable[[Any], None], without: Callable[[str], object]
-    ) -> None:
-        self._work = work
-        self._on_result: Callable[[Any], None] | None = on_result
-        self._without = without
-        self._result: object = None
-        self._timer: asyncio.TimerHandle | None = None
+    work: Callable[[], Any]
+    """Runs in the worker thread; never returns None."""
+    on_result: Callable[[Any], None] | None
+    """Gets the result, in the loop's thread; None once it has, or must not get it any more."""
+    without: Callable[[str], object]
+    """Makes another result, from the reason why there is none in time."""
+    _result: object = None
+    _timer: asyncio.TimerHandle | None = None
 
     def limit(self, left_s: float, reason: str) -> None:
         """Wait no longer than that; a thread that is at it continues."""
@@ -199,8 +167,8 @@ class WorkerTask:
 
     def run(self) -> None:
         """In the worker thread."""
-        if self._on_result is not None:
-            self._result = self._work()
+        if self.on_result is not None:
+            self._result = self.work()
 
     def on_done(self) -> None:
         if self._result is None:
@@ -212,17 +180,17 @@ class WorkerTask:
         self.end_without("no worker thread is left")
 
     def cancel(self) -> None:
-        self._on_result = None
+        self.on_result = None
         if self._timer is not None:
             self._timer.cancel()
 
     def end_without(self, reason: str) -> None:
         """End without the work's result."""
-        if self._on_result is not None:
-            self._end(self._without(reason))
+        if self.on_result is not None:
+            self._end(self.without(reason))
 
     def _end(self, result: object) -> None:
-        on_result = self._on_result
+        on_result = self.on_result
         self.cancel()
         if on_result is not None:
             on_result(result)

@@ -68,13 +68,6 @@ class Sources(NamedTuple):
     """The time limit for importing one policy, and for creating it."""
 
 
-class Found(NamedTuple):
-    """All policy classes found."""
-
-    classes: tuple[type[Policy], ...]
-    problems: tuple[LoadProblem, ...]
-
-
 class LoadResult(NamedTuple):
     """The policies to run."""
 
@@ -158,11 +151,11 @@ class PolicyLoader:
     def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
         """Load all policies that can be loaded. One in use that cannot be loaded now stays as it is."""
         changed = self._code.changed()
-        found = self.find(sources)
-        problems = list(found.problems)
-        known = {policy.name for policy in found.classes} | {problem.name for problem in problems}
+        problems: list[LoadProblem] = []
+        classes = self._find(sources, problems)
+        known = {policy.name for policy in classes} | {problem.name for problem in problems}
         loaded: list[LoadedPolicy] = []
-        for policy in found.classes:
+        for policy in classes:
             chosen = settings.get(policy.name, PolicySettings())
             try:
                 if chosen.enabled:
@@ -175,16 +168,15 @@ class PolicyLoader:
         names = {policy.name for policy in kept}
         problems = [each._replace(is_kept=each.is_kept or each.name in names) for each in problems]
         problems += unknown_names(settings, sorted(known))
-        return LoadResult(_in_order([*loaded, *kept]), tuple(problems), found.classes, changed)
+        return LoadResult(_in_order([*loaded, *kept]), tuple(problems), classes, changed)
 
     def use(self, result: LoadResult) -> None:
         """Note that these policies are in use now."""
         self._running = {policy.name: policy for policy in result.policies}
 
-    def find(self, sources: Sources) -> Found:
+    def _find(self, sources: Sources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:
         """Import all policy classes that can be imported: built in, of distributions, of files."""
         by_name: dict[str, type[Policy]] = {}
-        problems: list[LoadProblem] = []
 
         def add(name: str, load_class: Callable[[], type[Policy]]) -> None:
             try:
@@ -206,7 +198,7 @@ class PolicyLoader:
                 problems.append(LoadProblem(name, problem, is_kept=bool(policies)))
             for policy in policies:
                 add(name, partial(check_policy_class, policy))
-        return Found(_in_order(by_name.values()), tuple(problems))
+        return _in_order(by_name.values())
 
     def _import_built_in(self, reference: str) -> type[Policy]:
         policy = check_policy_class(import_class(reference))

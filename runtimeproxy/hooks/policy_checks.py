@@ -163,17 +163,14 @@ def _check_options_type(policy: type[Policy]) -> None:
 
 
 def _check_constructor(policy: type[Policy]) -> None:
-    arguments = 1 if policy.options_type is None else 2
+    arguments = ["self"] if policy.options_type is None else ["self", "options"]
     constructor = getattr(policy, "__init__")  # noqa: B009 - of the class, whichever it is
-    is_callable = arguments == 1 if constructor is object.__init__ else _takes(constructor, arguments)
-    if not is_callable:
-        wanted = "(self)" if policy.options_type is None else "(self, options)"
-        raise _error(policy, f"__init__ cannot be called as __init__{wanted}")
-
-
-def _takes(method: Callable[..., object], arguments: int) -> bool:
     try:
-        inspect.signature(method).bind(*[None] * arguments)
+        inspect.signature(constructor).bind(*arguments)
     except TypeError:
-        return False
-    return True
+        is_callable = False
+    else:
+        # The signature of `object` accepts any arguments, but a call with some raises.
+        is_callable = constructor is not object.__init__ or policy.options_type is None
+    if not is_callable:
+        raise _error(policy, f"__init__ cannot be called as __init__({', '.join(arguments)})")

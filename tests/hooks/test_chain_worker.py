@@ -30,7 +30,7 @@ def worker_run(
     chain = Chain(policies, Workers())
     chain.hung.update(hung)
     until_s = time.monotonic() + 100 if until_s is None else until_s
-    run = ChainRun(chain, subject, lambda _: None, until_s, apply, is_short=True)
+    run = ChainRun(chain, subject, apply, lambda _: None, until_s, True)
     return WorkerRun(run, policies, (), Progress(Merged(VIEW)), until_s)
 
 
