@@ -65,7 +65,9 @@ async def test_decisions_for_one_container_are_made_in_order(desk: Surroundings,
     gate.open.set()
     await second.reply.done()
     assert len(first.reply.forwarded) == 1
-    assert shown(found) == ["a1", "a2", "b1", "a1"]
+    order = shown(found)
+    # Two threads run the policy for the other two.
+    assert [order[0], *sorted(order[1:3]), *order[3:]] == ["a1", "a2", "b1", "a1"]
 
 
 async def test_the_runtimes_answer_is_not_waited_for(desk: Surroundings, gate: Gate) -> None:
