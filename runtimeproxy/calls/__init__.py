@@ -1,1 +1,1 @@
-"""The held calls: which they are, message to view, applying a change in place. Knows CRI, no sockets."""
+"""Intercepted calls: which they are, from request to view, edits in place. Knows the CRI and no sockets."""

@@ -123,7 +123,7 @@ class CallServices:
         executor: Worker threads for edits and cgroup files.
         long_work: Worker threads for long requests.
         spawn: Starts background tasks.
-        on_unsettled: Called when neither a call's answer nor the runtime told how the call ended; the records
+        on_unsettled: Called when neither a response nor the runtime showed how a call ended; the records
             should be compared with the runtime then.
         runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.

@@ -223,8 +223,8 @@ def has_taken(wanted: Resources, reported: Resources) -> bool:
         reported: The runtime's values after it.
     """
     pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in COMPARED]
-    told = [same_value(*pair) for pair in pairs if None not in pair[1:]]
-    told += [
+    is_same = [same_value(*pair) for pair in pairs if None not in pair[1:]]
+    is_same += [
         reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
     ]
-    return bool(told) and all(told)
+    return bool(is_same) and all(is_same)

@@ -162,13 +162,12 @@ class Engine:
         return f"{policies}{servers}; {records}{recovered}"
 
     async def load_policies(self, settings: Settings) -> None:
-        """Loads the policies, in a thread that may hang in what they import, and uses them from now on.
+        """Loads the policies in a thread, for their imports may hang, and runs them from now on.
 
-        The first time, hook servers that are registered already are part of it.
+        The first time, it waits for the hook servers that are registered already.
 
         Raises:
-            PolicyLoadError: one cannot be loaded, and the settings say that this is the end; those that were
-                there stay.
+            PolicyLoadError: a policy cannot be loaded, and `on_load_error` is "stop"; the old ones stay.
         """
         async with self._loading:
             await self._load_policies(settings)
@@ -208,7 +207,7 @@ class Engine:
         )
 
     def _load_again(self) -> None:
-        """Code that took too long to load has returned."""
+        """A policy whose import took too long is there now."""
         self._spawn(self._load_late())
 
     async def _load_late(self) -> None:
@@ -228,41 +227,41 @@ class Engine:
         self._servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
-        """Takes the records that the last process has saved; to be awaited before the first decision."""
+        """Reads the checkpoint; to be awaited before the first intercepted call."""
         await self._checkpoint.load()
 
     async def merge_state(self) -> None:
-        """Takes what another process has saved since, for ids to which nothing has happened in this one."""
+        """Reads the checkpoint again, for ids without an event in this process since."""
         await self._checkpoint.merge()
 
     async def take_back_state(self) -> None:
-        """Takes what a successor has saved that is gone; to be awaited before this process decides again."""
+        """Reads the checkpoint of a successor that has failed; to be awaited before calls are accepted."""
         await self._checkpoint.take_back()
         self.compare_soon()
 
     async def flush_state(self) -> bool:
-        """Saves all changes of the records; returns whether they are on disk now."""
+        """Writes all changes of the records; returns whether they are on disk now."""
         return await self._checkpoint.flush()
 
     def start(self) -> None:
-        """Starts what runs in the background."""
+        """Starts the background work: checkpoint, recovery, the watch on the runtime."""
         self._spawn(self._checkpoint.run())
         self._spawn(self._checkpoint.follow())
         self._spawn(self._recovery.run())
         self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:
-        """Compares the records with the runtime now, their values too: calls have passed without a record."""
+        """Compares records and values with the runtime now: calls have passed without records."""
         self._recovery.confirm(container.id for container in self._store.containers)
         self._recovery.compare_soon()
 
     def tidy(self) -> None:
-        """To be called from time to time; cheap."""
+        """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self._store.pods)
         self._cgroups.prune(parents, (container.id for container in self._store.containers))
 
     async def runtime_answers(self) -> bool:
-        """Whether the runtime answers a probe."""
+        """Whether the runtime answers a Version call; for health probes."""
         try:
             await self._client.version(PROBE_TIMEOUT_S)
         except RuntimeUnavailableError:
@@ -270,7 +269,7 @@ class Engine:
         return True
 
     async def _watch_runtime(self) -> None:
-        """Asks the runtime from time to time: one that hangs is logged although no client calls."""
+        """Calls Version from time to time, so that a hanging runtime is logged while no client calls."""
         timeout_s = self._settings.proxy.runtime_call_timeout_s
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
@@ -278,7 +277,7 @@ class Engine:
                 await self._client.version(timeout_s)
 
     async def close(self) -> None:
-        """Ends the connection to the runtime and the policies' threads."""
+        """Closes the runtime client and the checkpoint, and ends the threads."""
         self._audit.flush()
         self._workers.close()
         self._servers_thread.shutdown(cancel_futures=True)
@@ -288,12 +287,12 @@ class Engine:
         self._checkpoint_thread.shutdown(cancel_futures=True)
 
     def _use_servers(self) -> None:
-        """The hook servers have changed: they run after the policies of this process."""
+        """The hook servers have changed; they run after the policies of this process."""
         if self.has_policies:
             self._services.chain.use((*self._policies, *self._servers.policies))
 
     async def _compared(self) -> None:
-        """After each comparison of the records: the runtime's name, and the cgroups."""
+        """After each comparison of the records: updates the runtime's name and the cgroups."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             self._services.runtime_name = await self._client.runtime_name()
@@ -305,7 +304,7 @@ class Engine:
             await run(self._executor, self._cgroups.reapply_all, running, containers)
             for due in take_due_writes(self._services):
                 await write_due(self._services, due)
-        # The runtime's lists are long, and are needed once in minutes.
+        # The runtime's lists take much memory, and are read once in minutes.
         await run(self._executor, give_back_memory)
 
 
