@@ -1,4 +1,4 @@
-"""Audit entries: who changed, refused or failed at what, and why. They hold no environment values."""
+"""Audit entries: each change, conflict, refusal and failure, with policy and reason; no environment values."""
 
 from __future__ import annotations
 

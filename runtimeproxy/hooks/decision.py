@@ -52,12 +52,12 @@ class Decision:
     and UpdateContainerResources, else a plain CgroupChange.
     """
     owners: Mapping[str, str] = field(default_factory=dict)
-    """The owning policy of each field that one asked for, by names such as `resources.cpu_shares`.
+    """The owning policy of each field that a policy has set, by names such as `resources.cpu_shares`.
 
     Also fields whose value was there already: the policy runs again when the kubelet changes them.
     """
     written_once: frozenset[str] = frozenset()
-    """The parameters of `change.cgroup` that are not written again when somebody changes them."""
+    """The parameters of `change.cgroup` that are not written again after foreign changes."""
     refusal: Refusal | None = None
     audit: tuple[AuditEntry, ...] = ()
     """The entries for the audit sink."""
@@ -166,7 +166,7 @@ def _with_change(
     change: CgroupChange,
     accepted: Usable,
 ) -> Progress:
-    """Merge what is usable of a change; each update, conflict and field left out has an audit entry."""
+    """Merge the usable fields of a change; each update, conflict and field left out gets an audit entry."""
     text: object = change.reason
     reason = text if isinstance(text, str) else ""
     entries = [*progress.entries]
@@ -230,7 +230,7 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
 
 
 def refuse(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) -> Decision:
-    """Return the decision to refuse: the changes that policies before it asked for do not happen."""
+    """Return the decision to refuse the call; changes of earlier policies leave the audit."""
     undone = (AuditKind.CHANGED, AuditKind.PENDING)
     remaining = tuple(entry for entry in entries if entry.kind not in undone)
     return Decision(hook=subject.hook, merged=Merged(subject.view), refusal=refusal, audit=remaining)

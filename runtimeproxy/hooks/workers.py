@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_SIZE: Final = 4
 """Threads that work at the same time. Policies compute little, and one interpreter lock serves them all."""
 SHORT_SWITCH_INTERVAL_S: Final = 0.00001
-"""Below that, calls beside a policy that computes take longer again; measured with the bench's."""
+"""With shorter ones, calls beside a policy that computes take longer again; measured with the bench."""
 TICK_S: Final = 0.005
 """How often runs are looked at. A run that is under way at two ticks is a long one."""
 
