@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # One more than there are cores: many tests wait for a process or a timer.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+# Hundreds of tests start the program, which would compile itself each time.
+unexport PYTHONDONTWRITEBYTECODE
 # Of `make fuzz`: hostile clients; SEED repeats a run, FUZZERS names some of the fuzzers.
 SESSIONS ?= 20000
 
