@@ -19,18 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2 import frames
-from runtimeproxy.http2.frames import (
-    DEFAULT_MAX_FRAME_BYTES,
-    DEFAULT_WINDOW_BYTES,
-    END_HEADERS,
-    END_STREAM,
-    FRAME_HEADER,
-    HEADER_BYTES,
-    MAX_STREAM_ID,
-    MAX_WINDOW_BYTES,
-    ErrorCode,
-    PeerError,
-)
+from runtimeproxy.http2.frames import ErrorCode, PeerError
 from runtimeproxy.http2.header_fields import Fields, HeadReader
 
 logger = logging.getLogger(__name__)
@@ -79,7 +68,7 @@ _OPENING: Final = b"".join(
             + _SETTING.pack(_INITIAL_WINDOW_SIZE, _STREAM_WINDOW_BYTES)
             + _SETTING.pack(_MAX_HEADER_LIST_SIZE, MAX_BLOCK_BYTES),
         ),
-        frames.window_update(0, _CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES),
+        frames.window_update(0, _CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES),
     )
 )
 _NO_TABLE: Final = b"\x20"
@@ -434,10 +423,10 @@ class _Connection(asyncio.Protocol):
         self._abort: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         # What the server allows.
-        self._window_bytes = DEFAULT_WINDOW_BYTES
-        self._initial_window_bytes = DEFAULT_WINDOW_BYTES
-        self._max_frame_bytes = DEFAULT_MAX_FRAME_BYTES
-        self._max_streams = MAX_STREAM_ID
+        self._window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self._initial_window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self._max_frame_bytes = frames.DEFAULT_MAX_FRAME_BYTES
+        self._max_streams = frames.MAX_STREAM_ID
         # What the server sends.
         self._reader = HeadReader(_FIELDS, _head)
         self._rest = b""
@@ -507,8 +496,10 @@ class _Connection(asyncio.Protocol):
         left_s = call.deadline_s - asyncio.get_running_loop().time()
         block = self._first + call.block + _timeout(left_s)
         self._first = b""
-        transport.write(frames.frame(frames.HEADERS, END_HEADERS, stream_id, block) + self._next_data(call))
-        if self._next_id > MAX_STREAM_ID:
+        transport.write(
+            frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block) + self._next_data(call)
+        )
+        if self._next_id > frames.MAX_STREAM_ID:
             self.retire()
         if call.sent_bytes < len(call.request):
             self._pump_call(call)
@@ -568,9 +559,11 @@ class _Connection(asyncio.Protocol):
         call.sent_bytes += size_bytes
         call.window_bytes -= size_bytes
         self._window_bytes -= size_bytes
-        flags = END_STREAM if size_bytes == left_bytes else 0
+        flags = frames.END_STREAM if size_bytes == left_bytes else 0
         payload = request if size_bytes == len(request) else request[sent_bytes : sent_bytes + size_bytes]
-        header = FRAME_HEADER.pack(size_bytes >> 16, size_bytes & 0xFFFF, frames.DATA, flags, call.stream_id)
+        header = frames.FRAME_HEADER.pack(
+            size_bytes >> 16, size_bytes & 0xFFFF, frames.DATA, flags, call.stream_id
+        )
         return header + payload
 
     def _pump_call(self, call: UnaryCall) -> None:
@@ -589,11 +582,11 @@ class _Connection(asyncio.Protocol):
         position, end, count = 0, len(data), 0
         self._rest = b""
         try:
-            while end - position >= HEADER_BYTES:
+            while end - position >= frames.HEADER_BYTES:
                 high, low, kind, flags, stream_id = frames.unpack_header(data, position)
-                start, size_bytes = position + HEADER_BYTES, high << 16 | low
+                start, size_bytes = position + frames.HEADER_BYTES, high << 16 | low
                 stop = start + size_bytes
-                if size_bytes > DEFAULT_MAX_FRAME_BYTES:
+                if size_bytes > frames.DEFAULT_MAX_FRAME_BYTES:
                     self._give_up(PeerError(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than was allowed"))
                     return
                 if stop > end:
@@ -643,7 +636,7 @@ class _Connection(asyncio.Protocol):
             call.answer += content
             if not self._has_room(call):
                 return
-        if flags & END_STREAM:
+        if flags & frames.END_STREAM:
             self._done(call, call.head)
 
     def _has_room(self, call: UnaryCall) -> bool:
@@ -659,7 +652,7 @@ class _Connection(asyncio.Protocol):
                 call.end(_exhausted(f"the answer has {size_bytes} bytes, which are too many"))
                 return False
             call.size_bytes = _PREFIX.size + size_bytes
-            if size_bytes > DEFAULT_MAX_FRAME_BYTES:
+            if size_bytes > frames.DEFAULT_MAX_FRAME_BYTES:
                 call.answer = bytearray(call.answer)
         if 0 <= call.size_bytes < len(call.answer):
             self._fail(call, "more than one message")
@@ -669,7 +662,7 @@ class _Connection(asyncio.Protocol):
     def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._expect_stream(stream_id)
         fragment = frames.header_fragment(payload, flags)
-        if flags & END_HEADERS:
+        if flags & frames.END_HEADERS:
             self._take_block(flags, stream_id, fragment)
         else:
             self._block_of, self._fragments = (stream_id, flags), [fragment]
@@ -680,10 +673,10 @@ class _Connection(asyncio.Protocol):
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of no header block")
         self._fragments.append(payload)
         # Empty frames count, too.
-        self._block_bytes += HEADER_BYTES + len(payload)
+        self._block_bytes += frames.HEADER_BYTES + len(payload)
         if self._block_bytes > MAX_BLOCK_BYTES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if flags & END_HEADERS:
+        if flags & frames.END_HEADERS:
             (_, first_flags), block = self._block_of, b"".join(self._fragments)
             self._block_of, self._fragments = None, []
             self._take_block(first_flags, stream_id, block)
@@ -693,7 +686,7 @@ class _Connection(asyncio.Protocol):
         call = self._calls.get(stream_id)
         if call is None:
             return
-        if flags & END_STREAM:
+        if flags & frames.END_STREAM:
             self._done(call, head)
         elif call.head is not None:
             self._fail(call, "headers that are no trailers")
@@ -756,7 +749,7 @@ class _Connection(asyncio.Protocol):
             if key == _MAX_CONCURRENT_STREAMS:
                 self._max_streams = value
             elif key == _MAX_FRAME_SIZE:
-                if not DEFAULT_MAX_FRAME_BYTES <= value <= _MAX_FRAME_BYTES:
+                if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= _MAX_FRAME_BYTES:
                     raise PeerError(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
                 self._max_frame_bytes = min(value, _MAX_WRITE_BYTES)
             elif key == _INITIAL_WINDOW_SIZE:
@@ -767,13 +760,13 @@ class _Connection(asyncio.Protocol):
         self._client.send_waiting()
 
     def _resize_windows(self, size_bytes: int) -> None:
-        if size_bytes > MAX_WINDOW_BYTES:
+        if size_bytes > frames.MAX_WINDOW_BYTES:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
         difference_bytes = size_bytes - self._initial_window_bytes
         self._initial_window_bytes = size_bytes
         for call in self._calls.values():
             call.window_bytes += difference_bytes
-            if call.window_bytes > MAX_WINDOW_BYTES:
+            if call.window_bytes > frames.MAX_WINDOW_BYTES:
                 raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
 
     def _take_push(self, _: int, __: int, ___: bytes) -> None:
@@ -804,10 +797,10 @@ class _Connection(asyncio.Protocol):
     def _take_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another size")
-        increment_bytes = int.from_bytes(payload, "big") & MAX_WINDOW_BYTES
+        increment_bytes = int.from_bytes(payload, "big") & frames.MAX_WINDOW_BYTES
         if not stream_id:
             self._window_bytes += increment_bytes
-            if not increment_bytes or self._window_bytes > MAX_WINDOW_BYTES:
+            if not increment_bytes or self._window_bytes > frames.MAX_WINDOW_BYTES:
                 raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
             self._pump()
             return
@@ -816,7 +809,7 @@ class _Connection(asyncio.Protocol):
         if call is None:
             return
         call.window_bytes += increment_bytes
-        if not increment_bytes or call.window_bytes > MAX_WINDOW_BYTES:
+        if not increment_bytes or call.window_bytes > frames.MAX_WINDOW_BYTES:
             self._fail(call, "a window update out of range")
         elif call.sent_bytes < len(call.request):
             self._pump_call(call)

@@ -164,16 +164,6 @@ class ConnectionMemory:
         waiting: reservations of messages that wait, in the order of their arrival.
     """
 
-    __slots__ = (
-        "budget",
-        "is_much",
-        "unreserved_bytes",
-        "used_bytes",
-        "waiting",
-        "waiting_bytes",
-        "whole_bytes",
-    )
-
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.used_bytes = 0

@@ -28,8 +28,6 @@ class TableSizeUpdates:
             begins with what was due, so whoever passes one sets this to None.
     """
 
-    __slots__ = ("_limit_bytes", "lowest_bytes")
-
     def __init__(self) -> None:
         self._limit_bytes = DEFAULT_HEADER_TABLE_BYTES
         self.lowest_bytes: int | None = None

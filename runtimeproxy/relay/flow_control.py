@@ -6,16 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from runtimeproxy.http2.frames import (
-    DATA,
-    DEFAULT_MAX_FRAME_BYTES,
-    DEFAULT_WINDOW_BYTES,
-    END_STREAM,
-    FRAME_HEADER,
-    ErrorCode,
-    PeerError,
-    window_update,
-)
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import ErrorCode, PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,20 +74,9 @@ class FlowControl:
         wants_turn: whether own DATA goes on, by `pump`, as soon as the transport has taken what it got.
     """
 
-    __slots__ = (
-        "_passing_bytes",
-        "_relay",
-        "_turn_bytes",
-        "blocked",
-        "debt_bytes",
-        "waiting",
-        "wants_turn",
-        "window_bytes",
-    )
-
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
-        self.window_bytes = DEFAULT_WINDOW_BYTES
+        self.window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.debt_bytes = 0
         self.waiting: deque[_PassingData | SendingStream | _Deferred] = deque()
         self.blocked: deque[SendingStream] = deque()
@@ -109,7 +90,7 @@ class FlowControl:
         paid_bytes = min(self.debt_bytes, increment_bytes)
         self.debt_bytes -= paid_bytes
         if 0 < paid_bytes < increment_bytes:
-            self._relay.to_client.chunks.append(window_update(0, increment_bytes - paid_bytes))
+            self._relay.to_client.chunks.append(frames.window_update(0, increment_bytes - paid_bytes))
         self.pump()
         return not paid_bytes
 
@@ -237,7 +218,7 @@ class FlowControl:
             unsent = stream.unsent
             initial_bytes = relay.runtime_settings.smallest.initial_window_bytes
             window_bytes = max(initial_bytes + stream.credit_bytes, 0)
-            size_bytes = min(len(unsent), DEFAULT_MAX_FRAME_BYTES, window_bytes)
+            size_bytes = min(len(unsent), frames.DEFAULT_MAX_FRAME_BYTES, window_bytes)
             if size_bytes == 0 and unsent:
                 return False
             size_bytes = min(size_bytes, max(self.window_bytes, 0))
@@ -259,7 +240,7 @@ class FlowControl:
 
     def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:
         size = len(content)
-        flags = END_STREAM if is_last else 0
-        header = FRAME_HEADER.pack(size >> 16, size & 0xFFFF, DATA, flags, stream_id)
+        flags = frames.END_STREAM if is_last else 0
+        header = frames.FRAME_HEADER.pack(size >> 16, size & 0xFFFF, frames.DATA, flags, stream_id)
         # A copy: a view in the transport's buffer would keep the whole message after it counts as written.
         self._relay.to_runtime.chunks.append(header + content)

@@ -63,8 +63,6 @@ class Output:
         is_writable: whether the transport is below its high-water mark.
     """
 
-    __slots__ = ("_own", "_updates", "at_boundary", "chunks", "has_own", "is_writable")
-
     def __init__(self, first: bytes) -> None:
         self.chunks: list[bytes | memoryview] = [first]
         self.at_boundary = True
@@ -146,33 +144,6 @@ class H2Relay:
         is_open: whether the runtime connection is there.
         failure: why the connection must end, found outside of its own reads; None while it goes on.
     """
-
-    __slots__ = (
-        "_discarded",
-        "client_settings",
-        "drain_ping",
-        "early",
-        "failure",
-        "flow",
-        "goaway_id",
-        "highest_id",
-        "is_open",
-        "memory",
-        "open_streams",
-        "open_upstream",
-        "options",
-        "own_acks",
-        "promised_id",
-        "request",
-        "response",
-        "runtime_settings",
-        "special_streams",
-        "table_updates",
-        "to_client",
-        "to_runtime",
-        "upstream",
-        "wake",
-    )
 
     def __init__(
         self, options: RelayOptions, open_upstream: Callable[[Upstream], None], wake: Callable[[], None]

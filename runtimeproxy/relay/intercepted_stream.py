@@ -506,17 +506,13 @@ class RequestBody:
             if size_bytes <= self._small_bytes:
                 return True
             reservation = self._reservation = Reservation(self._memory)
-            reservation.on_late = self._on_late
+            reservation.on_late = self._stream.on_late if self._stream is not None else None
         if is_last:
             reservation.on_late = None
         if reservation.size_bytes != size_bytes:
             reservation.ask(size_bytes, self._on_granted)
             return False
         return reservation.is_granted
-
-    def _on_late(self) -> None:
-        if self._stream is not None:
-            self._stream.on_late()
 
     def _on_granted(self) -> None:
         """The budget has room for this message, which another call's end may have made."""

@@ -56,8 +56,6 @@ class PeerSettings:
         longest_frame_bytes: how long the payload of a frame to this peer may be.
     """
 
-    __slots__ = ("_acked", "_pending", "largest", "longest_frame_bytes", "smallest")
-
     def __init__(self) -> None:
         self._acked = Settings()
         self._pending: deque[Settings] = deque()

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.http2.frames import (
-    ACK,
-    GOAWAY,
-    HEADER_BYTES,
-    MAX_WINDOW_BYTES,
-    PING,
-    PRIORITY,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    ErrorCode,
-    PeerError,
-)
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import ErrorCode, PeerError
 from runtimeproxy.relay.peer_settings import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 
 if TYPE_CHECKING:
@@ -28,10 +17,10 @@ MAX_EARLY_BYTES: Final = 1024 * 1024
 """Of one client, while all clients together have less than their limit."""
 EARLY_TOTAL_BYTES: Final = 16 * 1024 * 1024
 
-_LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+_LENGTHS: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
 """Payloads of fixed length, in bytes. Source: RFC 9113, 6.3, 6.4, 6.7, 6.9."""
-_CONNECTION_FRAMES: Final = frozenset((SETTINGS, PING, GOAWAY))
-_STREAM_FRAMES: Final = frozenset((PRIORITY, RST_STREAM))
+_CONNECTION_FRAMES: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
+_STREAM_FRAMES: Final = frozenset((frames.PRIORITY, frames.RST_STREAM))
 _SETTING_BYTES: Final = 6
 _ENABLE_PUSH: Final = 0x2
 _ALLOWED: Final = {_ENABLE_PUSH: range(2), MAX_FRAME_SIZE: range(1 << 14, 1 << 24)}
@@ -48,19 +37,19 @@ def check_early(type_: int, flags: int, stream_id: int, payload: bytes) -> None:
         raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "frame of a wrong length")
     if (type_ in _CONNECTION_FRAMES and stream_id) or (type_ in _STREAM_FRAMES and not stream_id):
         raise PeerError(ErrorCode.PROTOCOL_ERROR, "frame on a wrong stream")
-    if type_ == WINDOW_UPDATE and not stream_id and not int.from_bytes(payload, "big"):
+    if type_ == frames.WINDOW_UPDATE and not stream_id and not int.from_bytes(payload, "big"):
         raise PeerError(ErrorCode.PROTOCOL_ERROR, "window update of nothing")
-    if type_ == SETTINGS:
+    if type_ == frames.SETTINGS:
         _check_settings(flags, payload)
 
 
 def _check_settings(flags: int, payload: bytes) -> None:
-    if len(payload) % _SETTING_BYTES or (flags & ACK and payload):
+    if len(payload) % _SETTING_BYTES or (flags & frames.ACK and payload):
         raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
     for at in range(0, len(payload), _SETTING_BYTES):
         name = int.from_bytes(payload[at : at + 2], "big")
         value = int.from_bytes(payload[at + 2 : at + 6], "big")
-        if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW_BYTES:
+        if name == INITIAL_WINDOW_SIZE and value > frames.MAX_WINDOW_BYTES:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "initial window above 2^31-1")
         if name in _ALLOWED and value not in _ALLOWED[name]:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "setting out of range")
@@ -76,8 +65,6 @@ class EarlyMemory:
 
 class EarlyBytes:
     """The client's bytes that wait for the upstream in `to_runtime.chunks`."""
-
-    __slots__ = ("_data", "_memory", "_relay", "_size_bytes")
 
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
@@ -105,7 +92,7 @@ class EarlyBytes:
         chunks = self._relay.to_runtime.chunks
         dropped_bytes = 0
         for index in self._data.pop(stream_id, ()):
-            dropped_bytes += len(chunks[index]) - HEADER_BYTES
+            dropped_bytes += len(chunks[index]) - frames.HEADER_BYTES
             chunks[index] = b""
         self._relay.flow.window_bytes += dropped_bytes
         return dropped_bytes

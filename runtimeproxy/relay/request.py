@@ -132,16 +132,6 @@ class RequestDirection:
         is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
     """
 
-    __slots__ = (
-        "_block",
-        "_heads",
-        "_missing_bytes",
-        "_own_settings_acks",
-        "_partial",
-        "_relay",
-        "is_behind",
-    )
-
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
         self._heads = HeadReader(FIELDS, partial(request_head, relay))

@@ -46,8 +46,6 @@ class ResponseDirection:
         is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
     """
 
-    __slots__ = ("_block_stream_id", "_missing_bytes", "_partial", "_passing_bytes", "_relay", "is_behind")
-
     def __init__(self, relay: H2Relay) -> None:
         self._relay = relay
         self._partial: list[bytes] = []

@@ -5,33 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hpack import Decoder, Encoder, HPACKError
 
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.http2.frames import (
-    ACK,
-    DATA,
-    EMPTY_SETTINGS,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    SETTINGS_ACK,
-    PeerError,
-    frame,
-    header_fragment,
-    ping_ack,
-    read_frame,
-)
+from runtimeproxy.http2 import frames
+from runtimeproxy.http2.frames import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the answer to a probe may take."""
@@ -99,11 +83,8 @@ class Upstream:
         return True
 
 
-class Router(Protocol):
-    """Chooses the upstream by `:path`; always the same one for the same path."""
-
-    def __call__(self, path: str) -> Upstream:
-        """Returns the upstream that serves `path`."""
+Router: TypeAlias = Callable[[str], Upstream]
+"""Chooses the upstream by `:path`; always the same one for the same path."""
 
 
 def unconnected_socket() -> socket.socket:
@@ -206,13 +187,13 @@ async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) ->
     Source: containerd, which says "server is not initialized yet" with that code until it has loaded all.
     """
     block = Encoder().encode(_PROBE_FIELDS.items())
-    call = frame(HEADERS, END_HEADERS, _PROBE_STREAM_ID, block)
-    call += frame(DATA, END_STREAM, _PROBE_STREAM_ID, _EMPTY_MESSAGE)
+    call = frames.frame(frames.HEADERS, frames.END_HEADERS, _PROBE_STREAM_ID, block)
+    call += frames.frame(frames.DATA, frames.END_STREAM, _PROBE_STREAM_ID, _EMPTY_MESSAGE)
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(socket_path)
             try:
-                writer.write(PREFACE + EMPTY_SETTINGS + call)
+                writer.write(frames.PREFACE + frames.EMPTY_SETTINGS + call)
                 return await _is_answered(reader, writer)
             finally:
                 writer.close()
@@ -224,16 +205,16 @@ async def _is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     """Reads up to the first message or the end of the call."""
     decoder = Decoder()
     while True:
-        type_, flags, _, payload = await read_frame(reader)
-        if type_ == DATA:
+        type_, flags, _, payload = await frames.read_frame(reader)
+        if type_ == frames.DATA:
             return True
-        if type_ in (RST_STREAM, GOAWAY):
+        if type_ in (frames.RST_STREAM, frames.GOAWAY):
             return False
-        if type_ == HEADERS:
-            fields = dict(decoder.decode(header_fragment(payload, flags), raw=True))
-            if flags & END_STREAM:
+        if type_ == frames.HEADERS:
+            fields = dict(decoder.decode(frames.header_fragment(payload, flags), raw=True))
+            if flags & frames.END_STREAM:
                 return fields.get(b"grpc-status") != _UNAVAILABLE
-        elif type_ == SETTINGS and not flags & ACK:
-            writer.write(SETTINGS_ACK)
-        elif type_ == PING and not flags & ACK:
-            writer.write(ping_ack(payload))
+        elif type_ == frames.SETTINGS and not flags & frames.ACK:
+            writer.write(frames.SETTINGS_ACK)
+        elif type_ == frames.PING and not flags & frames.ACK:
+            writer.write(frames.ping_ack(payload))
