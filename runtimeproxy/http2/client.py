@@ -1,10 +1,10 @@
 """A client for unary gRPC calls on a Unix socket, whose connection the event loop itself reads.
 
 A call costs one write and takes neither a thread nor a task: its end is a callback. Calls share one
-connection, which is made when it is needed. One that the server has closed or shuts down is replaced; what a
-server has certainly not processed (GOAWAY, REFUSED_STREAM) is repeated once, anything else never.
+connection, which is made when it is needed. One that the server has closed or shuts down is replaced. A call
+that the server has certainly not processed (GOAWAY, REFUSED_STREAM) is repeated once, any other never.
 
-Source of all frame rules: RFC 9113; of what a call looks like in them: gRPC over HTTP/2 (grpc/doc).
+Sources: RFC 9113 for frames, gRPC over HTTP/2 (grpc/doc) for calls.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _M
 )
 _MAX_FRAME_BYTES: Final = 2**24 - 1
 _TABLE_BYTES: Final = 4096
-"""Of the server's header table: what counts where no SETTINGS say otherwise (6.5.2)."""
+"""Of the server's header table: the default (6.5.2)."""
 _STREAM_WINDOW_BYTES: Final = MAX_ANSWER_BYTES + 64 * 1024
-"""Lets any answer come without an update of its window; what is over is for padding."""
+"""Lets any answer come without an update of its window; the surplus is for padding."""
 _CONNECTION_WINDOW_BYTES: Final = 1024 * 1024
 _MAX_UNREAD_REPLIES: Final = 1000
 """Answers to PINGs and SETTINGS, and updates of windows, while the server does not read."""
@@ -123,11 +123,11 @@ class LateError(CallError):
 
 
 class UnusableError(CallError):
-    """An answer that is none: not gRPC's, compressed, or longer than is taken."""
+    """An unusable answer: not gRPC's, compressed, or too long."""
 
 
 Done: TypeAlias = "Callable[[bytes | CallError], None]"
-"""Takes the answer's message, or why there is none; called once, in the loop's thread."""
+"""Takes the answer's message, or the error; called once, in the loop's thread."""
 
 
 class _Head(NamedTuple):
@@ -242,13 +242,13 @@ class UnaryCall:
         self.end(b"")
 
     def end(self, outcome: bytes | CallError) -> None:
-        """Ends the call, unless it has ended; what the server still does for it is called off."""
+        """Ends the call, unless it has ended, and cancels it at the server."""
         if self.is_over:
             return
         self.is_over = True
         if self.timer is not None:
             self.timer.cancel()
-        self._client.ended(self)
+        self._client.on_ended(self)
         done, self.done, self.request, self.answer = self.done, None, b"", b""
         if done is not None:
             try:
@@ -262,7 +262,7 @@ class UnaryCall:
         text = f"no answer within {self.timeout_s:g} s"
         self.end(LateError(StatusCode.DEADLINE_EXCEEDED, text))
         if connection is not None:
-            connection.doubt(self.deadline_s - self.timeout_s)
+            connection.on_late_call(self.deadline_s - self.timeout_s)
 
 
 class UnaryClient:
@@ -287,7 +287,7 @@ class UnaryClient:
         """Begins a call.
 
         Args:
-            block: what `request_block` returns for the method.
+            block: from `request_block`, for the method.
             request: the message.
             timeout_s: above 0; also the server's deadline.
             done: takes the outcome, never before this returns.
@@ -328,7 +328,7 @@ class UnaryClient:
         if self._waiting and self._connection is None:
             self._connect()
 
-    def again(self, call: UnaryCall, error: CallError) -> None:
+    def repeat(self, call: UnaryCall, error: CallError) -> None:
         """Repeats a call that the server has not processed, once."""
         if call.is_over:
             return
@@ -340,14 +340,14 @@ class UnaryClient:
         self.start(call)
 
     def reserve(self, call: UnaryCall, size_bytes: int) -> bool:
-        """Accounts for an announced answer; False if there is no room for it."""
+        """Accounts for an announced answer; returns False if it is too long, or too much is under way."""
         if size_bytes > self.max_answer_bytes or self._held_bytes + size_bytes > MAX_HELD_BYTES:
             return False
         self._held_bytes += size_bytes
         call.held_bytes += size_bytes
         return True
 
-    def ended(self, call: UnaryCall) -> None:
+    def on_ended(self, call: UnaryCall) -> None:
         """A call is over."""
         self._calls -= 1
         self._held_bytes -= call.held_bytes
@@ -389,7 +389,7 @@ class UnaryClient:
 
     def _unreachable(self, connection: _Connection, error: OSError) -> None:
         if self._connection is not connection:
-            # Given up before it was there: what waits now waits for another one.
+            # Given up before it was there: calls that wait now wait for another one.
             return
         self.retire(connection)
         waiting, self._waiting = self._waiting, {}
@@ -449,14 +449,14 @@ class _Connection(asyncio.Protocol):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Says hello, and sends what waits."""
+        """Sends the client's preface, then the calls that wait."""
         # Not an instance of it with uvloop.
         self._transport = transport = cast("asyncio.Transport", transport)
         if self._is_retired:
             transport.abort()
             return
         transport.write(_OPENING)
-        self._weigh()
+        self._update_is_free()
         self._client.send_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -468,13 +468,13 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The server does not read: calls wait."""
         self._is_paused = True
-        self._weigh()
+        self._update_is_free()
 
     def resume_writing(self) -> None:
         """The server reads again."""
         self._is_paused = False
         self._unread_replies = 0
-        self._weigh()
+        self._update_is_free()
         self._pump()
         self._client.send_waiting()
 
@@ -492,7 +492,7 @@ class _Connection(asyncio.Protocol):
         self._next_id += 2
         call.begin(self, stream_id, self._initial_window_bytes)
         self._calls[stream_id] = call
-        self._weigh()
+        self._update_is_free()
         left_s = call.deadline_s - asyncio.get_running_loop().time()
         block = self._first + call.block + _timeout(left_s)
         self._first = b""
@@ -511,9 +511,9 @@ class _Connection(asyncio.Protocol):
         # Whatever has ended the call: the server may still be at it.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames.rst_stream(call.stream_id, ErrorCode.CANCEL))
-        self._left()
+        self._on_stream_ended()
 
-    def doubt(self, begun_s: float) -> None:
+    def on_late_call(self, begun_s: float) -> None:
         """A call is late. If nothing has come since it began, the next calls need not have the same fate."""
         if self._heard_s <= begun_s:
             self.retire()
@@ -521,7 +521,7 @@ class _Connection(asyncio.Protocol):
     def retire(self) -> None:
         """Takes no more calls; ends with the last one that is on it."""
         self._is_retired = True
-        self._weigh()
+        self._update_is_free()
         self._client.retire(self)
         self._close_unused()
 
@@ -530,12 +530,12 @@ class _Connection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Closes the connection after what is written, for which the server is not waited for long."""
+        """Closes the connection once everything is written, or after a short time."""
         if self._transport is not None and self._abort is None:
             self._transport.close()
             self._abort = asyncio.get_running_loop().call_later(_CLOSE_S, self._transport.abort)
 
-    def _weigh(self) -> None:
+    def _update_is_free(self) -> None:
         self.is_free = (
             self._transport is not None
             and not self._is_paused
@@ -543,9 +543,8 @@ class _Connection(asyncio.Protocol):
             and len(self._calls) < self._max_streams
         )
 
-    def _left(self) -> None:
-        """A stream has ended."""
-        self._weigh()
+    def _on_stream_ended(self) -> None:
+        self._update_is_free()
         self._close_unused()
         self._client.send_waiting()
 
@@ -567,7 +566,7 @@ class _Connection(asyncio.Protocol):
         return header + payload
 
     def _pump_call(self, call: UnaryCall) -> None:
-        """Sends of a long request what may be sent now."""
+        """Sends as much of a long request as the windows allow."""
         while not self._is_paused and self._transport is not None and (data := self._next_data(call)):
             self._transport.write(data)
 
@@ -604,7 +603,7 @@ class _Connection(asyncio.Protocol):
         self._rest = data[position:]
 
     def _yield(self, rest: bytes) -> None:
-        """Others have their turn before what is left is read."""
+        """Lets the loop do other work before the rest is read."""
         if self._transport is not None:
             self._rest = rest
             self._transport.pause_reading()
@@ -640,7 +639,7 @@ class _Connection(asyncio.Protocol):
             self._done(call, call.head)
 
     def _has_room(self, call: UnaryCall) -> bool:
-        """Looks at what is announced before it is there; the call has ended if this is False."""
+        """Checks the announced length before the message is there; if it is refused the call has ended."""
         if call.size_bytes < 0 and len(call.answer) >= _PREFIX.size:
             is_compressed, size_bytes = _PREFIX.unpack_from(call.answer)
             if is_compressed:
@@ -714,7 +713,7 @@ class _Connection(asyncio.Protocol):
             # The server did not need the whole request.
             self._transport.write(frames.rst_stream(call.stream_id, ErrorCode.CANCEL))
         call.end(outcome)
-        self._left()
+        self._on_stream_ended()
 
     def _fail(self, call: UnaryCall, reason: str) -> None:
         """A call whose stream breaks the protocol; the others go on."""
@@ -733,10 +732,10 @@ class _Connection(asyncio.Protocol):
             f"the server reset the stream with code {code}",
         )
         if code == _REFUSED_STREAM:
-            self._client.again(call, error)
+            self._client.repeat(call, error)
         else:
             call.end(error)
-        self._left()
+        self._on_stream_ended()
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -755,7 +754,7 @@ class _Connection(asyncio.Protocol):
             elif key == _INITIAL_WINDOW_SIZE:
                 self._resize_windows(value)
         self._reply(frames.SETTINGS_ACK)
-        self._weigh()
+        self._update_is_free()
         self._pump()
         self._client.send_waiting()
 
@@ -791,8 +790,8 @@ class _Connection(asyncio.Protocol):
         for call in [call for call in self._calls.values() if call.stream_id > last_id]:
             # The end of one may have cancelled another.
             if self._calls.pop(call.stream_id, None) is not None:
-                self._client.again(call, error)
-        self._left()
+                self._client.repeat(call, error)
+        self._on_stream_ended()
 
     def _take_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -816,10 +815,10 @@ class _Connection(asyncio.Protocol):
 
     def _expect_stream(self, stream_id: int) -> None:
         if stream_id % 2 == 0 or stream_id >= self._next_id:
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that nobody has opened")
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _credit(self, size_bytes: int) -> None:
-        """The server may send as much again: what has come is read."""
+        """Gives the server credit for what was read."""
         self._uncredited_bytes += size_bytes
         if self._uncredited_bytes >= _CONNECTION_WINDOW_BYTES // 2:
             self._reply(frames.window_update(0, self._uncredited_bytes))
@@ -848,7 +847,7 @@ class _Connection(asyncio.Protocol):
         """Nothing more comes or goes."""
         self._transport, self._rest = None, b""
         self._is_retired = True
-        self._weigh()
+        self._update_is_free()
         self._client.retire(self)
         calls, self._calls = self._calls, {}
         for call in calls.values():

@@ -74,7 +74,7 @@ class PeerError(Exception):
     """A peer broke the protocol: its connection ends with this code.
 
     Attributes:
-        code: what the GOAWAY says.
+        code: the GOAWAY's error code.
     """
 
     def __init__(self, code: ErrorCode, reason: str) -> None:

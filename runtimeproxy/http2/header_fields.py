@@ -1,8 +1,8 @@
 """Reads HPACK header blocks for the few fields that the reader needs (RFC 7541).
 
-Of all other fields only what keeps the dynamic table right is read: which field an entry is, and its size.
-So their values are never decoded. For the kubelet's blocks that takes a fifth of the time of a decoder which
-makes a list of all fields.
+Of all other fields only the name and the size are read, which keep the dynamic table right: their values
+are never decoded. For the kubelet's blocks that takes a fifth of the time of a decoder which makes a list of
+all fields.
 """
 
 from __future__ import annotations
@@ -195,10 +195,10 @@ class HeadReader(Generic[HeadT]):
 
     Args:
         fields: the fields whose values are read.
-        make: makes what is returned of their values.
+        make: makes the result of their values.
 
     Attributes:
-        remembered: blocks that need not be decoded again, with what they say.
+        remembered: the results of known blocks, which need not be decoded again.
     """
 
     __slots__ = ("_make", "_reader", "remembered")
@@ -209,7 +209,7 @@ class HeadReader(Generic[HeadT]):
         self.remembered: dict[bytes, HeadT] = {}
 
     def decode(self, block: bytes, max_table_bytes: int) -> HeadT:
-        """Returns what a whole header block says.
+        """Returns the result of a whole header block.
 
         Args:
             block: all fragments of the block.
@@ -318,4 +318,4 @@ def _nibble_step(state: int, nibble: int) -> tuple[int, int]:
 
 _rows: Final = _Rows()
 _ENDS: Final = {0} | {state for state, flags, _ in HUFFMAN_TABLE if flags & HUFFMAN_COMPLETE}
-"""States in which a string may end: what came after its last symbol is padding."""
+"""States in which a string may end: the bits after its last symbol are padding."""
