@@ -1,4 +1,4 @@
-"""Audit entries: each change, conflict, refusal and failure, with policy and reason; no environment values."""
+"""Audit entries: changes, conflicts, refusals and failures, with policy and reason. No environment values."""
 
 from __future__ import annotations
 
