@@ -26,6 +26,7 @@ from tests.daemon.conftest import Daemons, cgroup_files, daemons, loop, runtime
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod, shares_of
 from tests.daemon.kubelet import kubelet
 from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
 
@@ -173,9 +174,13 @@ def test_a_second_time_there_is_nothing_left(left: Left, runtime: FakeRuntime) -
 
 def test_a_dry_run_changes_nothing(served: Left, runtime: FakeRuntime) -> None:
     runtime.recorded.clear()
-    done = served.restore("--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("to be restored") == 6
+
+    def planned() -> subprocess.CompletedProcess[str] | None:
+        # The daemon writes its checkpoint a moment after the calls.
+        done = served.restore("--dry-run")
+        return done if done.stdout.count("to be restored") == 6 else None
+
+    assert wait_until(planned, "the daemon's checkpoint").returncode == 0
     assert shares_of(served.pod) == BATCH_SHARES
     assert served.pod_file("cpu.weight") == "20"
     assert "UpdateContainerResources" not in runtime.recorded.methods
