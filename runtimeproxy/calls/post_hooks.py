@@ -12,8 +12,7 @@ from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.cgroups import Outcome
 from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import Subject, Written
-from runtimeproxy.hooks.fields import CGROUP, Field
-from runtimeproxy.hooks.merge import FieldUpdate
+from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.fields import CGROUP, ENV, Field, Value, View
+from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import FieldUpdate
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView

@@ -1,7 +1,7 @@
 """The chain of policies: runs the policies of one call in order and merges their changes into a decision.
 
 Everything here runs in the event loop's thread. The policies of this process run in one worker thread, in
-sequence (`chain_worker`), so a call costs one hop there and back. The loop keeps the time: a policy that
+sequence (`workers`), so a call costs one hop there and back. The loop keeps the time: a policy that
 takes too long is left behind with its thread, stays disabled until that thread returns, and those after it
 continue in another thread, from the state before it. No thread waits for a policy in another process: the
 loop sends the request, and evaluates the response.
@@ -19,7 +19,6 @@ from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
-from runtimeproxy.hooks.chain_worker import Stage, WorkerRun, WorkerTask
 from runtimeproxy.hooks.decision import (
     HANGS,
     Decision,
@@ -33,7 +32,7 @@ from runtimeproxy.hooks.decision import (
     refuse,
     run_policy,
 )
-from runtimeproxy.hooks.fields import CGROUP, View
+from runtimeproxy.hooks.fields import CGROUP, Merged, View
 from runtimeproxy.hooks.loaded import (
     Cancellable,
     HookMethod,
@@ -41,12 +40,11 @@ from runtimeproxy.hooks.loaded import (
     RemoteHook,
     RemoteRequest,
 )
-from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView
-from runtimeproxy.hooks.workers import RunTimer, Workers
+from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node import FixedNode, Node
 

@@ -15,9 +15,18 @@ from typing import Final, NamedTuple
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.changes import CgroupChange, PodChange
-from runtimeproxy.hooks.fields import CGROUP, Field, Value, View, change_from, is_same
+from runtimeproxy.hooks.fields import (
+    CGROUP,
+    Field,
+    FieldUpdate,
+    Merged,
+    Value,
+    View,
+    change_from,
+    is_same,
+    merge,
+)
 from runtimeproxy.hooks.loaded import HookMethod, LoadedPolicy
-from runtimeproxy.hooks.merge import FieldUpdate, Merged, merge
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable

@@ -8,8 +8,8 @@ from typing import Final
 from runtimeproxy.hooks.audit import AuditKind, Subject
 from runtimeproxy.hooks.changes import CgroupChange
 from runtimeproxy.hooks.decision import Progress, run_policy
+from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.testing.behaviours import checked_name

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from runtimeproxy.hooks import CgroupChange, Hook
-from runtimeproxy.hooks.fields import Field, Fields, View, fields_of
-from runtimeproxy.hooks.merge import apply_fields
+from runtimeproxy.hooks.fields import Field, Fields, View, apply_fields, fields_of
 
 CREATE = Hook.PRE_CREATE_CONTAINER
 RUN = Hook.PRE_RUN_POD_SANDBOX

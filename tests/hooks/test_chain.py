@@ -12,8 +12,8 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Ho
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Merged
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.node import FixedNode, NodeFacts

@@ -11,7 +11,7 @@ from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Failure, FailureKind, Progress, error_texts, run_policy
-from runtimeproxy.hooks.merge import Merged
+from runtimeproxy.hooks.fields import Merged
 from tests.hooks.policy_classes import Answer, scripted
 
 VIEW = ContainerView(name="main")

@@ -23,8 +23,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Decision, Progress, make_decision
-from runtimeproxy.hooks.fields import Field, current_value
-from runtimeproxy.hooks.merge import Merged, merge
+from runtimeproxy.hooks.fields import Field, Merged, current_value, merge
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, apply, flat

@@ -10,11 +10,10 @@ import pytest
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.chain import Chain, ChainRun
-from runtimeproxy.hooks.chain_worker import Stage, WorkerRun
 from runtimeproxy.hooks.decision import Decision, FailureKind, Progress
+from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.merge import Merged
-from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.hooks.workers import Stage, WorkerRun, Workers
 from tests.hooks.policy_classes import nothing, raising, scripted, shares
 
 VIEW = ContainerView()
