@@ -494,7 +494,8 @@ class InterceptedCall:
                     call.on_success(open_response(data))
                     is_recorded = True
             if is_recorded:
-                start_post_hooks(services, method, call)
+                if method.after or call.due_writes is not None or call.disturbed_cgroup:
+                    start_post_hooks(services, method, call)
             else:
                 services.spawn(settle(services, method, call))
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here

@@ -12,7 +12,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node import FixedNode, Node
+from runtimeproxy.node.facts import FixedNode, Node
 
 _MAX_VALUE_LENGTH: Final = 256
 

@@ -46,7 +46,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView
 from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node import FixedNode, Node
+from runtimeproxy.node.facts import FixedNode, Node
 
 ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
 """Applies a decision: edits the message and writes cgroup values; runs in a worker thread.

@@ -36,7 +36,7 @@ from runtimeproxy.hooks.changes import (
 from runtimeproxy.hooks.fields import Field, Value, View
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node import ANY_NODE, NodeFacts
+from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
 HOOKS_WITHOUT_ANSWER: Final = frozenset(

@@ -25,10 +25,10 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.ledger.checkpoint_sync import CheckpointSync
+from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.managed import ManagedCgroups
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node import NodeReader
+from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings

@@ -16,7 +16,7 @@ from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.node import FixedNode, NodeFacts
+from runtimeproxy.node.facts import FixedNode, NodeFacts
 from tests.hooks.asking import VIEW, container_change, decide, kinds, shares_of, until
 from tests.hooks.policy_classes import cgroup, nothing, raising, scripted, shares
 

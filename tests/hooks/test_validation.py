@@ -22,7 +22,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.fields import View
 from runtimeproxy.hooks.validation import LeftOut, problem_of, usable
-from runtimeproxy.node import ANY_NODE, NodeFacts
+from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from tests.hooks.flat import CREATE, RUN
 
 UPDATE = Hook.PRE_UPDATE_CONTAINER_RESOURCES

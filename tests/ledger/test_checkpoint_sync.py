@@ -13,8 +13,8 @@ import pytest
 
 from runtimeproxy.cgroups import CgroupWriter
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger import checkpoint_sync
-from runtimeproxy.ledger.checkpoint_sync import CheckpointSync
+from runtimeproxy.ledger import checkpoint
+from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.managed import ManagedCgroups
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
 from runtimeproxy.pods.recovery import Recovery
@@ -96,7 +96,7 @@ async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path,
 async def test_a_successor_notices_by_itself(
     tmp_path: Path, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_sync, "FOLLOW_INTERVAL_S", 0.02)
+    monkeypatch.setattr(checkpoint, "FOLLOW_INTERVAL_S", 0.02)
     async with side(tmp_path, files) as old, side(tmp_path, files) as new:
         following = asyncio.get_running_loop().create_task(new.sync.follow())
         old.store.containers.put(OWNED)

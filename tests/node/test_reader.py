@@ -7,8 +7,7 @@ from typing import Literal
 
 import pytest
 
-from runtimeproxy.node import ANY_NODE, FixedNode, NodeReader
-from runtimeproxy.node.facts import REFRESH_S
+from runtimeproxy.node.facts import ANY_NODE, REFRESH_S, FixedNode, NodeReader
 from runtimeproxy.testing import CgroupFiles
 
 PODS = "/kubepods.slice"

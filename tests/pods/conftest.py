@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runtimeproxy.pods.checkpoint import file, writer
+from runtimeproxy.pods.checkpoint import file
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.testing import FakeRuntime
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the waits for a locked file and between attempts."""
+    """Shortens the wait for a locked file."""
     monkeypatch.setattr(file, "BUSY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(writer, "FIRST_PAUSE_S", 0.05)
 
 
 @pytest.fixture

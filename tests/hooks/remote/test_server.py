@@ -20,7 +20,7 @@ from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, MAX_ENTRIES, HookServer
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
-from runtimeproxy.node import ANY_NODE, NodeFacts
+from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from tests.hooks.asking import container_change, decide, until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing

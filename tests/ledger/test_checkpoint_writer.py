@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.ledger.checkpoint import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.checkpoint.writer import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
