@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_summary
-from runtimeproxy.cgroups import CgroupPathError, container_path
+from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.calls.long_work import LongWork
-    from runtimeproxy.cgroups import WriteResult
+    from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.chain import Chain

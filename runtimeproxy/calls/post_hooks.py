@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod
-from runtimeproxy.cgroups import Outcome
+from runtimeproxy.cgroups.writer import Outcome
 from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate

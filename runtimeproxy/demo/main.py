@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.cgroups import DEFAULT_ROOT
+from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.pods import DEMO_PODS, DemoPod, kubelet_resources
 from runtimeproxy.errors import RuntimeProxyError

@@ -22,7 +22,8 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
-from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.changes import (
     CLEAR,

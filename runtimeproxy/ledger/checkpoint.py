@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from runtimeproxy.cgroups import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.remote.registrations import SUFFIX

@@ -14,7 +14,9 @@ from dataclasses import replace
 from threading import Lock, RLock
 from typing import Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups import PARAMETERS, CgroupPathError, Outcome, WriteResult, cgroup_path, check_value
+from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.writer import Outcome, WriteResult
 from runtimeproxy.pods.records import CgroupRecord, ManagedValue, PodRecord
 from runtimeproxy.units import (
     UNLIMITED,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from runtimeproxy.cgroups import DEFAULT_ROOT, PARAMETERS, find_mounts
-from runtimeproxy.cgroups.mounts import controllers_of
+from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
+from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 DEFAULT_SYSFS: Final = Path("/sys")

@@ -11,18 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.cgroups import (
-    PARAMETERS,
-    CgroupPathError,
-    CgroupValues,
-    CgroupWriter,
-    Direction,
-    Outcome,
-    WriteResult,
-    cgroup_path,
-    check_value,
-)
 from runtimeproxy.cgroups.order import loosened
+from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, check_value
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.managed import as_read

@@ -19,7 +19,7 @@ from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall,
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
-from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupWriter, Outcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import DEFAULT_ROOT, CgroupValues, CgroupWriter, Outcome
+from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome
 from runtimeproxy.units import parse_cpu_list
 from tests.cgroups.trees import outcomes
 from tests.lab.programs import missing

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from runtimeproxy.cgroups import Mount, find_mounts
+from runtimeproxy.cgroups.mounts import Mount, find_mounts
 
 
 def test_unified_version_2(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from runtimeproxy.cgroups import PARAMETERS, check_value
 from runtimeproxy.cgroups.formats import Value
+from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups import CgroupPathError, cgroup_path, container_path
-from runtimeproxy.cgroups.paths import expand_slice
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, container_path, expand_slice
 
 POD_SLICE = "kubepods-besteffort-pod1_2.slice"
 POD_SLICE_PATH = ("kubepods.slice", "kubepods-besteffort.slice", POD_SLICE)

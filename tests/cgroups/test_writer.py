@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import CgroupPathError, CgroupValues, CgroupWriter, Outcome
 from runtimeproxy.cgroups.formats import Value
+from runtimeproxy.cgroups.paths import CgroupPathError
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome
 from tests.cgroups.trees import POD, V2_FILES, fill, make_v1, make_v2, outcomes
 
 BATCH: dict[str, Value] = {

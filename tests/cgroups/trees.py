@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from runtimeproxy.cgroups import WriteResult
+from runtimeproxy.cgroups.writer import WriteResult
 
 POD = "/kubepods/besteffort/pod1"
 

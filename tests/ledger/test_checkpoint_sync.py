@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.checkpoint import CheckpointSync

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupWriter, Outcome, WriteResult
 from runtimeproxy.ledger import managed as ledger
 from runtimeproxy.ledger.managed import (
     UNCLAIMED_S,

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups import CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.cli import main
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Change, Kind
