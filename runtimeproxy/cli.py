@@ -145,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _check_config(arguments: argparse.Namespace) -> int:
-    from runtimeproxy.config.node_checks import check_on_node
+    from runtimeproxy.config.validation import check_on_node
 
     reading = _read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
@@ -243,7 +243,7 @@ def _version(_: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     settings = _load_settings(arguments)
-    from runtimeproxy.demo import run_demo
+    from runtimeproxy.demo.main import run_demo
 
     return run_demo(settings)
 

@@ -1,17 +1,23 @@
-"""Checks across keys, and the one form in which endpoints go on; the same for flags, environment and file."""
+"""Checks of settings: across keys, the same for flags, environment and file, and against the node."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.config.settings import HooksSettings, ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import LabelSelector, selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.loading import LoadProblem, LoadResult
 
 Problem = tuple[tuple[str, ...], str]
 """The parts of the key (none for the whole table), and the reason."""
@@ -23,6 +29,7 @@ TEMPORARY_SUFFIX_BYTES: Final = 4
 shorter. Source: runtimeproxy.relay.listener."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _MAX_ID: Final = 2**32 - 2
 """Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")
@@ -201,3 +208,152 @@ def _id(digits: str) -> int:
     if number > _MAX_ID:
         raise ValueError(f"{digits} is not a valid id: the largest is {_MAX_ID}")
     return number
+
+
+# --- on the node -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Findings:
+    """A problem: a setting has no effect. A warning: it has less effect than it seems, or may have none."""
+
+    problems: list[ConfigError] = field(default_factory=list)
+    warnings: list[ConfigError] = field(default_factory=list)
+
+
+def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
+    """Returns every problem and warning, beginning with those of the reading.
+
+    Args:
+        reading: the settings and their problems.
+        policies: the result of loading policies with these settings.
+    """
+    findings = Findings(list(reading.errors))
+    findings.problems += (_policy_problem(reading, each) for each in policies.problems)
+    _check_folders(reading, findings)
+    _check_registrations(reading, findings)
+    findings.warnings += _late(reading, policies)
+    return findings
+
+
+def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
+    """Names the source of the policy's settings, if it has any; the text names its file or module."""
+    if problem.name in reading.settings.policies:
+        return reading.error(("policies", problem.name), str(problem))
+    return ConfigError("policies", "", str(problem))
+
+
+def _check_folders(reading: Reading, findings: Findings) -> None:
+    settings = reading.settings
+    state, servers = Path(settings.state.dir), Path(settings.hooks.server_config_dir)
+    endpoint = Path(settings.proxy.endpoint)
+    wrong = {
+        ("state", "dir"): _folder_problem(state, os.R_OK | os.W_OK | os.X_OK),
+        ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
+        ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
+    }
+    findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
+    if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
+        reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
+        findings.warnings.append(reading.error(("cgroups", "root"), reason))
+    defaults = HooksSettings()
+    for name, what in (("server_config_dir", "no hook server"), ("policies_dir", "no policy")):
+        named = getattr(settings.hooks, name)
+        if named not in ("", getattr(defaults, name)) and not os.path.lexists(named):
+            reason = f"{named} does not exist: {what} comes from it"
+            findings.warnings.append(reading.error(("hooks", name), reason))
+    for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
+        if reason := _others_write(folder):
+            findings.warnings.append(reading.error(key, reason))
+
+
+def _folder_problem(folder: Path, access: int) -> str:
+    """Why a folder cannot be used; empty if it can, or can be made when it is needed."""
+    there = folder
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir():
+            return f"{there} is not a folder"
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    if there == folder and not os.access(folder, access):
+        missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
+        return f"{folder} does not let user {os.geteuid()} {' and '.join(missing) or 'enter'}"
+    return ""
+
+
+def _socket_problem(path: Path) -> str:
+    try:
+        is_other = path.exists() and not path.is_socket()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return f"{path} exists and is not a socket" if is_other else ""
+
+
+def _others_write(folder: Path) -> str:
+    """Why a folder is not safe; empty if only the proxy's user or root may write to it."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{folder} belongs to user {status.st_uid}, who can thus change pods of this node"
+    if status.st_mode & _OTHERS_WRITE:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        return f"{folder} has mode {mode}: whoever may write to it can change pods of this node"
+    return ""
+
+
+def _check_registrations(reading: Reading, findings: Findings) -> None:
+    from runtimeproxy.hooks.remote.registrations import (
+        UnreadableFileError,
+        parse_registration,
+        read_registration,
+        registration_names,
+    )
+
+    hooks = reading.settings.hooks
+    folder = Path(hooks.server_config_dir)
+    try:
+        names = registration_names(folder)
+    except OSError:
+        # It does not exist yet, or was reported above.
+        return
+    for name in names:
+        source = str(folder / name)
+        try:
+            parsed = parse_registration(name, read_registration(folder / name).data, hooks.server_timeout_s)
+        except FileNotFoundError:
+            continue
+        except UnreadableFileError as error:
+            findings.problems.append(ConfigError(source, "", str(error)))
+            continue
+        # A file that is used nevertheless has only unknown keys.
+        into = findings.problems if parsed.registration is None else findings.warnings
+        into += (ConfigError(source, "", problem) for problem in parsed.problems)
+        if parsed.registration is not None and parsed.registration.timeout_s > hooks.budget_s:
+            reason = _more_than_budget(parsed.registration.timeout_s, hooks.budget_s)
+            findings.warnings.append(ConfigError(source, "timeout-seconds", reason))
+
+
+def _late(reading: Reading, policies: LoadResult) -> Iterator[ConfigError]:
+    """Time limits that are never reached, because another one comes first."""
+    settings = reading.settings
+    budget_s = settings.hooks.budget_s
+    if settings.hooks.server_timeout_s > budget_s:
+        reason = _more_than_budget(settings.hooks.server_timeout_s, budget_s)
+        yield reading.error(("hooks", "server_timeout_s"), reason)
+    for policy in policies.policies:
+        if policy.timeout_s > budget_s:
+            reason = _more_than_budget(policy.timeout_s, budget_s)
+            yield reading.error(("policies", policy.name, "timeout_s"), reason)
+    if settings.hooks.load_timeout_s > settings.proxy.upgrade_start_s:
+        reason = (
+            f"{settings.hooks.load_timeout_s:g} s is more than proxy.upgrade_start_s has for all policies"
+        )
+        yield reading.error(("hooks", "load_timeout_s"), reason)
+
+
+def _more_than_budget(timeout_s: float, budget_s: float) -> str:
+    return f"{timeout_s:g} s is more than hooks.budget_s ({budget_s:g} s), after which the call goes on"

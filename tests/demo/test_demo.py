@@ -19,6 +19,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.demo.main import (
+    DEMO_PODS,
     Change,
     DemoError,
     _changes,
@@ -26,9 +27,9 @@ from runtimeproxy.demo.main import (
     _report,
     channel,
     find_runtime,
+    kubelet_resources,
     run_demo,
 )
-from runtimeproxy.demo.pods import DEMO_PODS, kubelet_resources
 from runtimeproxy.testing import CallError, CgroupDriver, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos
 from runtimeproxy.testing.services import RUNTIME_VERSION
@@ -134,7 +135,7 @@ def test_one_pod_of_each_qos_class() -> None:
 
 @pytest.mark.parametrize("pod", DEMO_PODS, ids=lambda pod: pod.name)
 def test_guaranteed_pods_ask_for_a_core(pod: object) -> None:
-    from runtimeproxy.demo.pods import DemoPod
+    from runtimeproxy.demo.main import DemoPod
 
     assert isinstance(pod, DemoPod)
     wanted = 1024 if pod.kubelet_qos is KubeletQos.GUARANTEED else 2
