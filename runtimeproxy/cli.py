@@ -316,7 +316,7 @@ _COMMANDS: Final = (
         "upgrade",
         _upgrade,
         "replace the serving instance by a new process, without a failed call",
-        ". If the new one does not come up, the old one goes on.",
+        ". If the new one does not come up, the old one continues to serve.",
     ),
     _Command(
         "restore",

@@ -360,7 +360,7 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
     path = configured(tmp_path, f"[hooks]\nserver_config_dir = '{servers}'\n")
     done = run("check-config", "--config", path)
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
-    mode = f"{servers} has mode 0777: whoever may write to it can change pods of this node"
+    mode = f"{servers} has mode 0777: everyone who can write to it can change pods of this node"
     assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
 
 
@@ -390,4 +390,4 @@ def test_a_state_folder_that_cannot_be_written(tmp_path: Path) -> None:
     folder = "/proc/sys/kernel" if os.geteuid() == 0 else "/usr"
     done = run("check-config", "--state-dir", folder, "--config", configured(tmp_path, ""))
     assert done.returncode == 2
-    assert f"--state-dir: {folder} does not let user {os.geteuid()} read and write" in done.stderr
+    assert f"--state-dir: user {os.geteuid()} cannot read and write {folder}" in done.stderr

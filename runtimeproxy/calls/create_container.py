@@ -112,7 +112,7 @@ class CreateContainer(CriCall):
             # Once the record is detailed, nothing that this call needs changes in it.
             pod = self._pod = self.services.store.pods.get(request.pod_sandbox_id)
         self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
-        # There is no id of the container yet.
+        # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
         return pod is not None and pod.detailed
 

@@ -42,7 +42,7 @@ NEUTRAL: Final[Mapping[str, int]] = MappingProxyType(
 )
 """What a running container gets when a value is cleared.
 
-Source: Linux, Documentation/scheduler/sched-bwc.rst (period 100 ms, quota -1 is no limit),
+Source: Linux, Documentation/scheduler/sched-bwc.rst (period 100 ms, quota -1 means no limit),
 kernel/sched/sched.h (a weight of 1024 is the default),
 Documentation/admin-guide/cgroup-v1/memory.rst (-1 resets a limit).
 """

@@ -148,7 +148,7 @@ class InterceptedCall:
         self._turn: asyncio.Future[None] | None = None
         self._questions: Questions | None = None
         self._question: Question | None = None
-        # What is under way, to be cancelled with the call.
+        # The work in progress, to be cancelled with the call.
         self._run: ChainRun | None = None
         self._task: asyncio.Task[None] | None = None
         # Whether the request was edited before policies run.

@@ -235,7 +235,7 @@ class _WaitingCall:
             self._handler.cancelled()
 
     def responded(self, outcome: Outcome, data: bytes) -> None:
-        """Reports a call that was forwarded without a handler: no record tells of it."""
+        """Reports a call that was forwarded without a handler, and so without a record."""
         if self._handler is not None:
             self._handler.responded(outcome, data)
         elif outcome is not Outcome.FAILED and self._interceptor.on_unseen is not None:

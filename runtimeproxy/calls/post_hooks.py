@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod
-from runtimeproxy.cgroups.writer import Outcome
+from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
 
-_ERRORS: Final = (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED)
+_ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 
 
 def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
@@ -103,8 +103,8 @@ def write_values(
             new=str(result.value),
             old="" if result.old is None else str(result.old),
             failed=result.error if result.outcome in _ERRORS else "",
-            skipped=result.error if result.outcome is Outcome.MISSING else "",
-            is_unchanged=result.outcome is Outcome.UNCHANGED,
+            skipped=result.error if result.outcome is WriteOutcome.MISSING else "",
+            is_unchanged=result.outcome is WriteOutcome.UNCHANGED,
         )
         for result in writer.write(cgroup, values, once)
     }

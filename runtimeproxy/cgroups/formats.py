@@ -70,7 +70,7 @@ def period_v2(file: str) -> FileFormat:
 
 
 def weight_v2(file: str) -> FileFormat:
-    """cpu.weight from shares: compared as weights, for many shares are one weight."""
+    """cpu.weight from shares: compared as weights, because several shares map to one weight."""
     return FileFormat(
         file,
         lambda value: str(cpu_weight_from_shares(int(value))),

@@ -60,7 +60,7 @@ def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Itera
         os.close(descriptor)
 
 
-class Outcome(StrEnum):
+class WriteOutcome(StrEnum):
     """How the write of one value ended."""
 
     WRITTEN = "written"
@@ -85,7 +85,7 @@ class WriteResult:
     name: str
     value: Value
     """The wanted value, as given."""
-    outcome: Outcome
+    outcome: WriteOutcome
     old: Value | None = None
     """What the file held before; None when that is not known."""
     error: str = ""
@@ -96,11 +96,11 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 
 
-def outcome_of(error: OSError) -> Outcome:
+def outcome_of(error: OSError) -> WriteOutcome:
     """The outcome of an error of the kernel."""
     if error.errno in _GONE:
-        return Outcome.MISSING
-    return Outcome.REFUSED if error.errno in _LINKED else Outcome.FAILED
+        return WriteOutcome.MISSING
+    return WriteOutcome.REFUSED if error.errno in _LINKED else WriteOutcome.FAILED
 
 
 def explain(error: OSError, name: str) -> str:
@@ -134,7 +134,7 @@ class _Target:
     folder: Path
     format: FileFormat
 
-    def result(self, outcome: Outcome, old: Value | None = None, error: str = "") -> WriteResult:
+    def result(self, outcome: WriteOutcome, old: Value | None = None, error: str = "") -> WriteResult:
         return WriteResult(self.cgroup, self.key.name, self.given, outcome, old, error)
 
     def failed(self, error: OSError, old: Value | None = None) -> WriteResult:
@@ -215,21 +215,21 @@ class CgroupWriter:
         except ValueError:
             return None
         except OSError as error:
-            if outcome_of(error) is Outcome.MISSING:
+            if outcome_of(error) is WriteOutcome.MISSING:
                 return None
             raise
 
     def _target(self, cgroup: str, name: str, value: Value) -> _Target | WriteResult:
         invalid = check_value(name, value)
         if invalid:
-            return WriteResult(cgroup, name, value, Outcome.INVALID, error=invalid)
+            return WriteResult(cgroup, name, value, WriteOutcome.INVALID, error=invalid)
         try:
             path = cgroup_path(cgroup)
         except CgroupPathError as error:
-            return WriteResult(cgroup, name, value, Outcome.REFUSED, error=str(error))
+            return WriteResult(cgroup, name, value, WriteOutcome.REFUSED, error=str(error))
         located = self._locate(name)
         if isinstance(located, str):
-            return WriteResult(cgroup, name, value, Outcome.MISSING, error=located)
+            return WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=located)
         folder, file_format = located
         return _Target(Key(path, name), cgroup, value, PARAMETERS[name].canonical(value), folder, file_format)
 
@@ -261,7 +261,7 @@ def _compare(target: _Target, batch: _Batch) -> None:
         # Content that cannot be parsed is overwritten.
         old = None
     if is_same:
-        batch.results[key] = target.result(Outcome.UNCHANGED, old)
+        batch.results[key] = target.result(WriteOutcome.UNCHANGED, old)
         return
     batch.targets[key] = target
     batch.pending[-1][key] = target.value
@@ -280,5 +280,5 @@ def _carry_out(step: Step, batch: _Batch) -> WriteResult:
     except OSError as error:
         return target.failed(error, old)
     except ValueError as error:
-        return target.result(Outcome.FAILED, old, str(error))
-    return target.result(Outcome.WRITTEN, old)
+        return target.result(WriteOutcome.FAILED, old, str(error))
+    return target.result(WriteOutcome.WRITTEN, old)

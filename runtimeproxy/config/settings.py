@@ -1,9 +1,9 @@
 """The settings of the daemon: plain frozen dataclasses, so that defaults and flags do not need pydantic.
 
-Each key says here what it is: its type with its bounds, its default, and in the text below it what it means
-and why it has this default. The end of its name is its unit: `_s` seconds, `_bytes` bytes. A configuration
-file is checked against these classes (`runtimeproxy.config.schema`), and `systemd/CONFIGURATION.md` is made
-of them (`python -m tests.config.reference`).
+Each field has the type of its key with the bounds, the default, and below it the meaning and the reason of
+the default. The end of its name is its unit: `_s` seconds, `_bytes` bytes. A configuration file is checked
+against these classes (`runtimeproxy.config.schema`), and `systemd/CONFIGURATION.md` is generated from them
+(`python -m tests.config.reference`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ProxySettings:
     image_endpoint: str = ""
     """The image service's socket; empty if the runtime serves images, as it usually does."""
     socket_mode: str = "0660"
-    """Permissions of the proxy's socket, octal. The default is that of containerd's socket: whoever may write
-    to it is root on this node."""
+    """Permissions of the proxy's socket, octal. The default is that of containerd's socket: write access to
+    it is root on this node."""
     socket_owner: str = ""
     """User (name or number) that owns the proxy's socket; empty for the daemon's own user."""
     socket_group: str = ""
@@ -94,7 +94,7 @@ class HooksSettings:
     """What happens to a policy that cannot be loaded: `skip` leaves it out and serves with the rest; `stop`
     ends the start with exit code 2, and at a reload keeps the policies in use."""
     load_timeout_s: Annotated[float, Within(0.1, 600)] = 3.0
-    """How long one policy may take to be imported, and to be made, before the others are used without it.
+    """How long one policy may take to be imported, and to be created, before the others are used without it.
     Less than `budget_s`, so that the first calls still have the others."""
     budget_s: Annotated[float, Within(0.01, 120)] = 5.0
     """Time for the whole chain in one call; never more than a quarter of the call's own timeout. Far below
@@ -127,7 +127,7 @@ class CgroupsSettings:
     """`[cgroups]`: values that the CRI cannot carry."""
 
     enabled: bool = True
-    """Whether the daemon writes cgroup files, as those of the pod's own cgroup."""
+    """Whether the daemon writes cgroup files, such as those of the pod's own cgroup."""
     root: str = "/sys/fs/cgroup"
     """Where cgroups are mounted."""
 

@@ -279,7 +279,7 @@ def _folder_problem(folder: Path, access: int) -> str:
         return f"{folder} cannot be read: {error.strerror}"
     if there == folder and not os.access(folder, access):
         missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
-        return f"{folder} does not let user {os.geteuid()} {' and '.join(missing) or 'enter'}"
+        return f"user {os.geteuid()} cannot {' and '.join(missing) or 'enter'} {folder}"
     return ""
 
 
@@ -301,7 +301,7 @@ def _others_write(folder: Path) -> str:
         return f"{folder} belongs to user {status.st_uid}, who can thus change pods of this node"
     if status.st_mode & _OTHERS_WRITE:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        return f"{folder} has mode {mode}: whoever may write to it can change pods of this node"
+        return f"{folder} has mode {mode}: everyone who can write to it can change pods of this node"
     return ""
 
 

@@ -1,1 +1,1 @@
-"""What `make run` does: a pod of each QoS class through the proxy, and what policies changed."""
+"""The demo of `make run`: a pod of each QoS class through the proxy, and the changes of the policies."""

@@ -43,7 +43,7 @@ USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock"
 """Where containerd and CRI-O listen by default."""
 
 RUN_LABEL: Final = "koord-runtime-proxy/demo"
-"""Label of the demo's pods; its value tells one run from another."""
+"""Label of the demo's pods; its value differs in each run."""
 
 CGROUP_TREE: Final = "koordproxydemo"
 """Name of the cgroup (or slice) of the demo's pods: the kubelet removes unknown pods from its own."""
@@ -63,7 +63,7 @@ class DemoPod:
         name: of the pod; its container is called `main`.
         qos: Koordinator's QoS class; empty for none.
         kubelet_qos: decides the cgroup parent.
-        annotations: what the scheduler decided.
+        annotations: the scheduler's decisions.
     """
 
     name: str
@@ -131,7 +131,7 @@ class DemoRuntime:
         socket_path: its socket.
         name: name and version by its own account.
         image: an image that it has; the demo pulls none.
-        driver: how it wants cgroup parents written.
+        driver: its form of cgroup parents.
     """
 
     socket_path: str

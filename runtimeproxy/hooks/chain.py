@@ -281,7 +281,7 @@ class ChainRun:
         until_s = self._deadline_s if policies else max(self._deadline_s, now_s + GRACE_S)
         self._worker = worker = WorkerRun(self, policies[:count], policies[count:], progress, until_s)
         self.chain.timer.add(self)
-        # Submitting comes last: the thread cannot start before this one lets go of the interpreter.
+        # Submitting comes last: the thread cannot start before this one releases the interpreter.
         if not self.chain.workers.submit(worker):
             self.on_worker_dropped(worker)
 

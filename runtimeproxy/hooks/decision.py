@@ -32,7 +32,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable
 from runtimeproxy.hooks.views import ContainerView
 
-HANGS: Final = "hangs since an earlier call"
+HANGS: Final = "still hangs from an earlier call"
 
 _MAX_TEXT_LENGTH: Final = 512
 
@@ -91,7 +91,7 @@ class FailureKind(StrEnum):
     INVALID = "invalid"
     TIMED_OUT = "timed_out"
     SKIPPED = "skipped"
-    """Hangs since an earlier call, or no time or thread was left."""
+    """Still hangs from an earlier call, or no time or thread was left."""
 
 
 class Failure(NamedTuple):
@@ -157,7 +157,7 @@ def _with_refusal(
     policy: LoadedPolicy, subject: Subject, progress: Progress, error: RefusalError
 ) -> tuple[Progress, Failure | None]:
     if not subject.is_refusable:
-        reason = f"refused what has happened: {error.text}"
+        reason = f"refused after the call: {error.text}"
         failure = Failure(policy, FailureKind.FAILED, reason, "refused too late")
         return add_failure(subject, progress, failure), failure
     entry = subject.entry(AuditKind.REFUSED, policy, str(error.text))

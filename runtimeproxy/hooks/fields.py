@@ -250,7 +250,7 @@ def merge(
     """Merge one policy's change into those of the earlier policies.
 
     Returns:
-        The merged changes and the updates, for the audit. A value that is there already is no update, but
+        The merged changes and the updates, for the audit. A value that is already there is not an update, but
         the policy owns the field.
     """
     accepted: dict[Field, Claim] = {}

@@ -29,7 +29,7 @@ MAX_PRIORITY: Final = 99
 
 
 class Cancellable(Protocol):
-    """Something under way, such as a request that another process has not answered."""
+    """Work in progress, such as a request that another process has not answered."""
 
     def cancel(self) -> None:
         """Discard its result."""

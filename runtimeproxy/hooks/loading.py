@@ -394,7 +394,7 @@ def _create(policy: type[Policy], settings: PolicySettings) -> LoadedPolicy:
     try:
         created = policy(*arguments)
     except BaseException as error:  # a third-party constructor may raise anything
-        raise PolicyLoadError(f"{origin_of(policy)}: cannot be made: {described(error)}") from error
+        raise PolicyLoadError(f"{origin_of(policy)}: cannot be created: {described(error)}") from error
     return bind(created, settings)
 
 

@@ -50,7 +50,7 @@ HOOKS_WITHOUT_ANSWER: Final = frozenset(
         Hook.POST_REMOVE_POD_SANDBOX,
     }
 )
-"""Hooks at which there is nothing left to change."""
+"""Hooks that cannot return a change: their pod or container is about to go."""
 
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -125,14 +125,14 @@ _UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
 
 
 def problem_of(hook: Hook, answer: object) -> str | None:
-    """Return why a policy's answer is not valid at a hook; None when its fields can be checked."""
+    """Return why a policy's result is not valid at a hook; None when its fields can be checked."""
     if hook in HOOKS_WITHOUT_ANSWER:
-        return f"{hook} answers nothing"
+        return f"{hook} cannot return a change"
     if not isinstance(answer, CgroupChange):
-        return f"answered a {type(answer).__name__}, not a change"
+        return f"returned a {type(answer).__name__}, not a change"
     other = ContainerChange if "_pod_sandbox" in hook else PodChange
     if isinstance(answer, other):
-        return f"answered a {other.__name__}"
+        return f"returned a {other.__name__}"
     return None
 
 
@@ -258,7 +258,7 @@ def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]
     # In a list of NUMA nodes `N` would be the highest number that the kernel is built for, which no node has.
     plain = units.plain_cpu_list(value, node.last_cpu if is_cpus else None)
     if not plain:
-        raise ValueError("names none")
+        raise ValueError("is empty")
     problem = node.cpus_problem(plain) if is_cpus else node.memory_nodes_problem(plain)
     if problem:
         raise ValueError(problem)
@@ -268,7 +268,7 @@ def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]
 def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     _fitted_text(name, value, node)
     if not _FILE_NAME.fullmatch(name):
-        raise ValueError("no cgroup file has such a name")
+        raise ValueError("is not the name of a cgroup file")
     if value is CLEAR:
         return value, ""
     problem = node.unified_problem(name)
@@ -336,7 +336,7 @@ def _fitted_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if isinstance(value, MountSpec) and type(value.readonly) is not bool:
         raise ValueError("readonly is neither true nor false")
     if isinstance(value, DeviceSpec) and not _are_permissions(value.permissions):
-        raise ValueError("permissions are not out of rwm")
+        raise ValueError("permissions are not a subset of rwm")
     return value, ""
 
 

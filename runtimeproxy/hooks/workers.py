@@ -83,7 +83,7 @@ class Workers:
         self.spares = size if spares is None else spares
         self.threads = 0
         self._items: deque[_Item] = deque()
-        # Threads are woken by a write to a file, for that lets go of the interpreter: a thread that wakes up
+        # Threads are woken by a write to a file: that releases the interpreter, while a thread that wakes up
         # from a lock finds the interpreter taken by the one that woke it, and sleeps again. On two cores that
         # makes a hop there and back 0.1 ms longer.
         self._wake_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -155,7 +155,7 @@ class Workers:
             try:
                 task.run()
             except BaseException:  # a bug in a task must not cost a thread
-                logger.exception("a task of the policies' worker threads raised")
+                logger.exception("a task in a policy worker thread failed")
             try:
                 loop.call_soon_threadsafe(self._on_done, task)
             except RuntimeError:
@@ -304,7 +304,7 @@ class WorkerTask:
     _timer: asyncio.TimerHandle | None = None
 
     def limit(self, left_s: float, reason: str) -> None:
-        """Wait no longer than that; a thread that is at it continues."""
+        """Wait no longer than that; the thread that does the work continues."""
         self._timer = asyncio.get_running_loop().call_later(left_s, self.end_without, reason)
 
     def run(self) -> None:
@@ -391,7 +391,7 @@ class RunTimer:
         switch_interval: the interpreter's.
 
     Attributes:
-        runs: the runs under way; whoever adds one discards it.
+        runs: the runs in progress; the one that adds a run discards it.
     """
 
     def __init__(self, hung: Collection[str], switch_interval: SwitchInterval = SWITCH_INTERVAL) -> None:
@@ -435,7 +435,7 @@ class RunTimer:
             self._start_tick()
 
     def _paused_s(self) -> float:
-        """How long nothing of this process ran since the tick was due; what it computed is no pause."""
+        """How long nothing of this process ran since the tick was due; its own computing does not count."""
         now_s = time.monotonic()
         idle_s = now_s - self._ticked_s - (time.process_time() - self._ticked_cpu_s)
         paused_s = min(now_s - self._ticked_s - TICK_S, idle_s)

@@ -131,7 +131,7 @@ Done: TypeAlias = "Callable[[bytes | CallError], None]"
 
 
 class _Head(NamedTuple):
-    """What is read of a header block; raw values, empty when absent."""
+    """The values that are read of a header block; raw, empty when absent."""
 
     status: bytes
     content_type: bytes
@@ -186,7 +186,7 @@ def _timeout(left_s: float) -> bytes:
 
 
 class UnaryCall:
-    """One call under way."""
+    """One call in progress."""
 
     __slots__ = (
         "_client",
@@ -237,7 +237,7 @@ class UnaryCall:
         """The announced length of the answer with its prefix; -1 before it is known."""
 
     def cancel(self) -> None:
-        """Ends the call without a word to `done`."""
+        """Ends the call without calling `done`."""
         self.done = None
         self.end(b"")
 
@@ -254,7 +254,7 @@ class UnaryCall:
             try:
                 done(outcome)
             except Exception:  # a bug in one caller must not cost the other calls
-                logger.exception("a caller did not take the end of its call")
+                logger.exception("callback of a finished call failed")
 
     def expire(self) -> None:
         """The time is up."""
@@ -299,13 +299,13 @@ class UnaryClient:
         call.deadline_s = loop.time() + timeout_s
         call.timer = loop.call_later(timeout_s, call.expire)
         if self._held_bytes > MAX_HELD_BYTES:
-            loop.call_soon(call.end, _exhausted("too much is under way on this server"))
+            loop.call_soon(call.end, _exhausted("too many bytes of calls are in progress on this server"))
         else:
             self.start(call)
         return call
 
     def close(self) -> None:
-        """Lets go of the connection once no call is under way; a call that comes later has one again."""
+        """Closes the connection once no call is in progress; a later call opens another one."""
         self._is_closed = True
         self._let_go()
 
@@ -422,12 +422,12 @@ class _Connection(asyncio.Protocol):
         self._is_retired = False
         self._abort: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
-        # What the server allows.
+        # Limits of the server.
         self._window_bytes = frames.DEFAULT_WINDOW_BYTES
         self._initial_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self._max_frame_bytes = frames.DEFAULT_MAX_FRAME_BYTES
         self._max_streams = frames.MAX_STREAM_ID
-        # What the server sends.
+        # State of the frames from the server.
         self._reader = HeadReader(_FIELDS, _head)
         self._rest = b""
         self._uncredited_bytes = 0
@@ -508,7 +508,7 @@ class _Connection(asyncio.Protocol):
         """A call has ended, by itself or for the server's answer."""
         if self._calls.pop(call.stream_id, None) is None:
             return
-        # Whatever has ended the call: the server may still be at it.
+        # Whatever has ended the call: the server may still work on it.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames.rst_stream(call.stream_id, ErrorCode.CANCEL))
         self._on_stream_ended()
@@ -688,7 +688,7 @@ class _Connection(asyncio.Protocol):
         if flags & frames.END_STREAM:
             self._done(call, head)
         elif call.head is not None:
-            self._fail(call, "headers that are no trailers")
+            self._fail(call, "headers that are not trailers")
         elif not head.status.startswith(b"1"):
             call.head = head
             if not _is_grpc(head):
@@ -844,7 +844,7 @@ class _Connection(asyncio.Protocol):
         self._drop(f"the server broke the protocol: {error}")
 
     def _drop(self, reason: str) -> None:
-        """Nothing more comes or goes."""
+        """Ends the calls: the connection is gone."""
         self._transport, self._rest = None, b""
         self._is_retired = True
         self._update_is_free()
@@ -867,10 +867,10 @@ def _status(trailers: _Head) -> CallError:
 
 
 def _not_grpc(head: _Head) -> CallError:
-    """What has another status than 200 or another type comes from no gRPC server."""
+    """The error for another HTTP status than 200, or another content type than gRPC's."""
     code = _HTTP_CODES.get(head.status, StatusCode.UNKNOWN)
     status, content_type = head.status.decode("latin-1")[:3], head.content_type.decode("latin-1")[:64]
-    text = f"no answer of a gRPC server: HTTP status {status!r}, content type {content_type!r}"
+    text = f"not a response of a gRPC server: HTTP status {status!r}, content type {content_type!r}"
     return _unusable(code, text)
 
 

@@ -1,1 +1,1 @@
-"""Which values this program manages in cgroup files, and giving them back."""
+"""Cgroup values that policies own: written again after resets, and saved in the checkpoint."""

@@ -277,7 +277,7 @@ class CheckpointWriter:
         Args:
             kind: The kind of its record.
             identity: The id.
-            seen: Whether a call of the kubelet is the cause; the runtime's word never overrides that.
+            seen: Whether a call of the kubelet is the cause; a report of the runtime never overrides that.
         """
         key = kind, identity
         self._noted[key] = seen or self._noted.get(key, False)

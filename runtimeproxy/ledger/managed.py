@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.writer import Outcome, WriteResult
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.pods.records import CgroupRecord, ManagedValue, PodRecord
 from runtimeproxy.units import (
     UNLIMITED,
@@ -36,7 +36,7 @@ UNCLAIMED_S: Final = 600.0
 """How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 
-_THERE: Final = (Outcome.WRITTEN, Outcome.UNCHANGED)
+_THERE: Final = (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED)
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STRIPES: Final = 16
 """Number of cgroups that can be written at once; a write of memory limits may take long."""
@@ -232,7 +232,7 @@ class ManagedCgroups:
                 after = {
                     result.name: after_write(before[result.name], result, reapply=before[result.name].reapply)
                     for result in results
-                    if result.outcome is Outcome.WRITTEN
+                    if result.outcome is WriteOutcome.WRITTEN
                 }
                 with self._lock:
                     now = self._managed.get(path)
@@ -283,7 +283,7 @@ def as_read(name: str, value: Value) -> tuple[Value, ...]:
 
 
 def _joined(saved: Mapping[str, ManagedValue], now: Mapping[str, ManagedValue]) -> Mapping[str, ManagedValue]:
-    """What was written in this process counts, but what the files held before is in the checkpoint."""
+    """Merges two records: values written by this process, original contents from the checkpoint."""
     mended = {
         name: replace(value, original=saved[name].original)
         for name, value in now.items()
@@ -314,19 +314,19 @@ def _paths(cgroups: Iterable[str]) -> set[_Path]:
 
 
 def _log(level: int, owner: PodRecord | str, results: Sequence[WriteResult]) -> None:
-    """Logs what had been changed, and what could not be changed back.
+    """Logs the values that had been reset, and those that could not be written again.
 
     Args:
-        level: of the line about what had been changed.
+        level: of the line about the values that had been reset.
         owner: the pod, or its cgroup where only that is known.
-        results: what became of all values.
+        results: of writing all values.
     """
     if isinstance(owner, PodRecord):
         name = f"pod {owner.namespace}/{owner.name}, uid {owner.uid}"
         about = {"pod": f"{owner.namespace}/{owner.name}", "uid": owner.uid, "sandbox": owner.id}
     else:
         name, about = f"cgroup {owner}", {}
-    changed = [result for result in results if result.outcome is Outcome.WRITTEN]
+    changed = [result for result in results if result.outcome is WriteOutcome.WRITTEN]
     if changed:
         texts = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in changed)
         about["cgroup"] = changed[0].cgroup
@@ -334,7 +334,7 @@ def _log(level: int, owner: PodRecord | str, results: Sequence[WriteResult]) -> 
             level, "cgroup values of %s had been changed, and are set again: %s", name, texts, extra=about
         )
     for result in results:
-        if result.outcome in (Outcome.INVALID, Outcome.REFUSED, Outcome.FAILED):
+        if result.outcome in (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED):
             fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
             text = "a cgroup value of %s had been changed, and cannot be set again: %s: %s"
             logger.warning(text, name, result.name, result.error, extra=fields)

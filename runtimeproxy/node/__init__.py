@@ -1,1 +1,1 @@
-"""What this node is, as far as values for pods depend on it."""
+"""Facts about this node that decide which values are valid."""

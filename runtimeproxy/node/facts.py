@@ -1,4 +1,4 @@
-"""Facts about a node, read from sysfs and the cgroup tree; what is unknown refuses nothing."""
+"""Facts about a node, read from sysfs and the cgroup tree; an unknown fact refuses no value."""
 
 from __future__ import annotations
 

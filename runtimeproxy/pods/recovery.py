@@ -31,7 +31,7 @@ class RecoverySettings:
 
     Attributes:
         interval_s: Time between two comparisons of the whole list.
-        concurrency: Number of status calls under way at once.
+        concurrency: Number of status calls at the same time.
         second_look_s: See `SECOND_LOOK_S`.
     """
 
@@ -178,7 +178,7 @@ class Recovery:
         with self._store.listing() as since:
             record = await self._reconciled(identity)
             if record is not None:
-                # A change counts if it is still there a moment later: an update may be under way.
+                # A change counts if it is still there a moment later: an update may be in progress.
                 await asyncio.sleep(self._settings.second_look_s)
                 record = await self._reconciled(identity)
             known = self._store.containers.get(identity)

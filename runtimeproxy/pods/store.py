@@ -12,7 +12,7 @@ from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_cont
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 FULL_ID_CHARS: Final = 64
-"""An id of this length is no prefix of another. Source: containerd and CRI-O, 32 random bytes in hex."""
+"""An id of this length is never a prefix. Source: containerd and CRI-O, 32 random bytes in hex."""
 
 
 class _Identified(Protocol):
@@ -141,7 +141,7 @@ class RecordIndex(Generic[RecordT]):
         return tuple(dropped)
 
     def forget_tombstones(self) -> None:
-        """Ends what is remembered for answers of the runtime: none is awaited any more."""
+        """Forgets the removals: no answer of the runtime is awaited any more."""
         self._tombstones.clear()
         self._loaded.clear()
 

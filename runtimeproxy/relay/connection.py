@@ -59,23 +59,23 @@ class ConnectionOptions:
 
 
 class Pause(Flag):
-    """Why a transport is not read."""
+    """Reasons for not reading a transport."""
 
     PEER_FULL = auto()
-    """What is read from it cannot be written to the other side."""
+    """The other side's write buffer is full."""
     EARLY_FULL = auto()
-    """Enough waits for the upstream."""
+    """As many bytes as may wait for the upstream do."""
     MEMORY_FULL = auto()
-    """Enough of it waits for memory that others have."""
+    """Its messages wait for memory that other calls hold."""
     BEHIND = auto()
-    """What was read is not taken yet."""
+    """The last read is not processed completely."""
 
 
 _UNPAUSED: Final = Pause(0)
 
 
 def _drop(data: bytes) -> None:
-    """Takes bytes that are not needed any more."""
+    """Discards bytes that are no longer needed."""
 
 
 class PeerTransport(asyncio.BaseProtocol):
@@ -244,6 +244,7 @@ class Connection:
         self._adopting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_receiving = False
+        # Whether `_after_write` may have work; False for most reads of a connection that serves.
         self._has_more = True
         self._behind: set[PeerTransport] = set()
         self._is_draining = False
@@ -368,13 +369,13 @@ class Connection:
             self._after_write(relay)
 
     def _run(self, action: Callable[..., None], *args: object) -> None:
-        """Runs an action of the relay outside of received data, with the same care."""
+        """Runs an action of the relay without received data; errors and output are handled the same."""
         if self._relay is not None:
             self._has_more = True
             self._receive(self._relay, lambda _: action(*args), b"")
 
     def _wake(self) -> None:
-        """Output became ready; while bytes are taken in, it is written at the end of that."""
+        """Writes output that became ready; while the relay takes bytes, `_receive` does it afterwards."""
         relay = self._relay
         self._has_more = True
         if self._is_receiving or self._is_closed or relay is None:
@@ -386,7 +387,7 @@ class Connection:
         self._after_write(relay)
 
     def _after_write(self, relay: H2Relay) -> None:
-        """Does what is seldom due: own DATA goes on, a side pauses or catches up, a drain is over."""
+        """Does the rarer work: continues own DATA, pauses a side or lets it catch up, ends a drain."""
         if self._is_closed:
             return
         if relay.failure is not None:
@@ -426,15 +427,15 @@ class Connection:
         if self._runtime is not None:
             (self._runtime.resume if is_writable else self._runtime.pause)(Pause.PEER_FULL)
         if self._relay is not None:
-            self._tell_writable(self._relay.on_client_writable, is_writable)
+            self._report_writable(self._relay.on_client_writable, is_writable)
 
     def _on_runtime_writable(self, is_writable: bool) -> None:
         (self._client.resume if is_writable else self._client.pause)(Pause.PEER_FULL)
         if self._relay is not None:
-            self._tell_writable(self._relay.on_runtime_writable, is_writable)
+            self._report_writable(self._relay.on_runtime_writable, is_writable)
 
-    def _tell_writable(self, action: Callable[[bool], None], is_writable: bool) -> None:
-        """A transport says "full" in the middle of a write, when nothing more may be written."""
+    def _report_writable(self, action: Callable[[bool], None], is_writable: bool) -> None:
+        """Reports "full" without writing: a transport calls back in the middle of a write."""
         if is_writable:
             self._run(action, True)
         else:
@@ -533,7 +534,7 @@ class Connection:
         self._on_settled()
 
     def _on_client_eof(self) -> None:
-        """The client sends no more: its transport ends once all is written, which it gets 1 s for."""
+        """The client sends no more: its transport closes once all is written, at the latest after 1 s."""
         if self._relay is not None and not self._is_closed:
             self._relay.on_lost()
             self.close()
@@ -550,7 +551,7 @@ class Connection:
         self.close()
 
     def _stop(self) -> None:
-        """Cancels whatever this connection takes, tries or times."""
+        """Marks the connection as closed; cancels its timer and its attempts to connect."""
         self._is_closed = True
         self._stop_timer()
         if self._dial is not None:

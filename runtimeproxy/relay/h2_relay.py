@@ -173,7 +173,7 @@ class H2Relay:
         self.request = RequestDirection(self)
         self.response = ResponseDirection(self)
 
-    # --- what the owner looks at -------------------------------------------------------------------------
+    # --- queries of the owner -----------------------------------------------------------------------------
 
     @property
     def has_intercepted_calls(self) -> bool:
@@ -191,7 +191,7 @@ class H2Relay:
 
     @property
     def is_disowned(self) -> bool:
-        """Whether the client was told, before there was an upstream, that no call was processed."""
+        """Whether a GOAWAY sent before there was an upstream has disowned all calls."""
         return self.goaway_id == 0 and not self.is_open
 
     # --- what the transports do --------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class H2Relay:
         self.to_client.send(lambda: self.goaway(last_id, ErrorCode.NO_ERROR))
 
     def give_up_ping(self) -> None:
-        """The client does not answer at all: the drain waits for nothing but its open streams."""
+        """The client does not answer the PING: the drain waits for its open streams only."""
         self.drain_ping = b""
 
     # --- what both directions use ------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class H2Relay:
         return frames.goaway(self.promised_id, code, debug)
 
     def guard(self, action: Callable[..., None], *args: object) -> None:
-        """Runs what the interceptor or another connection set off: an error ends this connection alone."""
+        """Runs an action that the interceptor or another connection caused; an error ends this one alone."""
         try:
             action(*args)
         except Exception as error:  # noqa: BLE001  # it must not reach the caller, who is not to blame

@@ -170,7 +170,7 @@ class InterceptedStream:
         """The message is there, and its memory."""
         if self._handler is not None:
             self._stage = _Stage.DECIDING
-            # There is one copy of it, whoever has it.
+            # One copy is enough, here and in the handler.
             self._body.content = content = bytes(self._body.content)
             self._handler.message(content)
 
@@ -377,8 +377,8 @@ class RequestBody:
 
     Args:
         relay: the connection.
-        stream: the stream, told when the message is there and its memory reserved, possibly within `take`, or
-            when it does not come while others wait for its memory.
+        stream: gets `on_message` when the message is there and its memory reserved, possibly within `take`,
+            or `on_late` when it does not come while others wait for its memory.
 
     Attributes:
         content: all that was taken and is of use: gRPC prefix and message.

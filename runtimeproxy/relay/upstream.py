@@ -40,10 +40,10 @@ _UNAVAILABLE: Final = str(int(StatusCode.UNAVAILABLE)).encode()
 
 
 class Upstream:
-    """A server that calls go to, and what its connections have shown of it. Used in the loop's thread.
+    """A server that calls go to, and whether it was lost. Used in the loop's thread.
 
     A runtime that starts listens before it answers: containerd refuses every call until it has loaded its
-    containers. Clients that were waiting would be told so at once, and some give up after a few refusals.
+    containers. Clients that were waiting would get that refusal at once, and some give up after a few.
     So an upstream that was away is probed before clients are connected to it.
 
     Args:

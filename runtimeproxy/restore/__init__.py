@@ -1,1 +1,1 @@
-"""Gives containers and pod cgroups what the kubelet asked for, for taking the proxy off a node."""
+"""Restores the values that the kubelet requested, to remove the proxy from a node."""

@@ -1,4 +1,4 @@
-"""The command `restore`: from the checkpoint to a node as the kubelet wants it, and a table of the values."""
+"""The command `restore`: gives a node the values that the kubelet requested, and shows them in a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.managed import as_read
@@ -28,7 +28,7 @@ from runtimeproxy.restore.plan import (
     CgroupPlan,
     ContainerPlan,
     Line,
-    Node,
+    NodeState,
     Place,
     Plan,
     Status,
@@ -67,10 +67,10 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
     """
     if not dry_run and is_served(settings.proxy.endpoint):
         raise RuntimeProxyError(
-            f"an instance serves on {settings.proxy.endpoint}: end it first, or it changes everything again"
+            f"an instance serves on {settings.proxy.endpoint}: stop it first, or it changes the values again"
         )
-    path, saved = _saved(Path(settings.state.dir))
-    lines = asyncio.run(_restored(settings, saved, dry_run=dry_run))
+    path, saved = _read_checkpoint(Path(settings.state.dir))
+    lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"
         lines += (Line(str(path), "", None, None, Status.FAILED, reason),)
@@ -97,7 +97,7 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-async def observed(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter) -> Node:
+async def observe(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter) -> NodeState:
     """The present state of the checkpoint's containers and cgroups.
 
     Raises:
@@ -105,7 +105,7 @@ async def observed(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter
     """
     listed = await client.list_containers()
     containers: dict[str, ContainerRecord] = {}
-    silent: dict[str, str] = {}
+    unreported: dict[str, str] = {}
     for record in saved.containers:
         known = listed.get(record.id)
         if known is None or known.state is Lifecycle.STOPPED or not record.owners:
@@ -114,7 +114,7 @@ async def observed(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter
             found = await client.container(record.id)
         except RuntimeUnavailableError as error:
             # One container must not stop the restoring of all others.
-            silent[record.id] = str(error)
+            unreported[record.id] = str(error)
             continue
         if found is not None and found.state is not Lifecycle.STOPPED:
             containers[record.id] = found
@@ -132,7 +132,7 @@ async def observed(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter
         {pod: _everything(writer, Place(parent, name), originals, online) for pod, parent in needed.items()}
         for name, online in (("cpuset.cpus", ONLINE_CPUS), ("cpuset.mems", ONLINE_MEMORY_NODES))
     )
-    return Node(containers, files, cpus, memory_nodes, silent)
+    return NodeState(containers, files, cpus, memory_nodes, unreported)
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
@@ -148,9 +148,9 @@ async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -
         with suppress(RuntimeUnavailableError):
             found = await client.container(identity)
             if found is None or found.state is Lifecycle.STOPPED:
-                return tuple(_updated(line, None) for line in planned.lines)
+                return tuple(_update_result(line, None) for line in planned.lines)
         return tuple(_with(line, Status.FAILED, str(error)) for line in planned.lines)
-    return tuple(_updated(line, found) for line in planned.lines)
+    return tuple(_update_result(line, found) for line in planned.lines)
 
 
 def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
@@ -176,12 +176,14 @@ def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[
     )
     results = {Place(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
     return tuple(
-        _rewritten(line, results.get(Place(line.target, line.field))) for each in plans for line in each.lines
+        _write_result(line, results.get(Place(line.target, line.field)))
+        for each in plans
+        for line in each.lines
     )
 
 
 def exact(writer: CgroupWriter, name: str, value: Value) -> Value:
-    """The value that makes the file what it was: shares read from a weight may mean one weight less."""
+    """The value that restores the exact content of the file: shares read from a weight may be one less."""
     mount = writer.mounts.get(PARAMETERS[name].controller)
     if name != "cpu.shares" or mount is None or mount.version != 2 or check_value(name, value):
         return value
@@ -190,7 +192,7 @@ def exact(writer: CgroupWriter, name: str, value: Value) -> Value:
     return shares if is_same else shares + 1
 
 
-def _saved(folder: Path) -> tuple[Path, Saved]:
+def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
     """The path and content of the checkpoint; without one the changes of policies are unknown.
 
     Raises:
@@ -207,25 +209,25 @@ def _saved(folder: Path) -> tuple[Path, Saved]:
         return file.path, file.load()
 
 
-async def _restored(settings: Settings, saved: Saved, *, dry_run: bool) -> tuple[Line, ...]:
+async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tuple[Line, ...]:
     writer = CgroupWriter(Path(settings.cgroups.root))
     timeout_s = settings.proxy.runtime_call_timeout_s
     target = ClientSettings(f"unix:{settings.proxy.runtime_endpoint}", timeout_s, timeout_s)
     with ThreadPoolExecutor(1) as executor:
         client = GrpcRuntimeClient(target, executor)
         try:
-            found = plan(saved, await observed(saved, client, writer))
+            found = plan(saved, await observe(saved, client, writer))
             if dry_run:
                 return found.lines
-            return await _carried_out(found, client, writer, Path(settings.state.dir))
+            return await _carry_out(found, client, writer, Path(settings.state.dir))
         finally:
             await client.close()
 
 
-async def _carried_out(
+async def _carry_out(
     found: Plan, client: GrpcRuntimeClient, writer: CgroupWriter, folder: Path
 ) -> tuple[Line, ...]:
-    """Loosens the pods' cgroups, restores containers, then cgroups, and writes all that to the checkpoint."""
+    """Loosens the pods' cgroups, restores containers, then cgroups, and updates the checkpoint."""
     loosen(writer, found.cgroups)
     lines: list[Line] = []
     changes: list[Change] = []
@@ -245,12 +247,12 @@ async def _carried_out(
         try:
             file.write(changes)
         except CheckpointError as error:
-            reason = f"cannot be noted: {error}"
+            reason = f"cannot be updated: {error}"
             lines.append(Line(str(file.path), "", None, None, Status.FAILED, reason))
     return tuple(lines)
 
 
-def _updated(line: Line, found: ContainerRecord | None) -> Line:
+def _update_result(line: Line, found: ContainerRecord | None) -> Line:
     """The result of an update by the present state of the container."""
     if found is None or found.state is Lifecycle.STOPPED:
         return _with(line, Status.LEFT, "the container has ended")
@@ -265,13 +267,13 @@ def _updated(line: Line, found: ContainerRecord | None) -> Line:
     return _with(line, Status.RESTORED)
 
 
-def _rewritten(line: Line, result: WriteResult | None) -> Line:
+def _write_result(line: Line, result: WriteResult | None) -> Line:
     """The result of a write."""
     if result is None:
         return line
-    if result.outcome in (Outcome.WRITTEN, Outcome.UNCHANGED):
+    if result.outcome in (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED):
         return _with(line, Status.RESTORED)
-    if result.outcome is Outcome.MISSING:
+    if result.outcome is WriteOutcome.MISSING:
         return _with(line, Status.LEFT, "the cgroup is gone")
     return _with(line, Status.FAILED, result.error)
 

@@ -1,4 +1,4 @@
-"""What has to be written so that a node is as the kubelet wants it: pure rules."""
+"""The values to write so that a node is as the kubelet requested: pure rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Value = int | str
 
 
 class Status(StrEnum):
-    """What becomes of one value."""
+    """The outcome of one value."""
 
     PLANNED = "to be restored"
     RESTORED = "restored"
@@ -39,7 +39,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One value: where it is, what it is, what it shall be, and what becomes of it."""
+    """One value: its place, the present and the wanted value, and the outcome."""
 
     target: str
     field: str
@@ -58,13 +58,13 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """What is on the node now.
+class NodeState:
+    """The present state of the node.
 
     Attributes:
-        containers: What the runtime says of the containers that it has and that have not stopped, by id.
-        files: What the files hold; a file that is not there is not in it.
-        silent: Containers of which the runtime says nothing just now, by id, with the reason.
+        containers: The runtime's records of the containers that have not stopped, by id.
+        files: The values of existing files; None for one that cannot be read.
+        unreported: Why the runtime does not report a container just now, by id.
         cpus: All CPUs of a pod's cgroup, by the sandbox's id.
         memory_nodes: All memory nodes of a pod's cgroup, by the sandbox's id.
     """
@@ -73,16 +73,16 @@ class Node:
     files: Mapping[Place, Value | None]
     cpus: Mapping[str, str] = field(default_factory=dict)
     memory_nodes: Mapping[str, str] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
+    unreported: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """What one container gets.
+    """The values to restore for one container.
 
     Attributes:
-        record: What the checkpoint has of it, with what somebody else has changed since.
-        values: What is sent to the runtime.
+        record: From the checkpoint, with the changes that other programs have made since.
+        values: To be sent to the runtime.
         lines: All values that policies own.
     """
 
@@ -93,12 +93,12 @@ class ContainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPlan:
-    """What the files of one cgroup get.
+    """The values to restore in the files of one cgroup.
 
     Attributes:
-        record: What the checkpoint has of it.
-        values: What is written.
-        lines: All values that policies have put there.
+        record: From the checkpoint.
+        values: To be written.
+        lines: All values that policies have written.
     """
 
     record: CgroupRecord
@@ -108,7 +108,7 @@ class CgroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to be done; what is gone, or is already as it should be, is not part of it."""
+    """All values to restore, but for those that are gone or are already as the kubelet requested."""
 
     containers: tuple[ContainerPlan, ...]
     cgroups: tuple[CgroupPlan, ...]
@@ -120,18 +120,18 @@ class Plan:
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
-def plan(saved: Saved, node: Node) -> Plan:
+def plan(saved: Saved, node: NodeState) -> Plan:
     """Compares the checkpoint with the node.
 
     Args:
         saved: The checkpoint.
-        node: What is on the node now.
+        node: Its present state.
     """
     pods = {pod.id: pod for pod in saved.pods}
     containers = (
         _container_plan(record, pods.get(record.pod_id), node)
         for record in saved.containers
-        if record.owners and (record.id in node.containers or record.id in node.silent)
+        if record.owners and (record.id in node.containers or record.id in node.unreported)
     )
     cgroups = (_cgroup_plan(record, node.files) for record in saved.cgroups)
     return Plan(
@@ -150,14 +150,14 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
 
 
 def without_values(record: CgroupRecord, restored: frozenset[str]) -> CgroupRecord | None:
-    """The record of a cgroup once these files hold what they held before; None if nothing is left of it."""
+    """The record of a cgroup once these files hold what they held before; None if no value is left."""
     values = {name: value for name, value in record.values.items() if name not in restored}
     return CgroupRecord(record.id, values) if values else None
 
 
-def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: Node) -> ContainerPlan:
+def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: NodeState) -> ContainerPlan:
     target = "/".join((pod.namespace, pod.name, record.name)) if pod is not None else record.id[:12]
-    if (reason := node.silent.get(record.id)) is not None:
+    if (reason := node.unreported.get(record.id)) is not None:
         owned = _owned_lines(target, record, node)
         failed = tuple(replace(line, status=Status.FAILED, reason=reason) for line in owned)
         return ContainerPlan(record, Resources(), failed)
@@ -173,7 +173,7 @@ def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: Node) 
     return ContainerPlan(record, Resources(**values, unified=unified), lines)
 
 
-def _owned_lines(target: str, record: ContainerRecord, node: Node) -> Iterator[Line]:
+def _owned_lines(target: str, record: ContainerRecord, node: NodeState) -> Iterator[Line]:
     for name in record.owners:
         scalar = name.removeprefix(f"{RESOURCES}.")
         applied: Value | None
@@ -193,7 +193,7 @@ def _owned_lines(target: str, record: ContainerRecord, node: Node) -> Iterator[L
             yield line
 
 
-def _wanted(scalar: str, record: ContainerRecord, node: Node) -> Value | None:
+def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | None:
     """The kubelet's value, or the one that means "no value" on a running container; None if there is none."""
     requested: Value | None = getattr(record.requested, scalar)
     if requested is not None:
@@ -219,7 +219,7 @@ def _cgroup_plan(record: CgroupRecord, files: Mapping[Place, Value | None]) -> C
         elif original is not None and current in as_read(name, original):
             continue
         elif current not in as_read(name, value.wanted):
-            lines.append(replace(line, status=Status.LEFT, reason="somebody else has changed it since"))
+            lines.append(replace(line, status=Status.LEFT, reason="another program has changed it since"))
         elif original is None:
             lines.append(replace(line, status=Status.FAILED, reason="its original value is not known"))
         else:
@@ -248,17 +248,17 @@ NEUTRAL_UNIFIED: Final[Mapping[str, str]] = MappingProxyType(
         "pids.max": "max",
     }
 )
-"""What the kernel's files of version 2 hold where nobody writes anything. Source: Linux,
+"""The kernel's defaults in files of version 2. Source: Linux,
 Documentation/admin-guide/cgroup-v2.rst."""
 
 
 def requested_text(key: str, requested: Resources) -> str | None:
-    """The text of a file of version 2 by the kubelet's request: its own for this file, or by its scalars."""
+    """The requested text of a file of version 2: its own, or made of the scalars, or the default."""
     return requested.unified.get(key) or _made_of_scalars(key, requested) or NEUTRAL_UNIFIED.get(key)
 
 
 def _made_of_scalars(key: str, requested: Resources) -> str | None:
-    """What a runtime writes to a file of version 2 for the scalars of the CRI; None if they do not tell.
+    """The text that a runtime writes to a file of version 2 for the scalars of the CRI; None without.
 
     Source: opencontainers/runc, libcontainer/cgroups/fs2 and ConvertMemorySwapToCgroupV2Value.
     """

@@ -33,7 +33,7 @@ class BackgroundTasks:
         """Starts a task and keeps it; its error is logged, or is fatal if the task is vital."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, is_vital=is_vital))
+        task.add_done_callback(partial(self._on_end, is_vital=is_vital))
         return task
 
     async def cancel(self, timeout_s: float) -> None:
@@ -44,7 +44,7 @@ class BackgroundTasks:
         if others:
             await asyncio.wait(others, timeout=timeout_s)
 
-    def _ended(self, task: asyncio.Task[None], *, is_vital: bool) -> None:
+    def _on_end(self, task: asyncio.Task[None], *, is_vital: bool) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and is_vital:
@@ -89,7 +89,7 @@ class BackgroundThreads(Executor):
 
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("no work is taken after the shutdown")
+                raise RuntimeError("the threads are shut down")
             self._jobs.put((cast("Future[object]", future), work))
             self._pending += 1
             if self._threads < min(self._size, self._pending):

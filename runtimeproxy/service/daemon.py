@@ -127,7 +127,7 @@ class Daemon:
         loader: PolicyLoader | None = None,
         sink: AuditSink | None = None,
     ) -> None:
-        # In another thread it is a guest, as in tests: signals and the collector are the host's.
+        # In another thread, as in tests, signals and the garbage collector belong to the host program.
         self._owns_process = threading.current_thread() is threading.main_thread()
         self.ready = asyncio.Event()
         self._settings = settings
@@ -285,20 +285,20 @@ class Daemon:
         async with self._changing:
             engine = await self._make_engine()
             await engine.load_policies(self._settings)
-            await predecessor.loaded()
+            await predecessor.report_loaded()
             await engine.load_state()
             await self._intercept(engine)
             engine.start()
             await server.start(listener)
             listener.own(note(TAKEN_OVER))
-            await predecessor.serving()
+            await predecessor.report_serving()
         self._notifier.is_muted = False
         self._begin(engine, listener)
         self._spawn(self._follow(predecessor, engine))
 
     async def _follow(self, predecessor: Predecessor, engine: Engine) -> None:
         """Takes the records of the calls that end in the predecessor."""
-        await predecessor.drained()
+        await predecessor.wait_until_drained()
         await engine.merge_state()
         logger.info("upgrade: the process before this one has ended its calls")
 
@@ -332,11 +332,11 @@ class Daemon:
         logger.info("records recovered: %s", engine.summary)
 
     async def _keep_status(self, engine: Engine) -> None:
-        """Updates bypass and status, and logs what was suppressed."""
+        """Updates bypass and status, and logs suppressed repetitions."""
         last = ""
         while True:
             self._bypass.update()
-            engine.tidy()
+            engine.prune()
             flush_failures()
             is_away = self._server is not None and await self._server.is_runtime_away()
             status = self._status("the runtime is away" if is_away else "")
@@ -417,7 +417,7 @@ class Daemon:
         self._stopping.set()
         await upgrade.stop()
         if self._predecessor is not None:
-            self._predecessor.stopping()
+            self._predecessor.report_stopping()
         self._notifier.stopping("draining")
         server.stop_accepting()
         address = listener.address

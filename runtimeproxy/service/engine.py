@@ -19,7 +19,7 @@ from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall,
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
-from runtimeproxy.cgroups.writer import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
@@ -96,7 +96,7 @@ class Engine:
             self._store,
             self._client,
             RecoverySettings(interval_s=settings.state.resync_interval_s),
-            on_compared=self._compared,
+            on_compared=self._on_compared,
         )
         self._checkpoint_thread = BackgroundThreads(1, "checkpoint")
         self._checkpoint = CheckpointSync(
@@ -207,7 +207,7 @@ class Engine:
         )
 
     def _load_again(self) -> None:
-        """A policy whose import took too long is there now."""
+        """The import of a policy has ended after its time limit: loads the policies again."""
         self._spawn(self._load_late())
 
     async def _load_late(self) -> None:
@@ -255,7 +255,7 @@ class Engine:
         self._recovery.confirm(container.id for container in self._store.containers)
         self._recovery.compare_soon()
 
-    def tidy(self) -> None:
+    def prune(self) -> None:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self._store.pods)
         self._cgroups.prune(parents, (container.id for container in self._store.containers))
@@ -291,8 +291,8 @@ class Engine:
         if self.has_policies:
             self._services.chain.use((*self._policies, *self._servers.policies))
 
-    async def _compared(self) -> None:
-        """After each comparison of the records: updates the runtime's name and the cgroups."""
+    async def _on_compared(self) -> None:
+        """Called after each comparison of the records: updates the runtime's name and the cgroups."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             self._services.runtime_name = await self._client.runtime_name()
@@ -334,5 +334,6 @@ class NoCgroups:
         """Writes nothing; each result has the reason."""
         why = "cgroups.enabled is false"
         return tuple(
-            WriteResult(cgroup, name, value, Outcome.MISSING, error=why) for name, value in values.items()
+            WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=why)
+            for name, value in values.items()
         )

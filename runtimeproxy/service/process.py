@@ -16,7 +16,7 @@ from typing import Final
 
 SLICE_NS: Final = 100_000
 """The shortest time slice that Linux gives. A thread that asks for a shorter one than the running thread's
-preempts it when it wakes up. Source: Linux 6.12, kernel/sched/fair.c; older kernels ignore the wish."""
+preempts it when it wakes up. Source: Linux 6.12, kernel/sched/fair.c; older kernels ignore it."""
 
 TIMER_SLACK_NS: Final = 1
 """How late timers may be; by default 50,000. Source: prctl(2), PR_SET_TIMERSLACK: 0 would be the default."""

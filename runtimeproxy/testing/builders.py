@@ -182,7 +182,7 @@ def preload(state: RuntimeState, pods: int, containers: int) -> None:
     """Adds ready pods and running containers, the containers spread evenly over the pods.
 
     Args:
-        state: What to fill.
+        state: Gets them.
         pods: Number of pods; at least one if there are containers.
         containers: Number of containers over all pods.
     """

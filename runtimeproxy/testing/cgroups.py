@@ -20,7 +20,7 @@ SCOPE_PREFIX = "cri-containerd"
 
 
 class CgroupDriver(StrEnum):
-    """Who makes cgroups; decides how a cgroup parent is written."""
+    """The manager of cgroups, which decides the form of cgroup parents."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
@@ -56,7 +56,7 @@ def container_path(cgroup_parent: str, owner_id: str, driver: CgroupDriver) -> s
 
 
 V1_UNLIMITED_MEMORY_BYTES = 9223372036854771712
-"""What version 1 shows without a limit. Source: kernel, PAGE_COUNTER_MAX times a page of 4096."""
+"""The content of version 1 files without a limit. Source: kernel, PAGE_COUNTER_MAX times a page of 4096."""
 
 _V1_DEFAULTS = {
     "cpu": {
@@ -90,7 +90,7 @@ _V2_DEFAULTS = {
 
 
 _V2_CONTROLLERS = "cpuset cpu io memory hugetlb pids"
-"""What tells programs that the root is one of version 2. Source: cgroups(7)."""
+"""Its file shows programs that the root is one of version 2. Source: cgroups(7)."""
 
 
 class CgroupFiles:
@@ -147,7 +147,7 @@ class CgroupFiles:
             self.remove(path)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup with all below it; a missing one is no error."""
+        """Removes a cgroup with all below it; a missing one is not an error."""
         for controller in self._defaults:
             shutil.rmtree(self.root / controller / path.strip("/"), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What the chain says of an answer, without a chain: for the unit tests of policies."""
+"""The chain's checks of a change, without a chain: for the unit tests of policies."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NO_PROBLEMS: Final = (AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.CONF
 def check_change(
     hook: Hook | str, view: PodView | ContainerView, change: CgroupChange | None
 ) -> tuple[str, ...]:
-    """Problems that the chain finds in a policy's answer, each with its field; none if all of it is used.
+    """Problems that the chain finds in a policy's change, each with its field; none if all of it is used.
 
     Args:
-        hook: The hook that answers, such as ``"pre_create_container"``.
-        view: What the policy was shown.
-        change: Its answer.
+        hook: The hook that returned it, such as ``"pre_create_container"``.
+        view: The policy's input.
+        change: The return value of the hook.
 
     Raises:
-        ValueError: There is no such hook, or it is shown another kind of view.
+        ValueError: There is no such hook, or it gets another kind of view.
     """
     hook = Hook(checked_name(hook, Hook, "hook"))
     is_pods = hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook
     if is_pods is not isinstance(view, PodView):
-        raise ValueError(f"{hook} is shown a {'PodView' if is_pods else 'ContainerView'}")
+        raise ValueError(f"{hook} gets a {'PodView' if is_pods else 'ContainerView'}")
     policy = LoadedPolicy(
         name="checked",
         origin="check_change",

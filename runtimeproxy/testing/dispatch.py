@@ -1,4 +1,4 @@
-"""Calls of the fake runtime on raw messages: found by path, recorded, obstructed as set, carried out."""
+"""Calls of the fake runtime on raw messages: found by path, recorded, delayed or failed, carried out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordedCall:
 
     Attributes:
         method: Name of the method, such as ``CreateContainer``.
-        path: Path as the client sent it; tells ``runtime.v1`` from ``runtime.v1alpha2``.
+        path: Path as the client sent it; distinguishes ``runtime.v1`` and ``runtime.v1alpha2``.
         raw: Request message as bytes; empty where the fake answered before the message.
         metadata: Request headers that gRPC shows to a server.
         deadline_s: Seconds left when the call arrived; ``None`` without a deadline.

@@ -87,7 +87,7 @@ class KoordProxy:
 
     @property
     def audit(self) -> list[AuditEntry]:
-        """What policies changed, refused or failed at, so far; post hooks run after the answer."""
+        """The audit entries so far; post hooks run after the response."""
         with self._audited:
             return list(self._audit)
 
@@ -257,7 +257,7 @@ class _Given(PolicyLoader):
             if each not in made:
                 loaded += load([each], {each.name: chosen})
             elif chosen.options:
-                raise PolicyLoadError(f"policy {each.name} is made already: its options are its own")
+                raise PolicyLoadError(f"policy {each.name} is an instance, which has its own options")
             elif chosen.enabled:
                 loaded.append(bind(made[each], chosen))
         loaded.sort(key=lambda policy: (policy.priority, policy.name))

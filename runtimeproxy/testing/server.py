@@ -69,7 +69,7 @@ class FakeRuntime:
 
         Args:
             socket_path: Where to serve; an existing file is replaced.
-            state: What the runtime knows at the start; ``None`` for nothing.
+            state: The initial state; ``None`` for an empty one.
             record: Whether calls are recorded.
             handlers: More services on the same socket, such as health or reflection.
             v1alpha2: Whether ``runtime.v1alpha2`` is answered, as by containerd 1.6, or is an unknown
@@ -131,7 +131,7 @@ class FakeRuntime:
             running.stop(grace_s)
 
     def kill(self) -> None:
-        """Cuts all connections without a word and leaves the socket file, as SIGKILL does."""
+        """Cuts all connections without a GOAWAY and leaves the socket file, as SIGKILL does."""
         running, self._running = self._running, None
         if running is not None:
             cut_connections(running.bound_path)
@@ -154,7 +154,7 @@ class FakeRuntime:
         self._dispatch.behaviours.set(method, Behaviour(**behaviour))
 
     def clear(self, method: str | None = None) -> None:
-        """Forgets what ``on`` set for a method, or all with ``None``; running calls go on as they are."""
+        """Removes the behaviours of a method, or all with ``None``; running calls keep theirs."""
         checked_name(method or EVERY_METHOD, (*METHOD_NAMES, EVERY_METHOD), "method")
         self._dispatch.behaviours.clear(method)
 

@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 
 RUNTIME_NAME = "fake-runtime"
-"""What ``Version`` calls the runtime."""
+"""The runtime's name in ``Version``."""
 
 RUNTIME_VERSION = "2.2.1"
 """Version of the runtime: that of the containerd whose behaviour it follows."""
@@ -55,7 +55,7 @@ class FakeRuntimeService:
     A method raises ``CallError`` to end its call with an error.
 
     Attributes:
-        state: What the calls read and change.
+        state: Read and changed by the calls.
         events: Where life-cycle events come from.
     """
 
@@ -372,7 +372,7 @@ class FakeImageService:
         return api_pb2.PullImageResponse(image_ref=image.id)
 
     def RemoveImage(self, request: api_pb2.RemoveImageRequest) -> api_pb2.RemoveImageResponse:
-        """Removes an image; a missing one is no error."""
+        """Removes an image; a missing one is not an error."""
         with self.state.lock:
             self.state.generation += 1
             self.state.images.remove(request.image.image)

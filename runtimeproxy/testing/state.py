@@ -168,7 +168,7 @@ def find_or_none(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entr
 EventType: TypeAlias = api_pb2.ContainerEventType.ValueType
 
 KILLED_EXIT_CODE = 137
-"""Exit code of what SIGKILL ended: 128 and the signal's number."""
+"""Exit code of a process that SIGKILL ended: 128 and the signal's number."""
 
 _FIRST_PID = 2**22 + 1
 """Above the largest possible pid (Source: kernel, PID_MAX_LIMIT), so never that of a process."""
@@ -247,7 +247,7 @@ class RuntimeState:
             self._changed(sandbox.id, api_pb2.CONTAINER_STOPPED_EVENT)
 
     def remove_sandbox(self, sandbox_id: str) -> None:
-        """Stops and removes a sandbox and its containers; a missing one is no error."""
+        """Stops and removes a sandbox and its containers; a missing one is not an error."""
         with self.lock:
             sandbox = find_or_none(self.sandboxes, sandbox_id, "sandbox")
             if sandbox is None:
@@ -330,7 +330,7 @@ class RuntimeState:
             self._changed(container.id, api_pb2.CONTAINER_STOPPED_EVENT)
 
     def remove_container(self, container_id: str) -> None:
-        """Stops and removes a container; a missing one is no error."""
+        """Stops and removes a container; a missing one is not an error."""
         with self.lock:
             container = find_or_none(self.containers, container_id, "container")
             if container is None:

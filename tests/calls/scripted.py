@@ -17,8 +17,7 @@ from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
 from runtimeproxy.calls.long_work import LongWork
-from runtimeproxy.cgroups.writer import Outcome as WriteOutcome
-from runtimeproxy.cgroups.writer import WriteResult
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks import CgroupChange, Policy
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.chain import Chain

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.units import parse_cpu_list
 from tests.cgroups.trees import outcomes
 from tests.lab.programs import missing
@@ -91,7 +91,7 @@ def test_a_limit_below_the_use_is_reported(pod: str) -> None:
         assert holder.stdout.readline() == b"held\n"
         (result,) = writer.write(pod, {"memory.limit_in_bytes": PAGE_BYTES})
         holder.kill()
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is WriteOutcome.FAILED
     assert result.error.startswith("EBUSY: ")
 
 
@@ -104,7 +104,7 @@ def test_quota_goes_down_and_up_a_tree_that_the_kernel_checks(pod: str) -> None:
         return [[CgroupValues(cgroup, {"cpu.cfs_quota_us": quota_us})] for cgroup in (pod, container)]
 
     for quota_us in (50_000, 20_000, 80_000, -1, 30_000):
-        assert {result.outcome for result in writer.write_levels(both(quota_us))} == {Outcome.WRITTEN}
+        assert {result.outcome for result in writer.write_levels(both(quota_us))} == {WriteOutcome.WRITTEN}
     (refused,) = writer.write(container, {"cpu.cfs_quota_us": 40_000})
     assert refused.error.startswith("EINVAL: ")
 
@@ -138,7 +138,7 @@ def test_a_cpuset_is_tightened_from_the_children_up(pod: str) -> None:
     (folder / "cpuset.mems").write_text(content("cpuset", pod, "cpuset.mems"))
     for cpus in ("0", "1", "0-1"):
         levels = [[CgroupValues(cgroup, {"cpuset.cpus": cpus})] for cgroup in (pod, container)]
-        assert {result.outcome for result in writer.write_levels(levels)} == {Outcome.WRITTEN}
+        assert {result.outcome for result in writer.write_levels(levels)} == {WriteOutcome.WRITTEN}
     assert content("cpuset", container, "cpuset.cpus") == "0-1"
 
 

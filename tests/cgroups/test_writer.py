@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.paths import CgroupPathError
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, Outcome
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from tests.cgroups.trees import POD, V2_FILES, fill, make_v1, make_v2, outcomes
 
 BATCH: dict[str, Value] = {
@@ -100,7 +100,7 @@ def test_missing_files_features_and_cgroups_are_skips(tmp_path: Path) -> None:
         POD, {"cpu.bvt_warp_ns": 2, "net_cls.classid": 1, "memory.pagecache_limit.size": 1}
     )
     gone = writer.write("/kubepods/gone", {"cpu.shares": 2})
-    assert {result.outcome for result in (*results, *gone)} == {Outcome.MISSING}
+    assert {result.outcome for result in (*results, *gone)} == {WriteOutcome.MISSING}
     assert all(result.error for result in (*results, *gone))
 
 
@@ -140,7 +140,7 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     (root / POD[1:] / "cpu.weight").symlink_to(tmp_path / "outside" / "cpu.weight")
     writer = CgroupWriter(root)
     results = writer.write("/kubepods/link", {"cpu.shares": 2}) + writer.write(POD, {"cpu.shares": 2})
-    assert [result.outcome for result in results] == [Outcome.REFUSED] * 2
+    assert [result.outcome for result in results] == [WriteOutcome.REFUSED] * 2
     assert text(tmp_path, "outside", "cpu.weight") == "100"
 
 
@@ -150,7 +150,7 @@ def test_a_refusal_of_the_kernel_is_returned_with_its_name(tmp_path: Path) -> No
     file.unlink()
     file.mkdir()
     (result,) = CgroupWriter(tmp_path).write(POD, {"cpu.shares": 2})
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is WriteOutcome.FAILED
     assert result.error.startswith("EISDIR: ")
 
 
@@ -160,7 +160,7 @@ def test_a_file_that_hangs_a_reader_does_not_hang_the_writer(tmp_path: Path) -> 
     file.unlink()
     os.mkfifo(file)
     (result,) = CgroupWriter(tmp_path).write(POD, {"cpu.shares": 2})
-    assert result.outcome in {Outcome.MISSING, Outcome.FAILED}
+    assert result.outcome in {WriteOutcome.MISSING, WriteOutcome.FAILED}
 
 
 def test_content_that_makes_no_sense_is_overwritten(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_cpu_max_that_makes_no_sense_keeps_no_quota_and_fails(tmp_path: Path) ->
     make_v2(tmp_path, POD)
     (tmp_path / POD[1:] / "cpu.max").write_text("what?\n")
     (result,) = CgroupWriter(tmp_path).write(POD, {"cpu.cfs_period_us": 50_000})
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is WriteOutcome.FAILED
 
 
 @pytest.mark.parametrize("make", [make_v1, make_v2])
@@ -207,8 +207,8 @@ def test_a_cpuset_moves_through_the_union_from_the_parent_down(tmp_path: Path) -
         [[CgroupValues(POD, {"cpuset.cpus": "2-5"})], [CgroupValues(container, {"cpuset.cpus": "4-5"})]]
     )
     assert [(result.cgroup, result.outcome, result.old) for result in results] == [
-        (container, Outcome.WRITTEN, "0-3"),
-        (POD, Outcome.WRITTEN, "0-3"),
+        (container, WriteOutcome.WRITTEN, "0-3"),
+        (POD, WriteOutcome.WRITTEN, "0-3"),
     ]
     assert text(tmp_path, "cpuset", POD[1:], "cpuset.cpus") == "2-5"
 
@@ -225,5 +225,9 @@ def test_many_threads_write_at_once(tmp_path: Path) -> None:
     writer = CgroupWriter(make_v2(tmp_path, *pods))
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda pod: writer.write(pod, BATCH), pods * 5))
-    assert all(result.outcome in {Outcome.WRITTEN, Outcome.UNCHANGED} for each in results for result in each)
+    assert all(
+        result.outcome in {WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED}
+        for each in results
+        for result in each
+    )
     assert {writer.read(pod, "cpu.cfs_quota_us") for pod in pods} == {50_000}

@@ -111,7 +111,7 @@ def test_a_strict_server_that_is_away_refuses(
     server.kill()
     told = [refusal(pod(client)) for _ in range(4)]
     assert {code for code, _ in told} == {grpc.StatusCode.UNAVAILABLE}
-    assert "strict.json: hook server err: not asked since" in told[-1][1]
+    assert "strict.json: hook server err: not called since" in told[-1][1]
     server.start()
     wait_until(lambda: any("answers again after" in each for each in messages(daemon)), "its return")
     pod(client).run()

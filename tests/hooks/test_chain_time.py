@@ -38,7 +38,7 @@ async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
     again = await decide(chain)
     assert shares_of(again) == 5
     assert [entry.reason for entry in again.audit if entry.policy == "late"] == [
-        "hangs since an earlier call"
+        "still hangs from an earlier call"
     ]
 
     hanging.released.set()
@@ -74,7 +74,7 @@ async def test_a_late_policy_refuses_if_so_configured_and_goes_on_refusing(
     workers: Workers, hanging: Hanging
 ) -> None:
     chain = Chain([scripted("late", hanging, timeout_s=0.05, failure_policy=FAIL)], workers)
-    for reason in ("late: no answer within 0.05 s", "late: hangs since an earlier call"):
+    for reason in ("late: no answer within 0.05 s", "late: still hangs from an earlier call"):
         decision = await decide(chain)
         assert decision.refusal is not None
         assert (decision.refusal.code, decision.refusal.text) == (StatusCode.UNAVAILABLE, reason)

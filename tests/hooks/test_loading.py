@@ -124,7 +124,7 @@ def test_a_disabled_policy_is_not_made() -> None:
         pytest.param(
             [Second], {"second": PolicySettings(options={"a": 1})}, "second has no options: a", id="none"
         ),
-        pytest.param([Broken], {}, "Broken: cannot be made: OSError", id="raises"),
+        pytest.param([Broken], {}, "Broken: cannot be created: OSError", id="raises"),
     ],
 )
 def test_what_cannot_be_loaded_is_an_error(
@@ -272,7 +272,7 @@ def test_policies_of_other_distributions_are_found(distribution: Installed) -> N
         ),
         pytest.param(
             THIRD_PARTY + "    def __init__(self): raise SystemExit(4)\n",
-            "cannot be made: SystemExit: 4",
+            "cannot be created: SystemExit: 4",
             id="constructor",
         ),
         pytest.param(
@@ -350,7 +350,7 @@ def test_a_policy_in_use_that_cannot_be_loaded_again_stays(distribution: Install
     first = loaded(loader, {"policed": PolicySettings(options={"level": 1})})
     second = loaded(loader, {"policed": PolicySettings(options={"level": 9})})
     (problem,) = second.problems
-    assert str(problem).endswith("cannot be made: SystemExit: level; it stays as it was loaded before")
+    assert str(problem).endswith("cannot be created: SystemExit: level; it stays as it was loaded before")
     assert [policy for policy in first.policies if policy.name == "policed"] == [
         policy for policy in second.policies if policy.name == "policed"
     ]

@@ -419,12 +419,12 @@ def test_what_makes_sense_is_used(hook: Hook, change: CgroupChange) -> None:
 
 @pytest.mark.parametrize("hook", [Hook.POST_STOP_CONTAINER, Hook.PRE_REMOVE_POD_SANDBOX])
 def test_some_hooks_answer_nothing(hook: Hook) -> None:
-    assert problem_of(hook, CgroupChange()) == f"{hook} answers nothing"
+    assert problem_of(hook, CgroupChange()) == f"{hook} cannot return a change"
 
 
 @pytest.mark.parametrize("hook", [RUN, Hook.POST_UPDATE_POD_SANDBOX_RESOURCES])
 def test_a_container_change_is_no_answer_about_a_pod(hook: Hook) -> None:
-    assert problem_of(hook, ContainerChange()) == "answered a ContainerChange"
+    assert problem_of(hook, ContainerChange()) == "returned a ContainerChange"
 
 
 def test_nothing_of_an_environment_is_quoted() -> None:

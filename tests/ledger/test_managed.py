@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups.writer import CgroupWriter, Outcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.ledger import managed as ledger
 from runtimeproxy.ledger.managed import (
     UNCLAIMED_S,
@@ -199,7 +199,7 @@ def test_a_value_that_somebody_else_puts_there_is_the_original(
     ],
 )
 def test_after_write(before: ManagedValue | None, old: int | None, original: int | None) -> None:
-    result = WriteResult(ONE, "cpu.shares", 256, Outcome.WRITTEN, old)
+    result = WriteResult(ONE, "cpu.shares", 256, WriteOutcome.WRITTEN, old)
     assert after_write(before, result) == ManagedValue(256, original)
 
 
@@ -388,7 +388,8 @@ def test_a_value_that_cannot_be_set_again_has_its_own_line_each_time(
                 return super().write(cgroup, values)
             error = "EBUSY: in use"
             return tuple(
-                WriteResult(cgroup, name, value, Outcome.FAILED, 5, error) for name, value in values.items()
+                WriteResult(cgroup, name, value, WriteOutcome.FAILED, 5, error)
+                for name, value in values.items()
             )
 
     managed = ManagedCgroups(Refusing(files.root))

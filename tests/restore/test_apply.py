@@ -16,8 +16,8 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
-from runtimeproxy.restore.command import exact, loosen, observed, restore_cgroups, restore_container
-from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, Node, Place, Status, plan
+from runtimeproxy.restore.command import exact, loosen, observe, restore_cgroups, restore_container
+from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, NodeState, Place, Status, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 
 POD = "/kubepods/pod1"
@@ -69,7 +69,7 @@ def saved_container(fake_runtime: FakeRuntime) -> ContainerRecord:
 
 def planned(record: ContainerRecord) -> ContainerPlan:
     """What is planned for a container that is as the checkpoint says."""
-    (found,) = plan(Saved((), (record,)), Node({record.id: record}, {})).containers
+    (found,) = plan(Saved((), (record,)), NodeState({record.id: record}, {})).containers
     return found
 
 
@@ -86,7 +86,7 @@ async def test_what_is_there(
         (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": "b"})),
         (CgroupRecord(POD, values), CgroupRecord("/gone", values), CgroupRecord("/..", values)),
     )
-    found = await observed(saved, client, writer)
+    found = await observe(saved, client, writer)
     assert found.containers.keys() == {record.id}
     assert found.containers[record.id].applied.cpu_shares == 512
     assert found.files == {Place(POD, "cpu.shares"): 2597, Place(POD, "cpu.idle"): None}
@@ -103,7 +103,7 @@ async def test_cpus_of_a_pod_are_those_that_it_gets_back(
     (files.folder(POD) / "cpuset.mems").write_text("5\n")
     values = {"cpuset.cpus": ManagedValue("2-3", "0-7"), "cpuset.mems": ManagedValue("4", "0-7")}
     pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
-    found = await observed(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
+    found = await observe(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
     assert found.cpus == {record.pod_id: "0-7"}
     assert found.memory_nodes == {record.pod_id: "5"}
 
@@ -113,7 +113,7 @@ async def test_a_container_of_which_the_runtime_says_nothing(
 ) -> None:
     saved = Saved(containers=saved_containers(fake_runtime, 2))
     fake_runtime.on("ContainerStatus", error=CallError("INTERNAL", "no such thing"), times=1)
-    found = plan(saved, await observed(saved, client, writer))
+    found = plan(saved, await observe(saved, client, writer))
     assert [(line.status, line.reason) for line in found.lines] == [
         (Status.FAILED, "ContainerStatus: INTERNAL: no such thing"),
         (Status.PLANNED, ""),
@@ -207,7 +207,7 @@ def cgroup_plans(writer: CgroupWriter, *records: CgroupRecord) -> tuple[CgroupPl
     values = {
         Place(record.id, name): value.wanted for record in records for name, value in record.values.items()
     }
-    return plan(Saved(cgroups=records), Node({}, values)).cgroups
+    return plan(Saved(cgroups=records), NodeState({}, values)).cgroups
 
 
 def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> None:

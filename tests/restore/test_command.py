@@ -199,7 +199,7 @@ def test_what_somebody_else_has_changed_is_left_alone(left: Left) -> None:
     done = left.restore()
     assert done.returncode == 0, done.stderr
     assert left.pod_file("cpu.weight") == "77"
-    assert "left alone: somebody else has changed it since" in done.stdout
+    assert "left alone: another program has changed it since" in done.stdout
     assert "resources.memory_limit_bytes" not in done.stdout
     assert "resources.cpu_shares" in done.stdout
 

@@ -13,7 +13,7 @@ from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
 from runtimeproxy.restore.plan import (
     Line,
-    Node,
+    NodeState,
     Place,
     Status,
     Value,
@@ -42,9 +42,9 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
     )
 
 
-def node(**values: Any) -> Node:
+def node(**values: Any) -> NodeState:
     """A node on which the container runs, with what the runtime says of it."""
-    return Node({"box": replace(RUNNING, applied=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
+    return NodeState({"box": replace(RUNNING, applied=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
 def test_containers_that_are_left_alone(
     record: ContainerRecord, containers: Mapping[str, ContainerRecord]
 ) -> None:
-    assert plan(Saved((POD,), (record,)), Node(containers, {})).lines == ()
+    assert plan(Saved((POD,), (record,)), NodeState(containers, {})).lines == ()
 
 
 def test_a_container_without_its_owners() -> None:
@@ -161,7 +161,7 @@ def test_values_of_cgroups(
 ) -> None:
     record = CgroupRecord("/kubepods/podu1", {"cpu.shares": kept})
     files = {Place("/kubepods/podu1", "cpu.shares"): current}
-    found = plan(Saved(cgroups=(record,)), Node({}, files))
+    found = plan(Saved(cgroups=(record,)), NodeState({}, files))
     assert [(line.status, line.new) for line in found.lines] == ([expected] if expected else [])
     planned = {"cpu.shares": 1024} if expected and expected[0] is Status.PLANNED else {}
     assert [dict(cgroup.values) for cgroup in found.cgroups] == ([planned] if expected else [])
@@ -169,7 +169,7 @@ def test_values_of_cgroups(
 
 def test_a_cgroup_that_is_gone_is_skipped() -> None:
     record = CgroupRecord("/kubepods/podu1", {"cpu.shares": ManagedValue(512, 2)})
-    assert plan(Saved(cgroups=(record,)), Node({}, {})).lines == ()
+    assert plan(Saved(cgroups=(record,)), NodeState({}, {})).lines == ()
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class Misspelled(Policy):
         ([Quiet], {"quiet": PolicySettings(options={"share": 1})}, "unknown option share; there are: shares"),
         ([Quiet], {"qiet": PolicySettings()}, "no policy named qiet; did you mean quiet?"),
         ([Quiet(Options())], {"qiet": PolicySettings()}, "no policy named qiet; did you mean quiet?"),
-        ([Quiet(Options())], {"quiet": PolicySettings(options={"shares": 1})}, "quiet is made already"),
+        ([Quiet(Options())], {"quiet": PolicySettings(options={"shares": 1})}, "quiet is an instance"),
     ],
 )
 def test_what_cannot_be_loaded_is_an_error_of_the_test(

@@ -206,7 +206,7 @@ def read_registration(path: Path) -> Content:
             after = os.fstat(fd)
     except FileNotFoundError:
         if path.is_symlink():
-            raise UnreadableFileError("is a link that leads nowhere") from None
+            raise UnreadableFileError("is a dangling symbolic link") from None
         raise
     except OSError as error:
         raise UnreadableFileError(f"cannot be read: {error.strerror}") from None

@@ -216,11 +216,11 @@ class HookServer:
             return ""
         opened_s, cause = self._breaker.opened
         since = datetime.fromtimestamp(opened_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return f"not asked since {since}: {cause}"
+        return f"not called since {since}: {cause}"
 
     @property
     def is_strict(self) -> bool:
-        """Whether a call is refused when the server cannot be asked."""
+        """Whether a call is refused when the server cannot be called."""
         return self.registration.failure_policy is FailurePolicy.FAIL
 
     def loaded(self) -> LoadedPolicy:
@@ -242,7 +242,7 @@ class HookServer:
         )
 
     def close(self) -> None:
-        """Lets go of the server; calls under way come to their end."""
+        """Closes the connection; calls in progress complete."""
         self._prober.close()
         self._client.close()
         self._failed = None
@@ -263,7 +263,7 @@ class HookServer:
     def _skip(self, hook: Hook, _: object) -> None:
         if not self.is_strict:
             return
-        trouble = self.trouble or "not asked just now"
+        trouble = self.trouble or "not called just now"
         if _is_refusable(hook):
             raise RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
         raise SkippedError(trouble)

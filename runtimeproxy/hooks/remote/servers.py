@@ -37,7 +37,7 @@ class Server(Protocol):
         """The server as a policy."""
 
     def close(self) -> None:
-        """Lets go of it; calls under way come to their end."""
+        """Closes its connection; calls in progress complete."""
 
 
 class _Used(NamedTuple):

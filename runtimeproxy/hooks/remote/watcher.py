@@ -172,7 +172,7 @@ class RegistrationWatcher:
                     # Whatever the service's umask is: servers of other users register here.
                     path.chmod(0o755)
         except OSError as error:
-            logger.warning("%s: cannot be made: %s", self._folder, error.strerror)
+            logger.warning("%s: cannot be created: %s", self._folder, error.strerror)
 
     def _find(self) -> _Found:
         """In the executor's thread: a look, after the watch is renewed so that no event is missed."""

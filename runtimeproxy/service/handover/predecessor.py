@@ -1,4 +1,4 @@
-"""The process before this one, as its successor knows it."""
+"""The successor's side of an upgrade: the process before this one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from runtimeproxy.service.handover.protocol import Channel, Inheritance, Message
 
 
 class Predecessor:
-    """Gives this process all that it serves with; its early end counts as the message that was due.
+    """The process that started this one; if it ends early, this counts as the message that was due.
 
     Attributes:
-        listener: its listening socket, not owned until `serving`.
+        listener: its listening socket, not owned until `report_serving`.
         bypass: the operator's choice there, see `Bypass.chosen`.
         is_draining: whether calls still run there.
     """
@@ -36,16 +36,16 @@ class Predecessor:
             return None
         return cls(Channel(given.control()), given.listener(), bypass=given.bypass)
 
-    async def loaded(self) -> None:
-        """All that may fail has worked: waits until the predecessor has stopped accepting and saved."""
+    async def report_loaded(self) -> None:
+        """Reports that this process can serve; waits until the predecessor has saved and accepts no more."""
         await self._channel.open()
         await self._exchange(Message.LOADED, Message.GO)
 
-    async def serving(self) -> None:
-        """This process accepts clients: waits until the service manager knows it."""
+    async def report_serving(self) -> None:
+        """Reports that this process accepts clients; waits until the service manager knows it."""
         await self._exchange(Message.SERVING, Message.MAIN)
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Waits until no call runs there any more."""
         try:
             await self._channel.receive(Message.DRAINED)
@@ -55,8 +55,8 @@ class Predecessor:
             self.is_draining = False
         await self._channel.close()
 
-    def stopping(self) -> None:
-        """This process was asked to end: the predecessor shall not serve again."""
+    def report_stopping(self) -> None:
+        """Reports that this process was asked to end, so that the predecessor does not serve again."""
         self._channel.send(Message.STOPPING)
 
     async def _exchange(self, sent: Message, expected: Message) -> None:

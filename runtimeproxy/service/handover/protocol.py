@@ -1,4 +1,4 @@
-"""What passes between a daemon and its successor: file descriptors, then messages over a socket pair."""
+"""The protocol of an upgrade: inherited file descriptors, then messages over a socket pair."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def successor_environ(
 
 
 def report_to_predecessor(text: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Tells the process that started this one as its successor, if one did, why it does not come up."""
+    """Reports to the predecessor, if there is one, why this process does not come up."""
     pid, _, descriptor = environ.get(ERRORS_VARIABLE, "").partition(":")
     if pid == str(os.getppid()) and descriptor.isdecimal():
         with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ class Channel:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self) -> None:
-        """To be called once, before all else."""
+        """Opens the streams; to be called once, first of all."""
         self._sock.setblocking(False)
         self._streams = await asyncio.open_unix_connection(sock=self._sock, limit=LINE_LIMIT_BYTES)
 
@@ -168,12 +168,12 @@ class Channel:
         try:
             line = await self._streams[0].readline()
         except (OSError, ValueError) as error:
-            raise UnexpectedMessageError(f"it broke off: {error}") from error
+            raise UnexpectedMessageError(f"the channel failed: {error}") from error
         text = line.decode("utf-8", "replace").strip()
         if not text:
-            raise PeerGoneError("it hung up")
+            raise PeerGoneError("it closed the channel")
         if text != expected:
-            raise UnexpectedMessageError(f"it said {text!r}")
+            raise UnexpectedMessageError(f"it sent {text!r}")
 
     async def close(self) -> None:
         """Sends what is buffered and closes this end."""

@@ -46,7 +46,7 @@ SERVING_S: Final = 10.0
 FLUSH_S: Final = 2.0
 """How long the records may take to be written; clients wait in the backlog."""
 END_S: Final = 5.0
-"""How long the end of a killed successor, or of one that hung up, is waited for."""
+"""How long to wait for the end of a successor that was killed, or that closed the channel."""
 ERRORS_LIMIT_BYTES: Final = 4_096
 """Of the successor's own account of its failure; the rest is in the log."""
 MAIN_PID_TRIES: Final = 40
@@ -200,25 +200,25 @@ class Upgrade:
         serving = self._serving
         self.has_moved = True
         successor.forget_errors()
-        await self._tell_main_pid(successor.pid)
+        await self._send_main_pid(successor.pid)
         serving.notifier.is_muted = True
         successor.channel.send(Message.MAIN)
         logger.info("upgrade: process %d serves now", successor.pid, extra={"successor": successor.pid})
         draining = asyncio.ensure_future(serving.server.retire(serving.drain_s))
-        told = asyncio.ensure_future(successor.channel.receive(Message.STOPPING))
+        stopping = asyncio.ensure_future(successor.channel.receive(Message.STOPPING))
         try:
-            await asyncio.wait((draining, told), return_when=asyncio.FIRST_COMPLETED)
-            is_gone = told.done() and isinstance(told.exception(), PeerGoneError)
+            await asyncio.wait((draining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            is_gone = stopping.done() and isinstance(stopping.exception(), PeerGoneError)
         finally:
             draining.cancel()
-            told.cancel()
+            stopping.cancel()
         if is_gone:
             await self._serve_again("the successor ended after it had taken over")
         else:
             serving.finish()
 
-    async def _tell_main_pid(self, pid: int) -> None:
-        """Repeats it until the service manager's queue has room: this process cannot repeat it later."""
+    async def _send_main_pid(self, pid: int) -> None:
+        """Tries until the service manager's queue has room: this process cannot repeat it later."""
         notifier = self._serving.notifier
         for _ in range(MAIN_PID_TRIES):
             if notifier.main_pid(pid) or not notifier.has_manager:
@@ -231,7 +231,7 @@ class Upgrade:
         if self._successor is not None:
             await self._successor.kill()
             self._successor = None
-        logger.error("upgrade failed: %s; this process goes on", reason)
+        logger.error("upgrade failed: %s; this process continues to serve", reason)
         serving.listener.own(note(f"upgrade failed: {reason}"))
         if serving.notifier.is_muted:
             # The service manager may never have taken a process for the main one that ended at once.
@@ -328,7 +328,7 @@ class Successor:
         """Waits for a message.
 
         Raises:
-            NoSuccessorError: the successor ended, hangs or says something else.
+            NoSuccessorError: the successor ended, hangs or sends something else.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -339,8 +339,8 @@ class Successor:
             raise NoSuccessorError(f"{error} before it was {message}") from error
         except PeerGoneError as error:
             reason = await self._end_reason() or str(error)
-            said = f": {errors}" if (errors := self._errors()) else ""
-            raise NoSuccessorError(f"{reason} before it was {message}{said}") from error
+            reported = f": {errors}" if (errors := self._errors()) else ""
+            raise NoSuccessorError(f"{reason} before it was {message}{reported}") from error
 
     async def kill(self) -> None:
         """Ends it by force if it is still there; it is gone afterwards, and so are its file descriptors."""
@@ -351,13 +351,13 @@ class Successor:
         self.forget_errors()
 
     def forget_errors(self) -> None:
-        """Closes what the successor writes its errors to: it is gone, or has come up."""
+        """Closes the file for the successor's errors: it is gone, or has come up."""
         if self._errors_fd >= 0:
             os.close(self._errors_fd)
             self._errors_fd = -1
 
     def _errors(self) -> str:
-        """What the successor has said of its failure, in one line."""
+        """The successor's report of its failure, in one line."""
         if self._errors_fd < 0:
             return ""
         text = os.pread(self._errors_fd, ERRORS_LIMIT_BYTES, 0).decode("utf-8", "replace")
@@ -431,7 +431,7 @@ def _request_failure(pid: int, before: tuple[int, str], now: tuple[int, str]) ->
         return ""
     if now[0] != pid:
         return f"process {pid} has ended, and process {now[0]} was started anew"
-    return f"{_note_text(now)}; process {pid} serves" if now[1] else f"process {pid} was told to end"
+    return f"{_note_text(now)}; process {pid} serves" if now[1] else f"process {pid} was asked to end"
 
 
 def _note_text(lines: tuple[int, str]) -> str:

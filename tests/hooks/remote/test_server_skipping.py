@@ -78,7 +78,7 @@ async def test_a_strict_server_that_is_skipped(strict: HookServer, serving: Hook
     with pytest.raises(RefusalError) as caught:
         await ask(strict)
     assert caught.value.code is StatusCode.UNAVAILABLE
-    assert caught.value.text.startswith("hook server err: not asked since 20")
+    assert caught.value.text.startswith("hook server err: not called since 20")
     assert caught.value.text.endswith("Z: DEADLINE_EXCEEDED: no answer within 0.2 s")
     with pytest.raises(SkippedError):
         await ask(strict, POST)

@@ -177,8 +177,8 @@ async def test_the_summary(site: Site) -> None:
     write(site.folder / "b.json", TWO)
     await site.until(ONE, TWO)
     assert site.servers.summary == "2 hook servers"
-    site.made[1].trouble = "not asked since noon: no such file"
-    assert site.servers.summary == "2 hook servers (b.json not asked since noon: no such file)"
+    site.made[1].trouble = "not called since noon: no such file"
+    assert site.servers.summary == "2 hook servers (b.json not called since noon: no such file)"
 
 
 async def test_of_many_registrations_a_bounded_number_is_used(

@@ -51,7 +51,7 @@ async def test_what_is_not_expected(pair: tuple[Channel, socket.socket], said: b
 async def test_an_end(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     there.close()
-    with pytest.raises(PeerGoneError, match="hung up"):
+    with pytest.raises(PeerGoneError, match="closed the channel"):
         await channel.receive(Message.LOADED)
     for _ in range(3):
         channel.send(Message.GO)

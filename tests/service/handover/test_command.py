@@ -58,7 +58,7 @@ def test_the_successor_says_that_it_took_over(instance: Instance) -> None:
             id="started-anew-after-a-failure",
         ),
         pytest.param(
-            "1 upgrade failed: why", f"{OWN_PID}\n", f"process {OWN_PID} was told to end", id="told-to-end"
+            "1 upgrade failed: why", f"{OWN_PID}\n", f"process {OWN_PID} was asked to end", id="asked-to-end"
         ),
     ],
 )

@@ -141,8 +141,8 @@ async def test_a_successor_that_serves(old: Old) -> None:
     [
         ("sys.exit(3)", "it ended with exit code 3 before it was loaded"),
         ("os.kill(os.getpid(), 9)", "it was ended by SIGKILL before it was loaded"),
-        ("say('nonsense'); hear()", "it said 'nonsense' before it was loaded"),
-        ("say('serving'); hear()", "it said 'serving' before it was loaded"),
+        ("say('nonsense'); hear()", "it sent 'nonsense' before it was loaded"),
+        ("say('serving'); hear()", "it sent 'serving' before it was loaded"),
         ("say('loaded'); hear(); sys.exit(0)", "it ended with exit code 0 before it was serving"),
         ("say('loaded'); hear(); os.kill(os.getpid(), 9)", "it was ended by SIGKILL before it was serving"),
         (f"{SERVES}; os.kill(os.getpid(), 9)", "the successor ended after it had taken over"),
@@ -259,8 +259,8 @@ async def test_refusals(old: Old) -> None:
     await old.run(upgrade)
     there.close()
     assert old.note == "upgrade refused: the process before this one still drains"
-    await predecessor.loaded()
-    await predecessor.drained()
+    await predecessor.report_loaded()
+    await predecessor.wait_until_drained()
     running = asyncio.ensure_future(old.run(upgrade))
     await asyncio.sleep(0)
     await old.run(upgrade)
