@@ -78,7 +78,7 @@ def configure(level: str = "info", format_name: Format = "auto", stream: TextIO 
         stream: where to write; None for standard error.
 
     Returns:
-        The handler; `close` writes what waits, and the end of the process calls it too.
+        The handler; `close` writes the queued lines, and is also called at the end of the process.
     """
     stream = stream or sys.stderr
     is_text = stream.isatty() if format_name == "auto" else format_name == "text"

@@ -68,7 +68,7 @@ def cpu_shares_from_millicores(cpu_millicores: int) -> int:
 
 
 def cpu_quota_us_from_millicores(cpu_millicores: int) -> int:
-    """Return the CFS quota of a CPU limit for a period of 100 ms; -1 for none, and at most what kernels take.
+    """Return the CFS quota of a CPU limit for a period of 100 ms; -1 for none; at most the kernel's maximum.
 
     Source: Koordinator MilliCPUToQuota (policies spec 2.0.4), which knows the least quota only.
     """

@@ -365,13 +365,13 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_named_and_not_there(tmp_path: Path) -> None:
-    hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serves'\npolicies_dir = '{tmp_path}/policy.d'\n"
+    hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serv'\npolicies_dir = '{tmp_path}/policy.d'\n"
     path = configured(tmp_path, hooks)
     done = run("check-config", "--config", path)
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
     assert [line.removeprefix("koord-runtime-proxy: warning: ") for line in done.stderr.splitlines()] == [
-        f"{path}: hooks.server_config_dir: {tmp_path}/serves does not exist: no hook server comes from it",
-        f"{path}: hooks.policies_dir: {tmp_path}/policy.d does not exist: no policy comes from it",
+        f"{path}: hooks.server_config_dir: {tmp_path}/serv does not exist: no hook server is loaded from it",
+        f"{path}: hooks.policies_dir: {tmp_path}/policy.d does not exist: no policy is loaded from it",
     ]
 
 

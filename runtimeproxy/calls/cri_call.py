@@ -123,14 +123,14 @@ class CriCall(ABC):
 
     @abstractmethod
     def find_records(self) -> bool:
-        """Looks into the store and sets the keys; returns whether it has all records for the questions."""
+        """Looks the records up and sets the keys; returns whether all records for the questions are there."""
 
     async def fetch_records(self) -> None:
         """Asks the runtime for records that the store lacks."""
         return
 
     def correct(self) -> bool:
-        """Edits that earlier decisions demand of this request; returns whether there were any."""
+        """Makes the edits that follow from earlier decisions; returns whether there were any."""
         return False
 
     @abstractmethod
@@ -176,7 +176,7 @@ class CriCall(ABC):
 
     @abstractmethod
     async def confirm(self) -> bool:
-        """Asks the runtime how a call without an answer ended, and settles the records.
+        """Asks the runtime for the outcome of a call without a response, and updates the records.
 
         Returns:
             Whether it succeeded.

@@ -94,7 +94,7 @@ class Decompressor:
         return not self.is_compressed or (self._member is None and self._read_bytes == len(self._data))
 
     def take(self) -> bytearray | memoryview:
-        """Returns what is decompressed, and keeps it no longer."""
+        """Returns the decompressed part and drops the reference to it."""
         found = self._found if self.is_compressed else self._data
         self._found, self._data = bytearray(), memoryview(b"")
         return found

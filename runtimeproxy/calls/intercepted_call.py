@@ -1,6 +1,6 @@
 """One intercepted call, from its request to its response.
 
-The way of most calls, top-down: `message` parses the request, `_decide` looks at what the call needs, the
+The way of most calls, top-down: `message` parses the request, `_decide` finds the records and policies, the
 policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses, `responded`
 updates the records. A call that has to wait for something does the same in a task (`_decide_in_task`).
 """
@@ -430,7 +430,7 @@ class InterceptedCall:
     def _refuse(self, code: StatusCode, text: str) -> None:
         call, self._call = self._call, None
         if code is StatusCode.NOT_FOUND:
-            # It would tell the kubelet that there is nothing to stop or remove.
+            # The kubelet would take it for a successful stop or remove.
             code = StatusCode.FAILED_PRECONDITION
         self._reply.refuse(code, MESSAGE_PREFIX + text[:MAX_REFUSAL_CHARS])
         if call is not None:
@@ -474,7 +474,7 @@ class InterceptedCall:
         self._leave_queue()
 
     def responded(self, outcome: Outcome, data: bytes) -> None:
-        """Updates the records before the response goes to the client, and starts what follows."""
+        """Updates the records before the response goes to the client, and starts the post hooks."""
         services, method = self._services, self._method
         call, self._call = self._call, None
         if call is not None:

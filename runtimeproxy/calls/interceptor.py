@@ -123,8 +123,8 @@ class CallServices:
         executor: Worker threads for edits and cgroup files.
         long_work: Worker threads for long requests.
         spawn: Starts background tasks.
-        on_unsettled: Called when neither a response nor the runtime showed how a call ended; the records
-            should be compared with the runtime then.
+        on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
+            records should be compared with the runtime then.
         runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.
         order: The order of calls.

@@ -54,7 +54,7 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
 
 
 async def settle(services: CallServices, method: Method, call: CriCall) -> None:
-    """Asks the runtime how a call ended; after a success its post hooks run."""
+    """Asks the runtime for the outcome of a call; after a success its post hooks run."""
     await _guarded(services, method, partial(_settle, services, method, call))
 
 
@@ -161,7 +161,7 @@ async def _settle(services: CallServices, method: Method, call: CriCall) -> None
         if await call.confirm():
             start_post_hooks(services, method, call)
     except RuntimeUnavailableError as error:
-        services.failures.report(method.kind, "unsettled", f"how the call ended is not known: {error}")
+        services.failures.report(method.kind, "unsettled", f"outcome of the call unknown: {error}")
         services.on_unsettled()
 
 

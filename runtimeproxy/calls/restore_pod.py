@@ -34,7 +34,7 @@ class RestorePod(NewSandbox):
         """First the pod, then each container with the pod as it will be."""
         question = self._draft.question()
         decision = yield question
-        self._draft.decided(decision)
+        self._draft.keep_decision(decision)
         pod = cast("PodView", question.make_view() if decision is None else decision.view)
         for draft in self._containers.values():
             make_view = partial(draft.view, lambda: pod)

@@ -42,7 +42,7 @@ class PodDraft:
         parent = self.config.linux.cgroup_parent
         return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, self._edit)
 
-    def decided(self, decision: Decision | None) -> None:
+    def keep_decision(self, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
         if decision is not None:
             self._change = decision.pod_change or self._change
@@ -131,7 +131,7 @@ class RunPodSandbox(NewSandbox):
 
     def questions(self) -> Questions:
         """May change labels, annotations, cgroup parent and resources."""
-        self._draft.decided((yield self._draft.question()))
+        self._draft.keep_decision((yield self._draft.question()))
 
     def on_success(self, response: bytes) -> None:
         self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)

@@ -1,6 +1,6 @@
 """The order of writes in which no child ever exceeds its parent; pure.
 
-Two passes: from the top down every value is loosened to what both old and new value allow, then from the
+Two passes: from the top down every value is loosened to the looser of old and new value, then from the
 bottom up every value is tightened to its new one. Source: Koordinator's leveled update
 (pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch).
 """
@@ -55,8 +55,7 @@ def plan(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Value | No
 
     Args:
         levels: wanted values, parents' level first.
-        current: what the files hold; None or absent where that is not known, and such a value is
-            written at once.
+        current: the values in the files; one that is None or absent is not known, and is written at once.
 
     Returns:
         Steps in order. Every wanted value has exactly one final step; a list whose looser form is neither the

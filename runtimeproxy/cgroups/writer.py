@@ -179,7 +179,7 @@ class CgroupWriter:
             levels: the wanted values, parents' level first.
 
         Returns:
-            One result per value; never raises for what the kernel or a value does.
+            One result per value; never raises for an error of the kernel or a bad value.
         """
         batch = _Batch()
         for level in levels:

@@ -260,7 +260,7 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
     for name, what in (("server_config_dir", "no hook server"), ("policies_dir", "no policy")):
         named = getattr(settings.hooks, name)
         if named not in ("", getattr(defaults, name)) and not os.path.lexists(named):
-            reason = f"{named} does not exist: {what} comes from it"
+            reason = f"{named} does not exist: {what} is loaded from it"
             findings.warnings.append(reading.error(("hooks", name), reason))
     for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
         if reason := _others_write(folder):

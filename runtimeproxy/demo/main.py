@@ -346,7 +346,7 @@ def _remove_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod_id: str) -> None:
 
 
 def _remove_pods(runtime: DemoRuntime, run: str) -> None:
-    """Removes the pods that a run left, at the runtime: the proxy may be what failed."""
+    """Removes the pods that a run left, at the runtime, because the proxy may have failed."""
     label = api_pb2.PodSandboxFilter(label_selector={RUN_LABEL: run})
     with channel(runtime.socket_path) as opened, contextlib.suppress(grpc.RpcError):
         calls = api_pb2_grpc.RuntimeServiceStub(opened)

@@ -86,7 +86,7 @@ class Subject(NamedTuple):
 
     @property
     def is_refusable(self) -> bool:
-        """Whether the call is still ahead: what has happened cannot be refused."""
+        """Whether the runtime has not seen the call yet, so that it can still be refused."""
         return self.hook.startswith("pre_")
 
     @property

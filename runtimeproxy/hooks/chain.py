@@ -55,13 +55,13 @@ Of a short call whose decision has no cgroup values, it may run in the loop's th
 of writing the cgroup values, by parameter."""
 
 GRACE_S: Final = 0.25
-"""How long writes, or reading a response, may take when the chain's budget is spent: what came in time still
-counts."""
+"""How long writes, or reading a response, may take when the chain's budget is spent: results that came in
+time still count."""
 SMALL_BYTES: Final = 64 * 1024
 """The most that the loop's thread works with; more goes to a worker thread."""
 
 _ENTRY_BYTES: Final = 64
-"""About what an entry of a map takes beside its value."""
+"""Approximate size of a map's entry beside its value."""
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
 
@@ -122,7 +122,7 @@ class Chain:
     def policies_for(self, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
         """Return the policies to run at a hook for this pod; if there are none, `begin` is needless.
 
-        At RunPodSandbox an earlier policy may change what selectors look at. So there all policies of the
+        At RunPodSandbox an earlier policy may change labels and annotations. So there all policies of the
         hook are returned as soon as one matches, and each selector is matched again at its policy's turn.
         """
         policies = self._by_hook.get(hook, ())
@@ -173,7 +173,7 @@ class Chain:
         Args:
             hook: the hook point of the call.
             view: the pod or container that the hook is about.
-            policies: what `policies_for` has returned.
+            policies: from `policies_for`.
             on_decided: called once with the decision, unless the run is cancelled; maybe before this returns.
             budget_s: the time for the whole chain.
             apply: called after the last policy, unless the call is refused or nothing changes.

@@ -128,7 +128,7 @@ def run_policy(
     """
     enforces = policy.mode is Mode.ENFORCE
     merged = progress.enforced if enforces or progress.dry_run is None else progress.dry_run
-    # At RunPodSandbox earlier policies may have changed what selectors look at.
+    # At RunPodSandbox earlier policies may have changed labels and annotations.
     is_new_pod = response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX
     if is_new_pod and not policy.selector.matches(merged.pod):
         return progress, None

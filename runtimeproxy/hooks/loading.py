@@ -77,7 +77,7 @@ class LoadResult(NamedTuple):
     classes: tuple[type[Policy], ...]
     """All classes, disabled ones too."""
     changed_code: tuple[str, ...] = ()
-    """Imported code that differs from what is installed now."""
+    """Imported code that differs from the installed code."""
 
 
 def built_in() -> tuple[type[Policy], ...]:
@@ -122,7 +122,7 @@ def load(
 
 
 def import_class(reference: str) -> object:
-    """Return what `module:Class` names.
+    """Return the class that `module:Class` names.
 
     Raises:
         PolicyLoadError: it cannot be imported.
@@ -245,7 +245,7 @@ class PolicyLoader:
         Args:
             key: names the work.
             version: a late result is used only for the same version.
-            work: runs in a thread of its own; raises PolicyLoadError for what is wrong.
+            work: runs in a thread of its own; raises PolicyLoadError for any problem.
             timeout_s: the time limit.
             origin: begins the error's text.
 
@@ -447,7 +447,7 @@ class _ImportedCode:
                     self._files[path] = (distribution or package, _digest(path))
 
     def changed(self) -> tuple[str, ...]:
-        """Return what has changed since it was imported, one text for each distribution or package."""
+        """Return the changes of code since its import, one text for each distribution or package."""
         found: dict[str, str] = {}
         for distribution, before in self._distributions.items():
             now = _state_of(distribution)

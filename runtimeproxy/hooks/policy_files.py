@@ -40,7 +40,7 @@ class Run(Protocol):
     """Runs third-party code with a time limit; raises PolicyLoadError if it fails."""
 
     def __call__(self, origin: str, version: object, work: Callable[[], _T]) -> _T:
-        """Return what the work returns."""
+        """Return the result of the work."""
 
 
 class FilePolicies(NamedTuple):

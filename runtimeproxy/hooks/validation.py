@@ -365,7 +365,7 @@ _FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]
     flat.LABELS: _fitted_text,
     flat.ANNOTATIONS: _fitted_text,
 }
-"""By group of fields: returns a value as it is used, and a note of what was done to it.
+"""By group of fields: returns a value as it is used, and a note on its adjustment.
 
 They raise ValueError, with the reason, for a value that cannot be used."""
 

@@ -1,4 +1,4 @@
-"""The worker threads that run policies: their pool, what one does for one call, and the timer of the runs.
+"""The worker threads that run policies: their pool, the work of one for one call, and the timer of the runs.
 
 All accounts are kept in the loop's thread; a worker thread only takes a task, runs it and reports it to the
 loop. A thread whose task has been given up no longer counts until it returns; a few spare threads may take

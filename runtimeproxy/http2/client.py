@@ -72,7 +72,7 @@ _OPENING: Final = b"".join(
     )
 )
 _NO_TABLE: Final = b"\x20"
-"""Before the first header block: no entry is ever put into a table, whatever size the server's may have."""
+"""Before the first header block: no entry is ever put into the server's table, of any size."""
 
 _HTTP_CODES: Final = {
     b"400": StatusCode.INTERNAL,
@@ -818,7 +818,7 @@ class _Connection(asyncio.Protocol):
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _credit(self, size_bytes: int) -> None:
-        """Gives the server credit for what was read."""
+        """Gives the server credit for the bytes that were read."""
         self._uncredited_bytes += size_bytes
         if self._uncredited_bytes >= _CONNECTION_WINDOW_BYTES // 2:
             self._reply(frames.window_update(0, self._uncredited_bytes))

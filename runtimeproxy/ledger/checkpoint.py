@@ -126,7 +126,7 @@ class CheckpointSync:
         await self._wait_a_while(self._load(_Moment()))
 
     async def merge(self) -> None:
-        """Loads what another process has saved meanwhile, but for ids with an event in this process."""
+        """Loads records that another process has saved meanwhile, except ids with events in this process."""
         await self._merge(_Moment())
 
     async def flush(self) -> bool:
@@ -137,8 +137,8 @@ class CheckpointSync:
     async def take_back(self) -> None:
         """Loads the records of a process that decided since the last `flush` and has ended.
 
-        They take precedence over what this process knew then. After `LOAD_WAIT_S` the loading goes on in the
-        background.
+        They take precedence over the records of this process from before. After `LOAD_WAIT_S` the
+        loading goes on in the background.
         """
         await self._wait_a_while(self._merge(self._flushed))
 
@@ -147,7 +147,7 @@ class CheckpointSync:
         await self._writer.run()
 
     async def follow(self) -> None:
-        """Loads what a predecessor still saves while it ends."""
+        """Loads the records that a predecessor still saves while it ends."""
         for _ in range(FOLLOW_LOOKS):
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             if await self._writer.changed_by_others():
@@ -354,7 +354,7 @@ class CheckpointWriter:
             logger.error("the last changes of the records are not saved: the disk does not answer")  # noqa: TRY400
 
     async def _write_batch(self) -> bool:
-        """Writes one batch, or everything if that is due; what could not be written stays noted."""
+        """Writes one batch, or everything if that is due; changes that could not be written stay noted."""
         if len(self._noted) > MOST_NOTED:
             self._all_due = True
             self._noted.clear()

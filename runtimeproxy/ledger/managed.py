@@ -58,7 +58,7 @@ class _Managed(NamedTuple):
 
 
 class ManagedCgroups:
-    """A cgroup writer that remembers what it wrote; safe for all threads.
+    """A cgroup writer that remembers the values that it wrote; safe for all threads.
 
     Args:
         writer: Writes to the files.
@@ -255,7 +255,7 @@ def after_write(before: ManagedValue | None, result: WriteResult, *, reapply: bo
     """The record of a value after a write.
 
     The original is the content before the first write. When the file holds a foreign value before a later
-    write, that one becomes the original: it is what the node wants without the proxy.
+    write, that one becomes the original: it is the value of the node without the proxy.
 
     Args:
         before: The record before the write.

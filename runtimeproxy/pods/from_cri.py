@@ -70,7 +70,7 @@ def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: 
 
 
 def seen_pod(answer: api_pb2.PodSandboxStatusResponse) -> PodRecord:
-    """A sandbox with what a verbose status adds: cgroup parent, overhead and resources."""
+    """A sandbox with the additions of a verbose status: cgroup parent, overhead and resources."""
     info = parse_info(answer.info)
     linux = _member(info, "config", "linux")
     resources = resources_from_json(_member(linux, "resources"))

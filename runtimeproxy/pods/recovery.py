@@ -41,7 +41,7 @@ class RecoverySettings:
 
 
 class Recovery:
-    """Fills the store from the runtime's lists, then from status calls for what lists do not have.
+    """Fills the store from the runtime's lists, then from status calls for details that lists lack.
 
     Args:
         store: Gets the records.

@@ -94,7 +94,7 @@ class MemoryBudget:
             del self._connections[memory]
 
     def _set(self, reservation: Reservation, size_bytes: int) -> None:
-        """Grants exactly this much to a reservation, whatever the limits say."""
+        """Grants exactly this much to a reservation, regardless of limits."""
         change_bytes = size_bytes - reservation.granted_bytes
         reservation.granted_bytes = size_bytes
         reservation.memory.used_bytes += change_bytes
@@ -179,7 +179,7 @@ class ConnectionMemory:
         return next(iter(self.waiting))
 
     def charge(self, unreserved_bytes: int, waiting_bytes: int, whole_bytes: int) -> bool:
-        """Adds to what is held; returns whether the client may have to pause or may be read again."""
+        """Adds to the amounts held; returns whether the client may have to pause or may be read again."""
         self.unreserved_bytes += unreserved_bytes
         self.waiting_bytes += waiting_bytes
         self.whole_bytes += whole_bytes
@@ -230,7 +230,7 @@ class Reservation:
         return self.granted_bytes >= self.size_bytes
 
     def ask(self, size_bytes: int, on_granted: Callable[[], None], *, is_whole: bool = False) -> None:
-        """Asks for this much in all, instead of what was asked for before.
+        """Asks for this much in all, in place of any earlier request.
 
         Args:
             size_bytes: less than is granted gives the rest back at once.

@@ -79,7 +79,7 @@ def _drop(data: bytes) -> None:
 
 
 class PeerTransport(asyncio.BaseProtocol):
-    """The client's or the runtime's transport; the `Connection` decides what is done with it.
+    """The client's or the runtime's transport; its `Connection` handles the data and the events.
 
     Args:
         on_data: takes the bytes that were read.
@@ -109,7 +109,7 @@ class PeerTransport(asyncio.BaseProtocol):
         self._on_eof = on_eof
 
     def receive_with(self, on_data: Callable[[bytes], None]) -> None:
-        """Changes what takes the bytes from now on."""
+        """Replaces `on_data`."""
         self.data_received = on_data
         if self.transport is not None:
             self.transport.set_protocol(self)
@@ -139,7 +139,7 @@ class PeerTransport(asyncio.BaseProtocol):
                     self.transport.resume_reading()
 
     def end(self) -> None:
-        """Ends the own direction after what is written; what comes is dropped until the peer ends its own.
+        """Half-closes after the buffered bytes; drops incoming bytes until the peer half-closes, too.
 
         A peer that writes to a socket which is closed gets an error, and then gRPC gives up answers that it
         has not read yet.
@@ -484,7 +484,7 @@ class Connection:
         self._run(relay.finish_drain)
 
     def close(self) -> None:
-        """Ends the connection when what is written has gone out and the client ends it too, or after 1 s."""
+        """Ends the connection once all output is written and the client ends it too, or after 1 s."""
         if self._is_closed:
             return
         self._stop()
@@ -507,7 +507,7 @@ class Connection:
         """Ends the connection because of a broken peer or of a defect of ours."""
         if isinstance(error, PeerError):
             code = error.code
-            # Behind a colon stands what the peer has sent.
+            # Text behind a colon is from the peer, and must not split the causes.
             cause = str(error).partition(":")[0]
             self._options.relay.failures.report("connection ends", cause, str(error), http2_error=code.name)
         else:
@@ -519,10 +519,10 @@ class Connection:
             self._client.write(self._relay.to_client.chunks)
         self.close()
 
-    def _report_defect(self, what: str, error: BaseException) -> None:
+    def _report_defect(self, summary: str, error: BaseException) -> None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         cause = frame.f_code.co_filename, line
-        self._options.relay.failures.report(what, cause, str(error), level=logging.ERROR, error=error)
+        self._options.relay.failures.report(summary, cause, str(error), level=logging.ERROR, error=error)
 
     def _on_client_lost(self) -> None:
         self._stop()
@@ -540,7 +540,7 @@ class Connection:
             self.close()
 
     def _on_runtime_lost(self) -> None:
-        """The client gets what was read from the runtime, then its connection ends too."""
+        """Passes the bytes already read on to the client, then ends its connection too."""
         relay = self._relay
         if self._is_closed or (relay is not None and relay.is_disowned):
             return

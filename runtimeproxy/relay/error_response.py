@@ -25,7 +25,7 @@ class TableSizeUpdates:
 
     Attributes:
         lowest_bytes: the smallest size since the last block, if an update is due; a block of the runtime
-            begins with what was due, so whoever passes one sets this to None.
+            begins with the update that is due, so passing one sets this to None.
     """
 
     def __init__(self) -> None:

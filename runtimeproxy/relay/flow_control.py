@@ -31,7 +31,7 @@ class SendingStream(Protocol):
     unsent: memoryview
     """The rest of the message."""
     credit_bytes: int
-    """The runtime's WINDOW_UPDATEs of this stream less what was sent: its window is the initial one and this
+    """The runtime's WINDOW_UPDATEs of this stream less the bytes sent: its window is the initial one and this
     much more, and may be negative after a SETTINGS change."""
     is_queued: bool
     """Whether `FlowControl` has it in one of its queues."""
@@ -71,7 +71,7 @@ class FlowControl:
         debt_bytes: how much of the relay's own DATA is not made up for yet.
         waiting: DATA that waits for the runtime's connection window, in order.
         blocked: messages of the relay's own that wait for the transport.
-        wants_turn: whether own DATA goes on, by `pump`, as soon as the transport has taken what it got.
+        wants_turn: whether own DATA goes on, by `pump`, as soon as the transport has room.
     """
 
     def __init__(self, relay: H2Relay) -> None:
@@ -151,7 +151,7 @@ class FlowControl:
         return dropped_bytes
 
     def pump_waiting(self) -> None:
-        """Sends what waits, as far as the window allows; empty DATA needs none."""
+        """Sends waiting DATA, as far as the window allows; empty DATA needs none."""
         while self.waiting:
             item = self.waiting[0]
             if isinstance(item, _Deferred):
@@ -169,7 +169,7 @@ class FlowControl:
             self.waiting.popleft()
 
     def _send_passing(self, item: _PassingData) -> bool:
-        """Sends what fits; returns whether nothing is left."""
+        """Sends as much as fits; returns whether nothing is left."""
         max_frame_bytes = self._relay.runtime_settings.smallest.max_frame_bytes
         while True:
             size_bytes = min(len(item.content), max(self.window_bytes, 0), max_frame_bytes)

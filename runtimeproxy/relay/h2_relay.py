@@ -57,7 +57,7 @@ class Output:
     wait here.
 
     Attributes:
-        chunks: bytes to write, in order; always the same list, emptied by whoever writes it.
+        chunks: bytes to write, in order; always the same list, emptied by the connection that writes it.
         has_own: whether own frames wait for a boundary or for the transport.
         at_boundary: whether the passing bytes so far end at a frame's end, outside of header blocks.
         is_writable: whether the transport is below its high-water mark.
@@ -118,10 +118,10 @@ class H2Relay:
 
     The owner feeds `request.receive` and `response.receive`, writes `to_client.chunks` and
     `to_runtime.chunks` after each call (to the runtime only once `on_upstream_opened` was called), and
-    reports what the transports do. A `PeerError` out of any of these calls means `fail` and the end.
+    reports the events of the transports. A `PeerError` out of any of these calls means `fail` and the end.
 
     Args:
-        options: what all connections share.
+        options: shared by all connections.
         open_upstream: called when the first call has chosen the upstream: opens a connection to it.
         wake: called when output became ready, also in the middle of a call into the relay.
 
@@ -131,7 +131,7 @@ class H2Relay:
         to_client: bytes for the client.
         to_runtime: bytes for the runtime.
         flow: DATA to the runtime and its connection window.
-        memory: what the messages of intercepted calls take.
+        memory: of the messages of intercepted calls.
         early: bytes that wait for the upstream.
         special_streams: the streams whose frames do not just pass, by id.
         open_streams: ids of streams that were forwarded and not ended by the runtime or a reset.
@@ -194,10 +194,10 @@ class H2Relay:
         """Whether a GOAWAY sent before there was an upstream has disowned all calls."""
         return self.goaway_id == 0 and not self.is_open
 
-    # --- what the transports do --------------------------------------------------------------------------
+    # --- events of the transports --------------------------------------------------------------------------
 
     def on_upstream_opened(self) -> None:
-        """The runtime connection is there: what waited for it can be written, and own DATA follows."""
+        """The runtime connection is there: waiting bytes can be written, and own DATA follows."""
         self.is_open = True
         self.early.clear()
         self.flow.pump()
@@ -283,7 +283,7 @@ class H2Relay:
         """The client does not answer the PING: the drain waits for its open streams only."""
         self.drain_ping = b""
 
-    # --- what both directions use ------------------------------------------------------------------------
+    # --- shared by both directions -------------------------------------------------------------------------
 
     def goaway(self, last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
         """Returns a GOAWAY for the client that promises no more than earlier ones (RFC 9113, 6.8)."""

@@ -371,9 +371,9 @@ SpecialStream: TypeAlias = InterceptedStream | DiscardedStream
 class RequestBody:
     """The message of an intercepted call on its way in: its bytes, its memory, and the credit for it.
 
-    Stream credit for what the runtime's windows do not let the client send is given when the declared length
-    is reserved; connection credit is the stream's matter. What is held is charged until it is released:
-    small messages to the connection alone, all others to the budget.
+    Stream credit beyond the runtime's windows is given when the declared length is reserved; connection
+    credit is the stream's matter. What is held is charged until it is released: small messages to the
+    connection alone, all others to the budget.
 
     Args:
         relay: the connection.
@@ -527,7 +527,7 @@ class RequestBody:
             stream.on_message()
 
     def reserve_extra(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
-        """Charges what others hold because of the message, instead of what they held before.
+        """Charges the memory that the handler holds for the message, in place of an earlier amount.
 
         Args:
             size_bytes: all of it together.
@@ -550,7 +550,7 @@ class RequestBody:
         self._reservation.ask(total_bytes, granted, is_whole=True)
 
     def _charge(self) -> bool:
-        """Charges the connection for what is held and not granted; returns whether the call is to be refused.
+        """Charges the connection for bytes held without a grant; returns whether the call is to be refused.
 
         A small message that is whole is not: rather its client is not read until there is room.
         """
@@ -578,7 +578,7 @@ class RequestBody:
     # --- stream credit -----------------------------------------------------------------------------------
 
     def grant_rest(self) -> None:
-        """Gives back what the client sent and got no stream credit for, so that it can finish."""
+        """Gives stream credit for the bytes so far that got none, so that the client can finish."""
         self._grant(self.flow_bytes - self.granted_bytes)
 
     def on_runtime_settings(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runtimeproxy.relay.h2_relay import H2Relay
 
 EARLY_BYTES: Final = 64 * 1024
-"""Of one client, that may wait for the upstream whatever other clients have; its first calls are less."""
+"""Of one client, that may wait for the upstream even if others take all room; its first calls are less."""
 MAX_EARLY_BYTES: Final = 1024 * 1024
 """Of one client, while all clients together have less than their limit."""
 EARLY_TOTAL_BYTES: Final = 16 * 1024 * 1024

@@ -31,7 +31,7 @@ MAX_CONNECTIONS_PER_PROCESS: Final = 64
 """The kubelet has two or three, an agent one."""
 
 _CLOSE_S: Final = 1.5
-"""A little more than a connection lingers to write what it has."""
+"""A little more than a connection lingers to write its output."""
 
 _ACCEPTED_AT_ONCE: Final = 64
 """Clients taken from the backlog before the loop does other work."""
@@ -41,7 +41,7 @@ _NO_DESCRIPTORS_S: Final = 1.0
 """How long clients wait when the process or the node is out of file descriptors or memory."""
 
 _CUT_S: Final = 0.5
-"""How long connections may take to write what is left after the longest drain; the rest is cut."""
+"""How long connections may take to write their output after the longest drain; the rest is cut."""
 
 _PEER_CREDENTIALS = struct.Struct("iII")
 _MOST_SPARE_DESCRIPTORS: Final = 64

@@ -150,7 +150,7 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
 
 
 def without_values(record: CgroupRecord, restored: frozenset[str]) -> CgroupRecord | None:
-    """The record of a cgroup once these files hold what they held before; None if no value is left."""
+    """The record of a cgroup once these files have their original values; None if no value is left."""
     values = {name: value for name, value in record.values.items() if name not in restored}
     return CgroupRecord(record.id, values) if values else None
 

@@ -52,7 +52,7 @@ class AuditLog:
                 self._log_next()
 
     def _write(self) -> None:
-        """Logs what is gathered, some lines in each turn of the loop."""
+        """Logs the gathered entries, some lines in each turn of the loop."""
         try:
             for _ in range(min(len(self._decisions), LINES_A_TURN)):
                 self._log_next()

@@ -115,7 +115,7 @@ async def answers_ping(socket_path: str, timeout_s: float) -> bool:
     """Whether the relay accepts a client on its own socket and answers an HTTP/2 PING.
 
     The relay answers PINGs itself as long as no call has chosen an upstream, so this shows that the
-    listener and the loop work, whatever the runtime does: restarting a proxy mends no runtime.
+    listener and the loop work, whatever the runtime does: restarting the proxy does not repair a runtime.
     """
     try:
         async with asyncio.timeout(timeout_s):

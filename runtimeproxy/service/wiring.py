@@ -1,4 +1,4 @@
-"""Joins the relay to the rest of the daemon: its listening socket, and what all connections share."""
+"""Joins the relay to the rest of the daemon: its listening socket, and the options of all connections."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ All functions are pure. Source: Koordinator apis/runtime/v1alpha1/api.proto (koo
 
 The protocol's scalars have no presence, so `oom_score_adj` 0 and an empty cpuset may mean "set 0", "clear"
 or nothing at all. Koordinator's proxy always takes them for values. Koordlet relies on that, because it
-responds with everything that it was sent and its own values laid over it: an echo. Other servers fill in
-only what they want changed. A response is taken for an echo if it repeats all fields whose absence could not
-mean "clear".
+responds with everything that it was sent and its own values laid over it: an echo. Other servers fill in only
+the fields that they want changed. A response is taken for an echo if it repeats all fields whose absence
+could not mean "clear".
 
-A change holds only what differs from the request, so that a server owns what it changed.
+A change holds only the values that differ from the request, so that a server owns these fields only.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def container_request(container: ContainerView) -> api_pb2.ContainerResourceHook
 
 
 def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
-    """Resources as a message, where what has no value is 0 or empty."""
+    """Resources as a message; fields without a value are 0 or empty."""
     return api_pb2.LinuxContainerResources(
         cpu_period=resources.cpu_period_us or 0,
         cpu_quota=resources.cpu_quota_us or 0,
@@ -238,7 +238,7 @@ def _pod_metadata(pod: PodView) -> api_pb2.PodSandboxMetadata:
 
 
 def _is_complete(mode: ResponseMode, request: Message, response: Message, echo: tuple[str, ...]) -> bool:
-    """Whether a response is an echo, so that what it lacks is to be cleared."""
+    """Whether a response is an echo, so that its missing values mean "clear"."""
     if mode is not ResponseMode.AUTO:
         return mode is ResponseMode.COMPLETE
     repeated = list(_evidence(request, response, echo))

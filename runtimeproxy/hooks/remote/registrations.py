@@ -146,7 +146,7 @@ def parse_registration(name: str, data: bytes, default_timeout_s: float) -> Pars
 
     Args:
         name: The file's name.
-        data: Its content, whatever that is.
+        data: Its content; any bytes.
         default_timeout_s: The time for one call if the file has none.
     """
     problems: list[str] = []
@@ -399,7 +399,7 @@ def _endpoint(values: Mapping[str, Any]) -> str:
     path = _SCHEME.sub("", text, count=1)
     if not path.startswith("/"):
         raise _BadFileError(f"{ENDPOINT}: {_shown(text)} is not an absolute path of a socket")
-    # gRPC takes what follows two slashes for a host.
+    # After two slashes gRPC expects a host.
     path = "/" + path.lstrip("/")
     if path.endswith("/") or _UNUSABLE.search(path):
         raise _BadFileError(f"{ENDPOINT}: {_shown(text)} does not name a file")

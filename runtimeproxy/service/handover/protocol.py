@@ -52,7 +52,7 @@ class UnexpectedMessageError(PeerGoneError):
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """File descriptors that a successor is given, and what belongs to them.
+    """File descriptors that a successor is given, with the data that belong to them.
 
     Attributes:
         control_fd: one end of the socket pair.
@@ -117,7 +117,7 @@ def successor_environ(
 
     Args:
         environ: this process's environment.
-        inheritance: what the successor is given.
+        inheritance: given to the successor.
         errors_fd: where it writes why it does not come up; -1 for nowhere.
     """
     result = {name: value for name, value in environ.items() if name not in _FROM_SERVICE_MANAGER}
@@ -176,7 +176,7 @@ class Channel:
             raise UnexpectedMessageError(f"it sent {text!r}")
 
     async def close(self) -> None:
-        """Sends what is buffered and closes this end."""
+        """Sends buffered messages and closes this end."""
         if self._streams is None:
             self._sock.close()
             return

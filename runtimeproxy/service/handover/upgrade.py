@@ -100,7 +100,7 @@ class Upgrade:
 
     Args:
         program: how the successor is started.
-        serving: what is handed over.
+        serving: handed over to the successor.
         predecessor: the process before this one; None if there was none.
 
     Attributes:
@@ -260,7 +260,7 @@ class Program:
     """How this process was started.
 
     Attributes:
-        command: interpreter and arguments. Names, not open files: what lies there now is started.
+        command: interpreter and arguments. Names, not open files: the files that are there now are started.
         folder: where relative names begin.
         environ: the environment at the start.
     """
