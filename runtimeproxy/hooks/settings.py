@@ -22,7 +22,7 @@ class PolicySettings:
     """Settings of one policy, by its name; `koord-runtime-proxy list-policies` shows them all."""
 
     enabled: bool = True
-    """Whether the policy is used. One that is not enabled is checked at load but never made."""
+    """Whether the policy is used. A disabled one is checked at load but never created."""
     mode: Mode = Mode.ENFORCE
     """`enforce` applies the policy's changes; `dry-run` only computes and logs them."""
     failure_policy: FailurePolicy = FailurePolicy.IGNORE

@@ -122,7 +122,7 @@ async def test_a_task_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixtu
     workers.submit(good)
     await asyncio.gather(bad.finished.wait(), good.finished.wait())
     assert workers.threads == 1
-    assert "raised" in caplog.text
+    assert "failed" in caplog.text
     workers.close()
 
 

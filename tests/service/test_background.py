@@ -63,7 +63,7 @@ def test_what_was_not_begun_can_be_cancelled() -> None:
     assert running.result(WAIT_S)
     with pytest.raises(CancelledError):
         waiting.result(WAIT_S)
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(RuntimeError, match="shut down"):
         threads.submit(abs, 1)
 
 
