@@ -153,20 +153,20 @@ class FlowControl:
     def pump_waiting(self) -> None:
         """Sends waiting DATA, as far as the window allows; empty DATA needs none."""
         while self.waiting:
-            item = self.waiting[0]
+            # Taken out first: the end of a message makes room for others, which may get here as well.
+            item = self.waiting.popleft()
             if isinstance(item, _Deferred):
-                self.waiting.popleft()
                 item.action()
-                continue
-            if isinstance(item, _PassingData):
+            elif isinstance(item, _PassingData):
                 if not self._send_passing(item):
+                    self.waiting.appendleft(item)
                     return
             else:
                 item.is_queued = False
                 if self._needs_credit(item):
                     item.is_queued = True
+                    self.waiting.appendleft(item)
                     return
-            self.waiting.popleft()
 
     def _send_passing(self, item: _PassingData) -> bool:
         """Sends as much as fits; returns whether nothing is left."""

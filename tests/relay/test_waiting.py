@@ -102,3 +102,21 @@ def test_own_messages_wait_behind_passing_data_and_in_their_own_order() -> None:
         data(11, b"third", end=True),
         data(9, b"second", end=True),
     ]
+
+
+def test_a_sent_message_gives_its_memory_to_a_call_that_is_refused_at_once() -> None:
+    play = opened(runtime_settings={4: 1 << 20}, budget_bytes=80_000, small_bytes=100)
+    first, second = play.hold(3), play.hold(5)
+    for stream_id, size in (3, 70_000), (5, 20_000):
+        whole = message(bytes(size))
+        play.client(*(data(stream_id, whole[at : at + 16_000]) for at in range(0, len(whole), 16_000)))
+        play.client(data(stream_id, end=True))
+    first.reply.forward(None)
+    second.decide = lambda call, _: call.reply.refuse(3, "no")
+    play.client(play.call(7), data(7, b"abc", end=True))
+    play.forget()
+    grant(play, 0, 10_000)
+    frames = play.runtime_got()
+    assert reset(5, CANCEL) in frames
+    assert data(7, b"abc", end=True) in frames
+    assert [frame.stream_id for frame in frames if frame.ends_stream] == [7, 3]
