@@ -142,8 +142,9 @@ class RelayServer:
 
     def _expire_reservations(self) -> None:
         """Ends, every few seconds, requests that do not come while others wait for their memory."""
-        self._options.relay.budget.expire()
+        # The timer first: an error in one connection must not stop it for all.
         self._expiry = self._loop.call_later(LATE_S, self._expire_reservations)
+        self._options.relay.budget.expire()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):

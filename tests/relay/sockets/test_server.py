@@ -13,6 +13,7 @@ import pytest
 
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.interception import Outcome
+from runtimeproxy.relay import server
 from tests.peers.aio import Peer, soon, until
 from tests.peers.wire import (
     DATA,
@@ -94,7 +95,10 @@ async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> N
     await until(lambda: stage.server.connection_count == 1)
 
 
-async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(stage: Stage) -> None:
+async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LATE_S", 0.05)
     stage.budget.limit_bytes, stage.budget.small_bytes = 1000, 0
     late, _ = await stage.pair()
     late.send(late.call(3, HELD), data(3, message(bytes(900))[:10]))
@@ -104,9 +108,32 @@ async def test_messages_that_do_not_come_are_looked_for_every_few_seconds(stage:
     await until(lambda: stage.budget.has_waiting)
     stage.server._expire_reservations()
     assert stage.held[0].names == []
-    stage.server._expire_reservations()
     assert (await late.next_of(HEADERS)).ends_stream
     assert [call.names for call in stage.held] == [["cancelled"], []]
+
+
+async def test_an_error_does_not_end_the_search_for_messages_that_do_not_come(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LATE_S", 0.0)
+    searches = 0
+
+    def expire() -> None:
+        nonlocal searches
+        searches += 1
+        if searches == 1:
+            raise ValueError("a defect")
+
+    monkeypatch.setattr(stage.budget, "expire", expire)
+    assert stage.server._expiry is not None
+    stage.server._expiry.cancel()
+    with pytest.raises(ValueError, match="defect"):
+        stage.server._expire_reservations()
+    await until(lambda: searches > 2)
+    await stage.server.drain(1.0)
+    searches = 0
+    await asyncio.sleep(0.05)
+    assert searches == 0
 
 
 class Draining:
