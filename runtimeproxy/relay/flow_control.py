@@ -230,12 +230,13 @@ class FlowControl:
             stream.credit_bytes -= size_bytes
             stream.unsent = unsent[size_bytes:]
             is_last = size_bytes == len(unsent)
+            self._emit(stream.stream_id, unsent[:size_bytes], is_last)
             if is_last:
                 # Even an empty view keeps the whole message, which the runtime may take long to answer.
                 stream.unsent = NOTHING_UNSENT
                 stream.is_sending = False
+                # Last, because others that wait for its memory may send theirs in it.
                 stream.on_sent()
-            self._emit(stream.stream_id, unsent[:size_bytes], is_last)
         return False
 
     def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:

@@ -119,4 +119,4 @@ def test_a_sent_message_gives_its_memory_to_a_call_that_is_refused_at_once() -> 
     frames = play.runtime_got()
     assert reset(5, CANCEL) in frames
     assert data(7, b"abc", end=True) in frames
-    assert [frame.stream_id for frame in frames if frame.ends_stream] == [7, 3]
+    assert [frame.stream_id for frame in frames if frame.ends_stream] == [3, 7]
