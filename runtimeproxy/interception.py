@@ -102,7 +102,7 @@ class CallHandler(Protocol):
 class Interceptor(Protocol):
     """Chooses the calls to intercept, and makes their handlers."""
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         """Whether calls of this `:path` are intercepted."""
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:

@@ -183,7 +183,7 @@ class CallInterceptor:
         self._open_call: OpenCall | None = None
         self.waiting: dict[_WaitingCall, None] = {}
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         """Whether calls of this `:path` are intercepted."""
         return path in BY_PATH and not self.bypass
 

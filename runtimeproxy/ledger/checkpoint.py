@@ -123,7 +123,7 @@ class CheckpointSync:
 
     async def load(self) -> None:
         """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
-        await self._wait_a_while(self._load(_Moment()))
+        await self._wait_for_load(self._load(_Moment()))
 
     async def merge(self) -> None:
         """Loads records that another process has saved meanwhile, except ids with events in this process."""
@@ -140,7 +140,7 @@ class CheckpointSync:
         They take precedence over the records of this process from before. After `LOAD_WAIT_S` the
         loading goes on in the background.
         """
-        await self._wait_a_while(self._merge(self._flushed))
+        await self._wait_for_load(self._merge(self._flushed))
 
     async def run(self) -> None:
         """Saves changes until it is cancelled."""
@@ -160,7 +160,7 @@ class CheckpointSync:
         await asyncio.gather(*self._loading, return_exceptions=True)
         await self._writer.close(CLOSE_WAIT_S)
 
-    async def _wait_a_while(self, loading: Coroutine[Any, Any, None]) -> None:
+    async def _wait_for_load(self, loading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(loading)
         self._loading.add(task)
         task.add_done_callback(self._on_loaded)
@@ -186,14 +186,14 @@ class CheckpointSync:
         with self._store.listing() as since:
             saved = await self._writer.load(partial(self._load_late, outdated))
             if saved is not None:
-                self._take(saved, since, outdated)
+                self._merge_saved(saved, since, outdated)
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
-            self._take(saved, since, outdated)
+            self._merge_saved(saved, since, outdated)
         self._recovery.compare_soon()
 
-    def _take(self, saved: Saved, since: int, outdated: _Moment) -> None:
+    def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
         self._cgroups.load(_without_servers(saved), outdated_s=outdated.at_s)
         found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": len(saved.cgroups)}
@@ -308,7 +308,7 @@ class CheckpointWriter:
             except _DISK_ERRORS as error:
                 self._on_read = on_late
                 self._due.set()
-                self._failed(error)
+                self._log_failure(error)
                 return None
 
     async def changed_by_others(self) -> bool:
@@ -369,7 +369,7 @@ class CheckpointWriter:
             self._put_back(batch, everything=everything)
             if not isinstance(error, _DISK_ERRORS):
                 raise
-            self._failed(error)
+            self._log_failure(error)
             return False
         if is_new:
             self._put_back(batch, everything=True)
@@ -385,7 +385,7 @@ class CheckpointWriter:
         try:
             saved = await self._in_thread(lambda file: file.load())
         except _DISK_ERRORS as error:
-            self._failed(error)
+            self._log_failure(error)
             return False
         self._on_read = None
         # Removed meanwhile, and in the file only because the removal could not be written.
@@ -425,7 +425,7 @@ class CheckpointWriter:
             record = None
         return Change(kind, identity, record, Rank.SEEN if seen or record is None else rank_of(record))
 
-    def _failed(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         self.problem = str(error)
         now_s = time.monotonic()
         if not self._logged_s or now_s - self._logged_s >= LOG_INTERVAL_S:

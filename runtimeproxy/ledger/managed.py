@@ -116,7 +116,7 @@ class ManagedCgroups:
                     loaded = _Managed(_joined(record.values, before.values), now_s, before.once)
                 self._managed[path] = loaded
             if loaded.values != record.values:
-                self._changed([path])
+                self._report_changes([path])
 
     def write(self, cgroup: str, values: Values, once: Collection[str] = ()) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup, and remembers those that the files hold now.
@@ -181,7 +181,7 @@ class ManagedCgroups:
                 values = {name: replace(value, reapply=False) for name, value in managed.values.items()}
                 self._managed[path] = _Managed(values, managed.since_s)
             paths = tuple(self._managed)
-        self._changed(paths)
+        self._report_changes(paths)
 
     def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
         """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
@@ -202,7 +202,7 @@ class ManagedCgroups:
                 settling |= once & names
             self._managed[path] = _Managed(after, self.now_s(), settling)
         if after != found.values:
-            self._changed([path])
+            self._report_changes([path])
 
     def _forget(self, live: AbstractSet[_Path], container_ids: Collection[str]) -> None:
         with self._lock:
@@ -216,7 +216,7 @@ class ManagedCgroups:
             ]
             for path in gone:
                 del self._managed[path]
-        self._changed(gone)
+        self._report_changes(gone)
 
     def _reapply(
         self, path: _Path, owner: PodRecord | str, log_level: int, once: frozenset[str] = frozenset()
@@ -239,13 +239,13 @@ class ManagedCgroups:
                     if now is managed and after:
                         self._managed[path] = managed._replace(values={**before, **after})
                 if now is managed and after:
-                    self._changed([path])
+                    self._report_changes([path])
                 managed = None if now is managed else now
 
     def _write_lock(self, path: _Path) -> RLock:
         return self._write_locks[hash(path) % _STRIPES]
 
-    def _changed(self, paths: Iterable[_Path]) -> None:
+    def _report_changes(self, paths: Iterable[_Path]) -> None:
         if self.on_change is not None:
             for path in paths:
                 self.on_change(_identity(path))

@@ -292,7 +292,8 @@ class RequestDirection:
             # The client has not read a GOAWAY yet that says of this call that it is never processed.
             return True
         relay.open_streams.add(stream_id)
-        if upstream.is_intercepted and not flags & END_STREAM and relay.options.interceptor.holds(call.path):
+        has_message = not flags & END_STREAM
+        if upstream.is_intercepted and has_message and relay.options.interceptor.intercepts(call.path):
             if len(relay.special_streams) >= MAX_SPECIAL_STREAMS:
                 raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many intercepted calls on one connection")
             relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call)

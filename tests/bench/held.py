@@ -17,7 +17,7 @@ _CALLS_PER_SECOND = 500
 
 
 class HeldRows:
-    """The held calls, one at a time, the ways in turns of a few calls each."""
+    """The intercepted calls, one at a time, the ways in turns of a few calls each."""
 
     def __init__(self) -> None:
         self._pods: dict[bool, Pod] = {}

@@ -100,7 +100,7 @@ def listing(_: Pod) -> Cycle:
 
 
 def update(pod: Pod) -> Cycle:
-    """A held call that leaves nothing behind."""
+    """An intercepted call that leaves nothing behind."""
     request = api_pb2.UpdateContainerResourcesRequest(container_id=pod.container_id)
     request.linux.cpu_shares = 512
     yield Step("update", SERVICE + "UpdateContainerResources", request.SerializeToString())

@@ -1,4 +1,4 @@
-"""A pod with one container, created through held calls, and what is recorded of it."""
+"""A pod with one container, created through intercepted calls, and what is recorded of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A desk for held calls with scripted surroundings: replies, a runtime that answers from tables."""
+"""A desk for intercepted calls with scripted surroundings: replies, a runtime that answers from tables."""
 
 from __future__ import annotations
 
@@ -212,11 +212,11 @@ class Surroundings:
         encoding: str = "identity",
         reply: RecordedReply | None = None,
     ) -> HeldForTest:
-        """A held call whose request has come; bytes are taken for a whole frame."""
+        """An intercepted call whose request has come; bytes are taken for a whole frame."""
         frame = request if isinstance(request, bytes) else frame_message(request.SerializeToString())
         reply = reply or RecordedReply()
         path = f"/{SERVICE}/{method}"
-        assert self.interceptor.holds(path)
+        assert self.interceptor.intercepts(path)
         handler = self.interceptor.open(CallHead(path, timeout_s, encoding), reply)
         handler.message(frame)
         return HeldForTest(handler, reply, frame)

@@ -165,10 +165,10 @@ async def test_malformed_annotations_pass_unharmed(desk: Surroundings, annotatio
 
 
 async def test_bypass_holds_nothing_back(desk: Surroundings) -> None:
-    assert desk.interceptor.holds("/runtime.v1alpha2.RuntimeService/CreateContainer")
-    assert not desk.interceptor.holds("/runtime.v1.RuntimeService/Version")
+    assert desk.interceptor.intercepts("/runtime.v1alpha2.RuntimeService/CreateContainer")
+    assert not desk.interceptor.intercepts("/runtime.v1.RuntimeService/Version")
     desk.interceptor.bypass = True
-    assert not desk.interceptor.holds("/runtime.v1.RuntimeService/CreateContainer")
+    assert not desk.interceptor.intercepts("/runtime.v1.RuntimeService/CreateContainer")
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)

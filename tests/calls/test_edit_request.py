@@ -199,7 +199,7 @@ def test_an_update_that_wants_what_is_in_force_changes_nothing() -> None:
 
 
 def test_the_annotations_of_most_pods_are_read_without_a_detour() -> None:
-    """For the others, whose annotations a policy has changed, it takes a twentieth of a held call's time."""
+    """For the others, whose annotations a policy has changed, it takes a twentieth of the call's time."""
     config = api_pb2.PodSandboxConfig(annotations={"a": "1", "b": "2"})
     plain = requested_summary(config, PodRecord(id="p"))
     assert type(plain.annotations) is type(config.annotations)

@@ -87,10 +87,10 @@ def test_importing_it_loads_neither_protobuf_nor_policies() -> None:
 
 
 async def test_other_calls_and_all_calls_of_a_bypass_pass(interceptor: CallInterceptor) -> None:
-    assert interceptor.holds(PATH)
-    assert not interceptor.holds("/runtime.v1.RuntimeService/Version")
+    assert interceptor.intercepts(PATH)
+    assert not interceptor.intercepts("/runtime.v1.RuntimeService/Version")
     interceptor.bypass = True
-    assert not interceptor.holds(PATH)
+    assert not interceptor.intercepts(PATH)
 
 
 async def test_a_message_waits_and_is_handed_over(interceptor: CallInterceptor) -> None:

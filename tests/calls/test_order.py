@@ -1,4 +1,4 @@
-"""Who waits for whom among held calls."""
+"""Who waits for whom among intercepted calls."""
 
 from __future__ import annotations
 

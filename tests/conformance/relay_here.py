@@ -78,7 +78,7 @@ class HoldingInterceptor:
         self._paths = paths
         self.held: queue.Queue[HeldHere] = queue.Queue()
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         """Whether calls of this path are held."""
         return path in self._paths
 

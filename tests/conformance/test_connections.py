@@ -167,9 +167,9 @@ def test_proxy_restarts(folder: Path, start_proxy: ProxyStarter) -> None:
 
 @pytest.mark.conformance(73)
 def test_graceful_stop(folder: Path, start_proxy: ProxyStarter, desk: PolicyDesk) -> None:
-    """A held call finishes, the client is told with GOAWAY, new clients are refused, the exit code is 0.
+    """An intercepted call finishes, the client gets a GOAWAY, new clients are refused, the exit code is 0.
 
-    The list wants all unary calls in flight to finish. The design holds: held calls do; streams and long
+    The list wants all unary calls in flight to finish. By design intercepted calls do; streams and long
     calls that just pass are cut, as a restart of the runtime cuts them, so that stop and start stay under
     4 s.
     """

@@ -145,7 +145,7 @@ def test_events_round_trip(runtime: FakeRuntime, through: BytesClient) -> None:
 
 @pytest.mark.conformance(20)
 def test_life_of_a_pod(runtime: FakeRuntime, proxy_client: CriClient) -> None:
-    """All held calls in the kubelet's order, with believable answers of the runtime."""
+    """All intercepted calls in the kubelet's order, with believable answers of the runtime."""
     calls = proxy_client.runtime
     pod = pod_sandbox_config("life")
     sandbox = calls.RunPodSandbox(api_pb2.RunPodSandboxRequest(config=pod)).pod_sandbox_id

@@ -40,7 +40,7 @@ def test_large_response(runtime: FakeRuntime, through: BytesClient, size: int) -
 @pytest.mark.conformance(15)
 @pytest.mark.parametrize("path", [LIST, CREATE], ids=["passing", "held"])
 def test_large_request(runtime: FakeRuntime, through: BytesClient, path: str) -> None:
-    """16 MiB are exactly the bound of a held call's message."""
+    """16 MiB are exactly the bound of an intercepted call's message."""
     request = unknown_field(16 * MIB)
     method = path.rpartition("/")[2]
     runtime.on(method, response=b"")

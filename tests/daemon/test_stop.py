@@ -1,4 +1,4 @@
-"""SIGTERM: the socket is free at once, held calls finish, the rest is cut, and it is soon over."""
+"""SIGTERM: the socket is free at once, intercepted calls finish, the rest is cut, and it is soon over."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Noting(ScriptedInterceptor):
     def __init__(self) -> None:
         super().__init__(forward_as_it_came)
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         return path in BY_PATH
 
 

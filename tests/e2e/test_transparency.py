@@ -90,8 +90,8 @@ CALLS: dict[str, Callable[[CriClient], object]] = {
     ),
     "container in no sandbox": create_in_no_sandbox,
     "sandbox without metadata": run_without_metadata,
-    "held call with an empty message": raw(f"{RUNTIME}/CreateContainer"),
-    "held call that does not parse": raw(f"{RUNTIME}/CreateContainer", b"\x0a\xff\xff"),
+    "intercepted call with an empty message": raw(f"{RUNTIME}/CreateContainer"),
+    "intercepted call that does not parse": raw(f"{RUNTIME}/CreateContainer", b"\x0a\xff\xff"),
     "passing call that does not parse": raw(f"{RUNTIME}/ContainerStatus", b"\x0a\xff\xff"),
     "unknown method": raw(f"{RUNTIME}/NoSuchMethod", b"\x08\x01"),
     "unknown service": raw("/no.such.Service/Method"),
@@ -148,7 +148,7 @@ def encoded(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("method", ["Version", "CreateContainer"], ids=["passing call", "held call"])
+@pytest.mark.parametrize("method", ["Version", "CreateContainer"], ids=["passing call", "intercepted call"])
 def test_same_code_for_a_message_over_the_bound(method: str, direct: CriClient, through: CriClient) -> None:
     message = b"\xfa\x7f" + b"\x80\x80\x80\x09" + b"x" * (18 * 1024 * 1024)
     call = partial(CriClient.raw, path=f"{RUNTIME}/{method}", request=message)

@@ -334,7 +334,7 @@ def _messages(random: Random) -> Iterator[bytes]:
         linux = api_pb2.LinuxContainerResources(cpu_shares=2, memory_limit_in_bytes=1 << 30)
         update = api_pb2.UpdateContainerResourcesRequest(container_id=f"container-{pod}", linux=linux)
         yield wire.message(update.SerializeToString(deterministic=True))
-        # One id in the first field: the shape of six of the held calls.
+        # One id in the first field: the shape of six of the intercepted calls.
         yield wire.message(
             api_pb2.StopContainerRequest(container_id=f"container-{pod}").SerializeToString(
                 deterministic=True

@@ -42,7 +42,7 @@ Decide = Callable[["ScriptedCall", bytes], None]
 
 @dataclass
 class ScriptedCall:
-    """A held call as its handler sees it.
+    """An intercepted call as its handler sees it.
 
     Attributes:
         events: what the relay told, in order: `("message", bytes)`, `("cancelled",)`,
@@ -84,19 +84,19 @@ class ScriptedInterceptor:
         decide: called with each message; None leaves the answer to the test.
 
     Attributes:
-        calls: all held calls, in the order in which they were opened.
+        calls: all intercepted calls, in the order in which they were opened.
     """
 
     def __init__(self, decide: Decide | None = None) -> None:
         self.calls: list[ScriptedCall] = []
         self.decide = decide
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         """Whether calls of this path are held."""
         return path.startswith("/held")
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
-        """A held call begins."""
+        """An intercepted call begins."""
         call = ScriptedCall(head, reply, self.decide)
         self.calls.append(call)
         return call
@@ -112,8 +112,8 @@ class Play:
 
     Args:
         decide: what the interceptor does with each message at once.
-        budget_bytes: for the messages of held calls.
-        small_bytes: up to which size a held call needs nothing of it.
+        budget_bytes: for the messages of intercepted calls.
+        small_bytes: up to which size an intercepted call needs nothing of it.
         max_message_bytes: bound per message.
     """
 
@@ -188,7 +188,7 @@ class Play:
         return headers(stream_id, self.client_headers.request(path, extra), end=end)
 
     def hold(self, stream_id: int, path: str = HELD) -> ScriptedCall:
-        """The client opens a held call; what came out is forgotten."""
+        """The client opens an intercepted call; what came out is forgotten."""
         self.client(self.call(stream_id, path))
         self.forget()
         return self.interceptor.calls[-1]

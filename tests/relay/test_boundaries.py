@@ -19,7 +19,7 @@ from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 
 
 def waiting_for_a_decision(play: Play, stream_id: int = 3) -> ScriptedCall:
-    """A held call with its whole message."""
+    """An intercepted call with its whole message."""
     call = play.hold(stream_id)
     play.client(data(stream_id, message(b"abc"), end=True))
     play.forget()

@@ -1,4 +1,4 @@
-"""The memory that messages of held calls share."""
+"""The memory that messages of intercepted calls share."""
 
 from __future__ import annotations
 

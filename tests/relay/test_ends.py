@@ -1,4 +1,4 @@
-"""Design 2: what ends a held call from outside, and what the response says about its outcome."""
+"""Design 2: what ends an intercepted call from outside, and what the response says about its outcome."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_handler_that_raises_at_the_end_of_a_connection_does_not_keep_others_f
 class BrokenInterceptor:
     """Raises when a call is opened."""
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         return path == HELD
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:

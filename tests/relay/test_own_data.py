@@ -22,7 +22,7 @@ LARGEST = 16_384
 
 
 def decided(play: Play, stream_id: int, content: bytes) -> ScriptedCall:
-    """A held call of which the interceptor makes `content`."""
+    """An intercepted call of which the interceptor makes `content`."""
     call = play.hold(stream_id)
     play.client(data(stream_id, b"", end=True))
     play.client_got()

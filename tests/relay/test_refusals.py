@@ -27,7 +27,7 @@ from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 
 
 def refused(play: Play, stream_id: int = 3, code: int = 9, text: str = "no") -> ScriptedCall:
-    """A held call with its whole message, refused."""
+    """An intercepted call with its whole message, refused."""
     call = play.hold(stream_id)
     play.client(data(stream_id, message(b"abc"), end=True))
     play.client_got()

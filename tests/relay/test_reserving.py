@@ -15,7 +15,7 @@ PREFIX = 5
 
 
 def decided(play: Play, stream_id: int, size: int) -> ScriptedCall:
-    """A held call whose whole message is with its handler."""
+    """An intercepted call whose whole message is with its handler."""
     call = play.hold(stream_id)
     whole = message(bytes(size))
     for at in range(0, len(whole), 16_000):

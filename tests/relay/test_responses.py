@@ -11,7 +11,7 @@ from tests.relay.playbook import HELD, Play, ScriptedCall, opened
 
 
 def with_all_sent(play: Play) -> ScriptedCall:
-    """A held call whose message was sent on."""
+    """An intercepted call whose message was sent on."""
     call = play.hold(3)
     play.client(data(3, message(b"abc"), end=True))
     call.reply.forward(None)

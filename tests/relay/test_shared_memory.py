@@ -26,7 +26,7 @@ def connected(budget: MemoryBudget, *, decides: bool = False) -> Play:
 
 
 def declaring(budget: MemoryBudget, calls: int) -> Play:
-    """A connection whose held calls say that they are large, and send no more."""
+    """A connection whose intercepted calls say that they are large, and send no more."""
     play = connected(budget)
     for stream_id in range(1, 2 * calls, 2):
         play.client(play.call(stream_id, HELD), data(stream_id, declared(LARGEST)))
@@ -36,7 +36,7 @@ def declaring(budget: MemoryBudget, calls: int) -> Play:
 
 
 def waiting(budget: MemoryBudget) -> Play:
-    """A connection with one held call whose rest needs memory."""
+    """A connection with one intercepted call whose rest needs memory."""
     play = connected(budget)
     play.client(play.call(1, HELD), data(1, message(bytes(100_000))[:1000]))
     play.open()

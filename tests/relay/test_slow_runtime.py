@@ -1,4 +1,4 @@
-"""What large held calls take while the runtime does not take their messages."""
+"""What large intercepted calls take while the runtime does not take their messages."""
 
 from __future__ import annotations
 

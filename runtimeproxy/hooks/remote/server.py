@@ -86,7 +86,7 @@ class Breaker:
         self.opened = (0.0, "")
         self.is_open = False
 
-    def failed(self, cause: str) -> bool:
+    def on_failure(self, cause: str) -> bool:
         """Counts a failure; returns whether it opened the breaker."""
         self._failures += 1
         if self.is_open or self._failures < FAILURES_TO_OPEN:
@@ -95,7 +95,7 @@ class Breaker:
         self.is_open = True
         return True
 
-    def answered(self) -> float | None:
+    def on_response(self) -> float | None:
         """Counts a response; returns for how long the server was skipped if this closed the breaker."""
         self._failures = 0
         if not self.is_open:
@@ -223,7 +223,7 @@ class HookServer:
         """Whether a call is refused when the server cannot be called."""
         return self.registration.failure_policy is FailurePolicy.FAIL
 
-    def loaded(self) -> LoadedPolicy:
+    def as_policy(self) -> LoadedPolicy:
         """The server as a policy of the chain."""
         registration = self.registration
         selector = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
@@ -309,7 +309,7 @@ class HookServer:
 
     def _note_response(self) -> None:
         self._failed = None
-        skipped_s = self._breaker.answered()
+        skipped_s = self._breaker.on_response()
         if skipped_s is not None:
             self._prober.stop()
             about = {"server": self.registration.name, "skipped_s": round(skipped_s, 1)}
@@ -319,7 +319,7 @@ class HookServer:
         # Probes repeat this request twice a second, so a long one is not kept.
         if _is_refusable(request.hook) and len(request.data) <= _ON_LOOP_BYTES:
             self._failed = request
-        if self._breaker.failed(str(error)):
+        if self._breaker.on_failure(str(error)):
             self._prober.start()
             about = {"server": self.registration.name, "cause": str(error)}
             logger.warning(

@@ -33,7 +33,7 @@ class Server(Protocol):
     def trouble(self) -> str:
         """Since when and why it is skipped; empty while it is not."""
 
-    def loaded(self) -> LoadedPolicy:
+    def as_policy(self) -> LoadedPolicy:
         """The server as a policy."""
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class HookServers:
         for each in registrations:
             try:
                 server = self._make(each)
-                made[each.name] = _Used(server, server.loaded())
+                made[each.name] = _Used(server, server.as_policy())
             except Exception:  # a server that cannot be made must not affect the others
                 logger.exception("hook server %s cannot be used", each.name)
         return made

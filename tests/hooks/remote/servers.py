@@ -45,7 +45,7 @@ def registration(folder: Path, **changes: Any) -> Registration:
 async def ask(server: HookServer, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> object:
     """What the chain gets of a server, or raises."""
     came: asyncio.Future[HookMethod] = asyncio.get_running_loop().create_future()
-    request = server.loaded().remote_hooks[hook](view)
+    request = server.as_policy().remote_hooks[hook](view)
     request.send(server.registration.timeout_s, lambda answer, _: came.set_result(answer))
     return (await came)(view)
 
@@ -59,7 +59,7 @@ async def answers(server: HookServer) -> bool:
 
 
 def concerns(server: HookServer) -> bool:
-    return server.loaded().selector.matches(POD)
+    return server.as_policy().selector.matches(POD)
 
 
 async def fail(

@@ -18,26 +18,26 @@ def breaker() -> Breaker:
 
 
 def test_three_failures_in_a_row_open_it(breaker: Breaker) -> None:
-    assert [breaker.failed(cause) for cause in ("a", "b", "c", "d")] == [False, False, True, False]
+    assert [breaker.on_failure(cause) for cause in ("a", "b", "c", "d")] == [False, False, True, False]
     assert breaker.is_open
     assert breaker.opened == (100.0, "c")
 
 
 def test_failures_with_answers_between_them_do_not(breaker: Breaker) -> None:
     for _ in range(5):
-        assert not breaker.failed("a")
-        assert not breaker.failed("b")
-        assert breaker.answered() is None
+        assert not breaker.on_failure("a")
+        assert not breaker.on_failure("b")
+        assert breaker.on_response() is None
     assert not breaker.is_open
 
 
 def test_an_answer_closes_it(breaker: Breaker) -> None:
     for _ in range(3):
-        breaker.failed("a")
-    assert breaker.answered() == 1.0
+        breaker.on_failure("a")
+    assert breaker.on_response() == 1.0
     assert not breaker.is_open
-    assert breaker.answered() is None
-    assert [breaker.failed("a") for _ in range(3)] == [False, False, True]
+    assert breaker.on_response() is None
+    assert [breaker.on_failure("a") for _ in range(3)] == [False, False, True]
 
 
 async def test_a_prober_asks_until_it_is_stopped() -> None:

@@ -32,7 +32,7 @@ def with_overlay(text: str) -> ContainerView:
 
 
 def test_the_policy_of_a_server(folder: Path, ignored: HookServer) -> None:
-    loaded = ignored.loaded()
+    loaded = ignored.as_policy()
     assert (loaded.name, loaded.origin) == ("koordlet.json", str(folder / "hook.sock"))
     assert loaded.priority > MAX_PRIORITY
     assert loaded.timeout_s == PATIENT_S
@@ -43,7 +43,7 @@ def test_the_policy_of_a_server(folder: Path, ignored: HookServer) -> None:
 
 def test_only_its_hooks(folder: Path, made: list[HookServer]) -> None:
     made.append(HookServer(registration(folder, hooks=frozenset({POST}))))
-    assert set(made[-1].loaded().remote_hooks) == {POST}
+    assert set(made[-1].as_policy().remote_hooks) == {POST}
 
 
 async def test_koordlet_clears_a_cpuset(ignored: HookServer, serving: HookServing) -> None:
@@ -118,7 +118,7 @@ async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
     ignored: HookServer, serving: HookServing, workers: Workers
 ) -> None:
     node = WatchedNode()
-    chain = Chain([ignored.loaded()], workers, node=node)
+    chain = Chain([ignored.as_policy()], workers, node=node)
     decision = await decide(chain, view=with_overlay('{"cpu_shares": 100}'), budget_s=PATIENT_S)
     assert decision.change == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert node.readers
@@ -128,7 +128,7 @@ async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
 async def test_a_server_whose_answers_are_read_elsewhere_is_skipped_and_comes_back(
     ignored: HookServer, serving: HookServing, workers: Workers
 ) -> None:
-    chain = Chain([ignored.loaded()], workers, node=WatchedNode())
+    chain = Chain([ignored.as_policy()], workers, node=WatchedNode())
     serving.behave(Behaviour(kind="undecodable"))
     for _ in range(FAILURES_TO_OPEN):
         await decide(chain, view=VIEW, budget_s=PATIENT_S)
@@ -157,7 +157,7 @@ async def test_a_call_whose_time_is_nearly_up_is_cut_short_and_no_failure_of_the
     ignored: HookServer, serving: HookServing, workers: Workers, left_s: float
 ) -> None:
     serving.behave(Behaviour(kind="hang"))
-    chain = Chain([ignored.loaded()], workers)
+    chain = Chain([ignored.as_policy()], workers)
     for _ in range(FAILURES_TO_OPEN):
         await decide(chain, view=VIEW, budget_s=left_s)
     await until(lambda: not chain.hung)
@@ -175,7 +175,7 @@ async def test_one_that_hangs_is_skipped_though_its_own_timeout_is_longer_than_a
     serving.behave(Behaviour(kind="hang"))
     server = HookServer(registration(folder, timeout_s=60.0))
     made.append(server)
-    chain = Chain([server.loaded()], workers)
+    chain = Chain([server.as_policy()], workers)
     # A busy machine may leave an RPC less time than enough, and then that call counts for nothing.
     for _ in range(10 * FAILURES_TO_OPEN):
         if concerns(server):
@@ -277,7 +277,7 @@ async def test_long_questions_are_made_and_their_answers_read_in_a_worker_thread
         view = replace(view, annotations=LONG)
     else:
         view = replace(view, env={**VIEW.env, "LONG": bytes(SMALL_BYTES).replace(b"\0", b"x")})
-    chain = Chain([ignored.loaded()], workers)
+    chain = Chain([ignored.as_policy()], workers)
     decision = await decide(chain, view=view, budget_s=PATIENT_S, is_short=place != "message")
     assert container_change(decision) == ContainerChange(resources=ResourceChange(cpu_shares=100))
     assert [each.startswith("policies-") for each in threads] == [True, True]
@@ -291,7 +291,7 @@ async def test_a_short_answer_to_a_long_question_is_compared_in_a_worker_thread(
 ) -> None:
     serving.behave(Behaviour(kind="partial"))
     view = replace(VIEW, env={"LONG": b"x" * SMALL_BYTES})
-    await decide(Chain([ignored.loaded()], workers), view=view, budget_s=PATIENT_S, is_short=False)
+    await decide(Chain([ignored.as_policy()], workers), view=view, budget_s=PATIENT_S, is_short=False)
     assert [each.startswith("policies-") for each in threads] == [True, True]
 
 
@@ -316,7 +316,7 @@ async def test_a_long_question_that_no_thread_makes_in_time_holds_the_call_no_lo
 ) -> None:
     workers, busy = Workers(1, spares=0), Busy()
     workers.submit(busy)
-    chain = Chain([ignored.loaded()], workers)
+    chain = Chain([ignored.as_policy()], workers)
     async with asyncio.timeout(PATIENT_S):
         decision = await decide(chain, view=replace(VIEW, annotations=LONG), budget_s=0.1)
     (entry,) = decision.audit
@@ -352,12 +352,12 @@ async def test_an_answer_counts_though_the_breaker_has_opened_meanwhile(
     ignored: HookServer, serving: HookServing, workers: Workers
 ) -> None:
     serving.behave(Behaviour(kind="hang"))
-    chain = Chain([ignored.loaded()], workers)
+    chain = Chain([ignored.as_policy()], workers)
     view = with_overlay('{"cpu_shares": 100}')
     asked = asyncio.ensure_future(decide(chain, view=view, budget_s=PATIENT_S))
     await until(lambda: bool(serving.asked))
     for _ in range(FAILURES_TO_OPEN):
-        ignored._breaker.failed("others")
+        ignored._breaker.on_failure("others")
     assert not concerns(ignored)
     serving.behave(Behaviour())
     assert container_change(await asked) == ContainerChange(resources=ResourceChange(cpu_shares=100))

@@ -39,7 +39,7 @@ class Server:
     trouble: str = ""
     is_closed: bool = False
 
-    def loaded(self) -> LoadedPolicy:
+    def as_policy(self) -> LoadedPolicy:
         registration = self.registration
         policy = type("Remote", (Policy,), {"name": registration.name})()
         return LoadedPolicy(

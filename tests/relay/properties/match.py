@@ -102,7 +102,7 @@ class Through:
         return {content[0] for name, content in self.tape if name == "decide"}
 
     def call_of(self, scripted: ScriptedCall) -> Call:
-        """The plan of a held call."""
+        """The plan of an intercepted call."""
         return self._plan.calls[number_of(scripted.head.path)]
 
     def decide(self, number: int) -> None:

@@ -66,13 +66,13 @@ class Stage:
         self.scripted.decide = decide
 
     async def message(self) -> ScriptedCall:
-        """Waits for the first held call whose message is there."""
+        """Waits for the first intercepted call whose message is there."""
         await until(lambda: bool(self.held) and bool(self.held[0].events))
         return self.held[0]
 
     @property
     def held(self) -> list[ScriptedCall]:
-        """The held calls."""
+        """The intercepted calls."""
         return self.scripted.calls
 
     @property

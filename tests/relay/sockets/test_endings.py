@@ -37,7 +37,7 @@ ROUNDING_S = 0.01
 
 
 async def held_on_3(stage: Stage, client: Peer) -> ScriptedCall:
-    """A held call whose message has come."""
+    """An intercepted call whose message has come."""
     client.send(client.call(3, HELD), data(3, message(b"abc"), end=True))
     await until(lambda: bool(stage.held and stage.held[-1].events))
     return stage.held[-1]

@@ -22,7 +22,7 @@ class DefectiveInterceptor:
     def __init__(self, where: str) -> None:
         self._where = where
 
-    def holds(self, path: str) -> bool:
+    def intercepts(self, path: str) -> bool:
         return path == HELD
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
