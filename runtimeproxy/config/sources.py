@@ -327,6 +327,8 @@ def _origin(layers: list[_Layer], key: Key) -> _Layer:
     for layer in reversed(layers):
         inner: Any = layer.table
         for part in key:
+            if isinstance(inner, list):
+                break  # a list comes from one layer as a whole
             inner = inner.get(part) if isinstance(inner, Mapping) else None
         if inner is not None:
             return layer

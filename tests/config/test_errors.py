@@ -99,6 +99,20 @@ def test_all_errors_of_all_sources_are_listed_together(tmp_path: Path) -> None:
     ]
 
 
+def test_a_wrong_value_in_a_list_of_tables_names_the_file(tmp_path: Path) -> None:
+    text = """
+        [[policies.a.selector.match_expressions]]
+        key = "app"
+        operator = "In"
+        values = []
+    """
+    with pytest.raises(CombinedConfigError) as raised:
+        loaded(text, tmp_path)
+    (error,) = raised.value.errors
+    assert error.source == str(tmp_path / "config.toml")
+    assert error.key == "policies.a.selector.match_expressions.0.values"
+
+
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(CombinedConfigError, match="no such file"):
         loaded(config=str(tmp_path / "absent.toml"))
