@@ -70,7 +70,10 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
             f"an instance serves on {settings.proxy.endpoint}: stop it first, or it changes the values again"
         )
     path, saved = _read_checkpoint(Path(settings.state.dir))
-    lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
+    try:
+        lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
+    except RuntimeUnavailableError as error:
+        raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"
         lines += (Line(str(path), "", None, None, Status.FAILED, reason),)

@@ -262,7 +262,7 @@ def test_a_node_without_a_runtime(left: Left, runtime: FakeRuntime) -> None:
     runtime.stop()
     done = left.restore()
     assert done.returncode == 1
-    assert "ListContainers" in done.stderr
+    assert f"{left.daemon.options.runtime_endpoint}: ListContainers: UNAVAILABLE" in done.stderr
 
 
 def test_a_daemon_that_comes_back_owns_nothing(left: Left) -> None:
