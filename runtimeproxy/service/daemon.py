@@ -141,6 +141,7 @@ class Daemon:
         self._upgrade: Upgrade | None = None
         self._local: LocalServer | None = None
         self._server: RelayServer | None = None
+        self._is_runtime_away = False
         self._loader = loader
         self._sink = sink
         self._engine: Engine | None = None
@@ -338,15 +339,16 @@ class Daemon:
             self._bypass.update()
             engine.prune()
             flush_failures()
-            is_away = self._server is not None and await self._server.is_runtime_away()
-            status = self._status("the runtime is away" if is_away else "")
+            self._is_runtime_away = self._server is not None and await self._server.is_runtime_away()
+            status = self._status()
             if status != last:
                 self._notifier.status(status)
                 last = status
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    def _status(self, trouble: str = "") -> str:
+    def _status(self) -> str:
         """One line for `systemctl status`."""
+        trouble = "the runtime is away" if self._is_runtime_away else ""
         count = self._server.connection_count if self._server is not None else 0
         clients = "1 connection" if count == 1 else f"{count} connections"
         bypass = "bypass is on" if self._interceptor.bypass else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -122,6 +123,11 @@ def test_the_status_tells_that_it_is_away(
     runtime.stop()
     waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
     daemon.wait_for_state("STATUS=the runtime is away; ")
+    daemon.forget_states()
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for_state("READY=1")
+    after_reload = [state for state in daemon.states if state.startswith("STATUS=")][-1]
+    assert after_reload.startswith("STATUS=the runtime is away; ")
     daemon.forget_states()
     runtime.start()
     daemon.wait_for_state("STATUS=5 policies")
