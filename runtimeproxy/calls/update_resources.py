@@ -47,7 +47,8 @@ class UpdateContainerResources(ContainerCall):
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         self._before: ContainerRecord | None = None
-        self._prepared: ContainerRecord | None = None
+        # The record that it was made from, and the one that is valid afterwards.
+        self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
 
     def find_records(self) -> bool:
         self._before, pod = self.record, self.pod
@@ -91,7 +92,7 @@ class UpdateContainerResources(ContainerCall):
     def prepare(self) -> None:
         """Makes the record that is valid afterwards unless the present one changes meanwhile."""
         if self._before is not None:
-            self._prepared = self._updated(self._before)
+            self._prepared = self._before, self._updated(self._before)
 
     def release(self) -> None:
         """Drops the request: all that is needed of it is read."""
@@ -102,8 +103,9 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is None:
             return
-        prepared = self._prepared if record is self._before else None
-        self.services.store.containers.put(prepared or self._updated(record))
+        before, updated = self._prepared or (None, record)
+        # Another update may have ended meanwhile.
+        self.services.store.containers.put(updated if before is record else self._updated(record))
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.

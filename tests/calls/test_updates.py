@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.update_resources import has_taken
-from runtimeproxy.hooks import ContainerChange, ContainerView, ResourceChange, Resources
+from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, ResourceChange, Resources
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from tests.calls.one_container import SHARES, record_of, with_container
@@ -136,6 +137,24 @@ async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surround
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     assert record_of(desk).applied.cpu_quota_us == 20_000
     assert desk.services.pending_updates == {}
+
+
+async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> None:
+    """Also of a container whose pod has values that have to be written again."""
+    await desk.load(policy(post_run_pod_sandbox=CgroupChange(cgroup={"cpu.bvt_warp_ns": -1})))
+    await with_container(desk)
+    await desk.idle()
+    calls = [
+        desk.call("UpdateContainerResources", update(cpu_quota=50_000)),
+        desk.call("UpdateContainerResources", update(cpu_shares=512)),
+    ]
+    await asyncio.sleep(0)  # their records are prepared
+    for call in calls:
+        await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    applied = record_of(desk).applied
+    assert (applied.cpu_quota_us, applied.cpu_shares) == (50_000, 512)
+    await desk.idle()
+    assert desk.writer.renewed
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
