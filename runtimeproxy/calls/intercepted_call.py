@@ -315,7 +315,7 @@ class InterceptedCall:
                 run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
                 await run(executor, self._edit_all, call, decisions)
                 if not call.has_one_question:
-                    await run(executor, self._write_all, decisions)
+                    self._audit(decisions, await run(executor, self._write_all, decisions))
             frame = self._edited_frame(call)
             if call.is_long:
                 await self._prepare_long(call)
@@ -389,10 +389,13 @@ class InterceptedCall:
                 is_changed = question.edit(decision.change) or is_changed
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
 
-    def _write_all(self, decisions: Decisions) -> None:
-        """In a worker thread: the cgroup values of all decisions, and the audit that `_postpone` put off."""
-        for question, decision in decisions:
-            written = write_decision(self._services.writer, question, decision)
+    def _write_all(self, decisions: Decisions) -> list[Mapping[str, Written]]:
+        """In a worker thread: writes the cgroup values of all decisions; returns the results of each."""
+        return [write_decision(self._services.writer, *each) for each in decisions]
+
+    def _audit(self, decisions: Decisions, all_written: Sequence[Mapping[str, Written]]) -> None:
+        """Makes the audit entries that `_postpone` put off."""
+        for (question, decision), written in zip(decisions, all_written, strict=True):
             subject = Subject(question.hook, decision.merged.start, time.time())
             audit_late_writes(self._services.chain, subject, decision.owners, written)
 

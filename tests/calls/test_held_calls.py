@@ -22,6 +22,9 @@ from runtimeproxy.hooks import (
     PodView,
     ResourceChange,
 )
+from runtimeproxy.hooks.audit import AuditEntry
+from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import QoSClass
@@ -259,6 +262,22 @@ async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) ->
     assert (record.state, record.applied.cpu_shares) == (Lifecycle.RUNNING, 2048)
     assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
     assert desk.writer.written[1][0] == f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
+
+
+async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk: Surroundings) -> None:
+    """As all entries: a sink may use the loop."""
+    found: list[tuple[str, str]] = []
+
+    def sink(entry: AuditEntry) -> None:
+        asyncio.get_running_loop()
+        found.append((str(entry.kind), entry.field))
+
+    chain = await desk.load()
+    loaded = bind(policy(pre_run_pod_sandbox=PodChange(cgroup={"cpu.shares": 3})))
+    desk.services.chain = Chain([loaded], chain.workers, sink=sink)
+    request = api_pb2.RestorePodRequest(config=pod_sandbox_config("web", uid="u1", qos="BE"))
+    await desk.call("RestorePod", request).reply.done()
+    assert found == [("pending", "cgroup[cpu.shares]"), ("changed", "cgroup[cpu.shares]")]
 
 
 async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> None:
