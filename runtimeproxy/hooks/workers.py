@@ -416,10 +416,11 @@ class RunTimer:
 
     def _tick(self) -> None:
         paused_s = self._paused_s()
+        # First all of them: the end of one may let others proceed.
+        for run in self.runs if paused_s else ():
+            run.postpone(paused_s)
         for run in tuple(self.runs):
             try:
-                if paused_s:
-                    run.postpone(paused_s)
                 run.on_tick(time.monotonic())
             except Exception:  # a bug in one run must not leave the others unwatched
                 logger.exception("a run of policies that is overdue cannot be ended")

@@ -195,6 +195,22 @@ async def test_a_run_that_raises_leaves_the_others_watched(caplog: pytest.LogCap
     assert "cannot be ended" in caplog.text
 
 
+async def test_a_pause_is_given_back_to_all_runs_before_any_of_them_ends() -> None:
+    class Last(Run):
+        def on_tick(self, now_s: float) -> None:
+            were_paused.append(all(run.paused_s for run in runs))
+            super().on_tick(now_s)
+
+    timer = RunTimer(())
+    were_paused: list[bool] = []
+    runs = [Last(timer) for _ in range(3)]
+    threading.Event().wait(0.3)  # nothing is computed meanwhile
+    async with asyncio.timeout(30):
+        for run in runs:
+            await run.over.wait()
+    assert were_paused == [True] * 3
+
+
 PAUSED = """
 import asyncio
 from runtimeproxy.hooks.workers import RunTimer
