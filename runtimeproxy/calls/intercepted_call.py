@@ -242,7 +242,7 @@ class InterceptedCall:
         question = self._question
         policies: Sequence[LoadedPolicy] = ()
         if question is not None:
-            policies = services.policies_for(question.hook, question.pod)
+            policies = services.policies_for(chain, question.hook, question.pod)
         if question is None or not policies:
             self._forward(call, self._edited_frame(call))
             return
@@ -354,7 +354,7 @@ class InterceptedCall:
         question = next(questions, None)
         while question is not None:
             decision: Decision | None = None
-            policies = self._services.policies_for(question.hook, question.pod)
+            policies = self._services.policies_for(chain, question.hook, question.pod)
             if policies:
                 self._question = question
                 decision = await chain.decide(

@@ -147,10 +147,10 @@ class CallServices:
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
 
-    def policies_for(self, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
+    def policies_for(self, chain: Chain, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
         """The policies to run at a hook for this pod: those whose selectors match, unless it is skipped."""
         label = self.settings.skip_label
-        if label is not None and self.chain.has_policies(hook):
+        if label is not None and chain.has_policies(hook):
             key, value = label
             if pod.annotations.get(key) == value != pod.labels.get(key):
                 name = f"{pod.namespace}/{pod.name}"
@@ -158,7 +158,7 @@ class CallServices:
                 self.failures.report("skip label", name, text)
             if pod.labels.get(key) == value:
                 return ()
-        return self.chain.policies_for(hook, pod)
+        return chain.policies_for(hook, pod)
 
 
 class CallInterceptor:
@@ -196,8 +196,9 @@ class CallInterceptor:
     def start(self, open_call: OpenCall) -> None:
         """Everything is loaded: opens the waiting calls and all later ones with this."""
         self._open_call = open_call
-        for call in tuple(self.waiting):
-            call.open(open_call)
+        # The decision on one call may end others, with their connection.
+        while self.waiting:
+            next(iter(self.waiting)).open(open_call)
 
 
 class _WaitingCall:

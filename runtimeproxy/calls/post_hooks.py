@@ -29,13 +29,14 @@ _ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILE
 
 def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
+    chain = services.chain
     is_disturbed = call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup)
     if call.due_writes is None and not is_disturbed:
-        if not any(map(services.chain.has_policies, method.after)):
+        if not any(map(chain.has_policies, method.after)):
             return
         if call.has_one_question and call.find_records():
             question = next(call.post_questions(), None)
-            if question is None or not services.policies_for(question.hook, question.pod):
+            if question is None or not services.policies_for(chain, question.hook, question.pod):
                 return
     work = partial(_run_post_hooks, services, method, call)
     services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
@@ -144,7 +145,7 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     questions = call.post_questions()
     question = next(questions, None)
     while question is not None:
-        policies, decision = services.policies_for(question.hook, question.pod), None
+        policies, decision = services.policies_for(chain, question.hook, question.pod), None
         if policies:
             decision = await chain.decide(
                 question.hook,

@@ -280,6 +280,21 @@ async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk
     assert found == [("pending", "cgroup[cpu.shares]"), ("changed", "cgroup[cpu.shares]")]
 
 
+async def test_a_call_keeps_the_policies_that_it_began_with(desk: Surroundings) -> None:
+    newer = policy("newer", pre_create_container=SHARES)
+
+    def reloaded(_: PodView) -> None:
+        desk.services.chain = Chain([bind(newer)], desk.workers)
+
+    older = policy("older", pre_run_pod_sandbox=reloaded, pre_create_container=None)
+    await desk.load(older)
+    pod = pod_sandbox_config("web", uid="u1", qos="BE")
+    request = api_pb2.RestorePodRequest(config=pod, container_configs=[container_config("a")])
+    await desk.call("RestorePod", request).reply.done()
+    assert [hook for hook, _ in older.seen] == ["pre_run_pod_sandbox", "pre_create_container"]
+    assert newer.seen == []
+
+
 async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> None:
     desk = Surroundings(CallSettings(skip_label=("koordinator.sh/hooks", "off")))
     found = policy(

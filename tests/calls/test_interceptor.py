@@ -155,6 +155,23 @@ async def test_a_cancelled_call_is_not_handed_over(interceptor: CallInterceptor)
     assert real.told == []
 
 
+async def test_a_call_that_ends_with_the_decision_on_an_earlier_one_is_not_handed_over(
+    interceptor: CallInterceptor,
+) -> None:
+    """Its connection may break when the earlier one is forwarded."""
+    real = Real()
+    calls = [interceptor.open(HEAD, Answers()) for _ in range(2)]
+    for call in calls:
+        call.message(b"create")
+
+    def open_call(head: CallHead, reply: Reply) -> CallHandler:
+        calls[1].cancelled()
+        return real.open(head, reply)
+
+    interceptor.start(open_call)
+    assert real.told == [("open", PATH), ("message", b"create")]
+
+
 async def test_later_calls_go_straight_to_the_real_one(interceptor: CallInterceptor) -> None:
     interceptor.start(Real().open)
     assert isinstance(interceptor.open(HEAD, Answers()), RealCall)
