@@ -85,6 +85,7 @@ class ContainerDraft:
     def release(self) -> None:
         """Drops the parts of the configuration that are not needed once the record is prepared."""
         self.config = api_pb2.ContainerConfig(metadata=self.config.metadata)
+        self._env = None
 
 
 class CreateContainer(CriCall):

@@ -289,7 +289,7 @@ class InterceptedCall:
                     self._task = self._services.spawn(self._decide_in_task(call, [(question, decision)]))
                     return
                 self._forward(call, self._edited_frame(call))
-            self._leave_queue()
+            self._end_decision()
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
 
@@ -326,7 +326,7 @@ class InterceptedCall:
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
         finally:
-            self._leave_queue()
+            self._end_decision()
 
     async def _wait(self, call: CriCall) -> None:
         """Waits for earlier calls, for missing records, and for the pod's post hooks."""
@@ -443,7 +443,7 @@ class InterceptedCall:
         """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
         settings = self._services.settings
         self._call = None
-        self._leave_queue()
+        self._end_decision()
         self._report(error)
         policy, code, text = settings.on_failure, StatusCode.INTERNAL, "an error in the proxy"
         if isinstance(error, MessageTooLargeError):
@@ -474,7 +474,7 @@ class InterceptedCall:
             self._run.cancel()
             self._run = None
         # A task that never ran cannot do it.
-        self._leave_queue()
+        self._end_decision()
 
     def responded(self, outcome: Outcome, data: bytes) -> None:
         """Updates the records before the response goes to the client, and starts the post hooks."""
@@ -497,16 +497,18 @@ class InterceptedCall:
                     call.on_success(open_response(data))
                     is_recorded = True
             if is_recorded:
-                if method.after or call.due_writes is not None or call.disturbed_cgroup:
-                    start_post_hooks(services, method, call)
+                start_post_hooks(services, method, call)
             else:
                 services.spawn(settle(services, method, call))
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 
-    def _leave_queue(self) -> None:
+    def _end_decision(self) -> None:
+        """Lets the next call of the container be decided; may be called again."""
         if self._turn is not None:
             self._services.order.leave(self._turn_key, self._turn)
+        # These keep the whole request, and the runtime may take long.
+        self._questions = self._question = self._edited = None
 
     def _report(self, error: Exception) -> None:
         """Logs an error, once per cause; the text of an unforeseen one may quote the request."""
