@@ -68,7 +68,7 @@ class Reply(Protocol):
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
         """Charge the memory that the handler holds beside the message, as its decompressed or parsed form.
 
-        The reservation ends when the message is no longer held: written to the runtime, refused or cancelled.
+        The reservation ends with the message: when it is written to the runtime, refused or cancelled.
         `forward` withdraws one that has not been granted.
 
         Args:

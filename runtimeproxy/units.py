@@ -34,7 +34,7 @@ MAX_CPU_QUOTA_US: Final = 2**44 - 1
 MAX_INT64: Final = 2**63 - 1
 """The largest value of the CRI's integers, and of a Kubernetes quantity."""
 V1_UNLIMITED_MEMORY_BYTES: Final = 2**63 - 65_536
-"""A cgroup v1 memory limit read back at or above this is no limit.
+"""A cgroup v1 memory limit read back at or above this means "no limit".
 
 Source: Linux mm/memcontrol.c: PAGE_COUNTER_MAX pages, that is MAX_INT64 less at most one page (64 KiB).
 """

@@ -58,11 +58,11 @@ class CallOrder(KeyedQueue):
         return len(self._queues) + len(self._post_hooks)
 
     def is_idle(self, turn_key: str, pod_key: str) -> bool:
-        """Whether a call with these keys would wait for nothing."""
+        """Whether a call with these keys would not have to wait."""
         return turn_key not in self._queues and pod_key not in self._post_hooks
 
     def block(self, pod_keys: tuple[str, ...], post_hooks: asyncio.Future[None]) -> None:
-        """Has the next calls of a pod wait until post hooks are done; an empty key stands for no pod."""
+        """Makes the next calls of a pod wait for post hooks; an empty key stands for no pod."""
         keys = tuple(filter(None, pod_keys))
         for key in keys:
             self._post_hooks.setdefault(key, set()).add(post_hooks)

@@ -66,7 +66,7 @@ class ContainerDraft:
         return self._is_changed
 
     def prepare(self) -> Callable[..., ContainerRecord]:
-        """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
+        """Makes the part of the record that is known before the response; it does not change any more."""
         config = self.config
         requested = self._requested or read_resources(config.linux.resources)
         self.make_record = partial(
@@ -110,7 +110,7 @@ class CreateContainer(CriCall):
     def find_records(self) -> bool:
         request, pod = self._request, self._pod
         if pod is None or not pod.detailed:
-            # Once the record is detailed, nothing that this call needs changes in it.
+            # What this call needs of a detailed record never changes.
             pod = self._pod = self.services.store.pods.get(request.pod_sandbox_id)
         self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
         # The container has no id yet.

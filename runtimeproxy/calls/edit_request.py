@@ -214,7 +214,7 @@ def scalar_edits(
             continue
         if present is None and in_force is not None:
             current: int | str | None = getattr(in_force, field)
-            # What the runtime never got cannot be taken away either.
+            # A value that the runtime never got need not be cleared.
             if current == value or (current is None and isinstance(wanted, Clear)):
                 continue
         edits[cri_field] = value

@@ -466,7 +466,7 @@ class InterceptedCall:
         call, self._call = self._call, None
         if call is not None:
             call.on_end()
-            # A runtime that lacks the method ends the call before it has the message.
+            # A runtime without the method ends the call before it has the message.
             reapply_resized(self._services, self._method, call)
         if self._task is not None:
             self._task.cancel()

@@ -98,7 +98,7 @@ class CgroupWriter(Protocol):
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
 
     def reapply(self, cgroup: str) -> None:
-        """Writes again those that are no longer there; never raises for an error of the kernel."""
+        """Writes values again that another program has changed; never raises for an error of the kernel."""
 
 
 class PendingUpdate(NamedTuple):

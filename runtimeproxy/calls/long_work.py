@@ -56,7 +56,7 @@ class LongWork:
         return len(self._queue)
 
     async def run(self, connection: object, work: Callable[[Check], ResultT], size_bytes: int = 0) -> ResultT:
-        """Has a thread do some work; returns its result.
+        """Runs some work in a thread; returns its result.
 
         If the caller is cancelled, the work is not begun or ends at its next check. The connection's next
         work begins when the thread is back.

@@ -49,7 +49,7 @@ class PodDraft:
             self._owners = decision.owners
 
     def prepare(self) -> Callable[..., PodRecord]:
-        """Makes all of the record that is known before; nothing of it changes once the runtime is asked."""
+        """Makes the part of the record that is known before the response; it does not change any more."""
         config, about = self.config, self.config.metadata
         self._make_record = partial(
             PodRecord,

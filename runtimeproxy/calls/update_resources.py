@@ -125,7 +125,7 @@ class UpdateContainerResources(ContainerCall):
             yield self.question(Hook.POST_UPDATE_CONTAINER_RESOURCES, record, self._sent)
 
     async def confirm(self) -> bool:
-        """Whether the container has every value of the update that is reported; else it counts as failed."""
+        """Whether all reported values are those of the update; else it counts as failed."""
         found = await self.services.lookups.confirm_container(self.container_id)
         if found is None:
             self.services.store.containers.remove(self.container_id)
@@ -147,7 +147,7 @@ class UpdateContainerResources(ContainerCall):
 
 
 class UpdatePodSandboxResources(PodCall):
-    """The kubelet has already set the pod's cgroup, so policies get to set their values there again."""
+    """The kubelet has already set the pod's cgroup; post hooks set the values of policies there again."""
 
     request_type = api_pb2.UpdatePodSandboxResourcesRequest
 

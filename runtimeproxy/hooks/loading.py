@@ -270,7 +270,7 @@ class PolicyLoader:
 
 
 class _Attempt(NamedTuple):
-    """A run of third-party code, in a thread that may never come back."""
+    """A run of third-party code, in a thread that may never return."""
 
     version: object
     result: Future[Any]

@@ -1,4 +1,4 @@
-"""Checks of a policy class at load: mistakes that would have no effect at all are errors with their place."""
+"""Checks of a policy class at load: mistakes that would silently have no effect are errors."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Recovery:
         with self._store.listing() as since:
             record = await self._reconciled(identity)
             if record is not None:
-                # A change counts if it is still there a moment later: an update may be in progress.
+                # A change counts only if a second look finds it, too: an update may be in progress.
                 await asyncio.sleep(self._settings.second_look_s)
                 record = await self._reconciled(identity)
             known = self._store.containers.get(identity)
@@ -242,5 +242,5 @@ def _log_dropped(records: Iterable[PodRecord | ContainerRecord]) -> None:
 
 
 def _lacks_details(record: PodRecord | ContainerRecord) -> bool:
-    """Whether a status call is worth its price: a stopped one is only about to be removed."""
+    """Whether a status call is needed: not for stopped ones, which are about to be removed."""
     return not record.detailed and record.state is not Lifecycle.STOPPED

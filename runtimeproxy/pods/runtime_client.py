@@ -197,7 +197,7 @@ class GrpcRuntimeClient:
         """The bytes of the response, or None for NOT_FOUND; learns which of the services the runtime has."""
         outcome = await self._attempt(self._service, method, request, timeout_s)
         if isinstance(outcome, CallError) and outcome.code == StatusCode.UNIMPLEMENTED:
-            # A runtime may come back as another version, so neither service is settled for good.
+            # The runtime may be replaced by another version, so the choice of the service is not final.
             other = SERVICES[1] if self._service == SERVICES[0] else SERVICES[0]
             outcome = await self._attempt(other, method, request, timeout_s)
             if isinstance(outcome, bytes) or outcome.code == StatusCode.NOT_FOUND:

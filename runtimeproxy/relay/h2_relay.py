@@ -294,7 +294,7 @@ class H2Relay:
         """Runs an action that the interceptor or another connection caused; an error ends this one alone."""
         try:
             action(*args)
-        except Exception as error:  # noqa: BLE001  # it must not reach the caller, who is not to blame
+        except Exception as error:  # noqa: BLE001  # it must not reach the caller, which did not cause it
             self.failure = error
         self.wake()
 

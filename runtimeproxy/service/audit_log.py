@@ -40,7 +40,7 @@ class AuditLog:
         """Takes an entry; never blocks."""
         if not self._decisions:
             asyncio.get_running_loop().call_later(self._gather_s, self._write)
-        # A failed write has a line of its own.
+        # Each failed field gets a line of its own, because its reason differs.
         field = entry.field if entry.kind is AuditKind.FAILED else ""
         key = (entry.time_s, entry.hook, entry.pod_uid, entry.pod_name, entry.container, entry.kind, field)
         self._decisions.setdefault(key, []).append(entry)

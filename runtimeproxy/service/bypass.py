@@ -64,7 +64,7 @@ class Bypass:
         self._apply(is_on)
 
     def update(self) -> None:
-        """Looks at the failures since the last time; to be called about every second."""
+        """Counts the failures since the last update; to be called about every second."""
         was_on = self._interceptor.bypass
         is_open = self._is_breaker_open()
         self._interceptor.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)

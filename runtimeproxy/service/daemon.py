@@ -51,7 +51,7 @@ POLICIES_WAIT_S: Final = 5.0
 CLOSING_S: Final = 0.5
 """How long background tasks may take to end."""
 KUBELETS_S: Final = 1.0
-"""How long the end waits, after the calls, for the search for kubelets; it takes milliseconds."""
+"""How long the shutdown waits, after the calls, for the search for kubelets; it takes milliseconds."""
 BACKGROUND_THREADS: Final = 3
 """For loading, long messages, lists and cgroup files; policies have their own."""
 

@@ -269,7 +269,7 @@ class Engine:
         return True
 
     async def _watch_runtime(self) -> None:
-        """Calls Version from time to time, so that a hanging runtime is logged while no client calls."""
+        """Calls Version at an interval, so that a hanging runtime is logged even without client calls."""
         timeout_s = self._settings.proxy.runtime_call_timeout_s
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)

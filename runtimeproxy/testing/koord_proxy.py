@@ -166,7 +166,7 @@ class KoordProxy:
             with asyncio.Runner() as runner:
                 runner.run(self._serve(serving))
             self._ended.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - whoever starts or ends it gets it
+        except BaseException as error:  # noqa: BLE001 - `start` or `close` raises it
             if serving.done():
                 self._ended.set_exception(error)
             else:

@@ -1,4 +1,4 @@
-"""A desk for intercepted calls with scripted surroundings: replies, a runtime that answers from tables."""
+"""The surroundings of an intercepted call, scripted: replies, a runtime that answers from tables."""
 
 from __future__ import annotations
 

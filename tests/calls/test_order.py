@@ -1,4 +1,4 @@
-"""Who waits for whom among intercepted calls."""
+"""The order of intercepted calls: which call waits for which."""
 
 from __future__ import annotations
 

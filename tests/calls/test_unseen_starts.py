@@ -1,4 +1,4 @@
-"""Values that waited for a start whose end nobody saw."""
+"""Deferred cgroup values when a StartContainer response was lost."""
 
 import pytest
 

@@ -71,7 +71,7 @@ class Question:
     _socket: socket.socket
 
     def answer(self, **answer: object) -> None:
-        """Says what becomes of the container; nothing said means no change."""
+        """Answers with the change of the container; without arguments nothing changes."""
         # The daemon may have given the call up and ended.
         with suppress(OSError):
             self._socket.sendall(json.dumps(answer).encode() + _END)

@@ -24,7 +24,7 @@ budget_s = 60.0
 [cgroups]
 enabled = false
 """
-"""No policy is hurried, however slow the machine is; nobody's cgroups are touched."""
+"""Long time limits for policies, however slow the machine is; no cgroups are written."""
 
 
 class ProxyStarter:
@@ -109,7 +109,7 @@ def proxy(
 
 @pytest.fixture
 def runtime(session_runtime: FakeRuntime) -> Iterator[FakeRuntime]:
-    """The runtime behind `proxy`; behaves normally again after the test, and nobody waits for its events."""
+    """The runtime behind `proxy`; behaves normally again after the test, and has no event subscribers."""
     session_runtime.recorded.clear()
     yield session_runtime
     session_runtime.clear()

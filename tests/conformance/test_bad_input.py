@@ -1,4 +1,4 @@
-"""Whatever a policy, a client or a pod's author sends: the daemon lives, and nobody else's call changes."""
+"""Bad input of policies, clients and authors of pods: the daemon lives, and no other call changes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_malformed_annotation(runtime: FakeRuntime, through: BytesClient, text: 
 def test_random_requests_of_all_held_calls(
     runtime: FakeRuntime, direct: BytesClient, through: BytesClient
 ) -> None:
-    """The runtime judges what is no message; the proxy hands on its judgement."""
+    """The runtime decides on bytes that are not a message; the proxy passes its answer on."""
     pieces = random.Random(1)
     for method in ("RunPodSandbox", "CreateContainer", "UpdateContainerResources", "RestorePod"):
         for size in (1, 2, 7, 40, 300):

@@ -118,7 +118,7 @@ def test_compressed_response_is_understood(
 def test_unknown_or_wrong_encoding(
     runtime: FakeRuntime, proxy: ProxyProcess, path: str, encoding: str
 ) -> None:
-    """A compressed message whose encoding nobody knows, or that the header denies, or that is none."""
+    """A compressed message of unknown encoding, or against its header, or that is not compressed."""
     answers = []
     for socket in (runtime.socket_path, proxy.socket):
         with Http2Client(socket) as client:

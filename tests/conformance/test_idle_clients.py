@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 
 @pytest.mark.conformance(76)
 def test_pings_are_the_runtimes(folder: Path) -> None:
-    """Every PING reaches the runtime and is answered by it; a client that sends too many is told so by the
+    """Every PING reaches the runtime and is answered by it; a client that sends too many gets a GOAWAY of the
     runtime, after as many of them as on a direct connection.
     """
     with ScriptedServer(folder / "runtime.sock", SCRIPTS) as server:
@@ -94,7 +94,7 @@ def test_half_open_client(folder: Path, runtime: FakeRuntime) -> None:
             relay.travel(59)
             assert relay.connection_count == 4
             relay.travel(2)
-            # Who speaks HTTP/2 is told that no call was processed.
+            # An HTTP/2 client gets a GOAWAY: no call was processed.
             polite.until_closed()
             assert polite.goaways[-1] == (0, ErrorCode.NO_ERROR)
             relay.travel(2)

@@ -97,7 +97,7 @@ def test_response_is_the_same_bytes(runtime: FakeRuntime, through: BytesClient, 
 def test_environment_mounts_and_devices_keep_order_and_bytes(
     runtime: FakeRuntime, through: BytesClient
 ) -> None:
-    """A policy of the daemon changes the resources; duplicates and a value that is no UTF-8 stay."""
+    """A policy of the daemon changes the resources; duplicates and a value that is not UTF-8 stay."""
     message = batch_create()
     config = message.config
     del config.envs[:]

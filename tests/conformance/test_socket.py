@@ -51,7 +51,7 @@ def test_configured_mode_and_owner(runtime: FakeRuntime, start_proxy: ProxyStart
 def test_directories_are_made_with_a_safe_mode(
     runtime: FakeRuntime, folder: Path, start_proxy: ProxyStarter
 ) -> None:
-    """Whatever the umask is, nobody else may write to a directory that the daemon has made."""
+    """Whatever the umask is, no other user may write to a directory that the daemon has made."""
     path = folder / "made" / "inner" / "proxy.sock"
     daemon = start_proxy.prepare(runtime.socket_path, CONFIG, OWN_ENDPOINT, str(path))
     old = os.umask(0)

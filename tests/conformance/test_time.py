@@ -175,7 +175,7 @@ def test_cancel_during_a_policy(runtime: FakeRuntime, through: BytesClient, desk
 
 @pytest.mark.conformance(49)
 def test_cancel_of_a_held_call(folder: Path, runtime: FakeRuntime) -> None:
-    """Whoever decides is told, and nothing more is sent to the runtime."""
+    """The handler is cancelled, and nothing more is sent to the runtime."""
     interceptor = HoldingInterceptor({CREATE})
     with (
         RelayHere(folder / "relay.sock", runtime.socket_path, interceptor) as relay,

@@ -95,7 +95,7 @@ def batch_pod(client: CriClient, name: str = "batch") -> Pod:
 
 
 def flowing_events(client: CriClient) -> _CallIterator[api_pb2.ContainerEventResponse]:
-    """An event stream on which the first event has come; it ends when nobody holds it any more."""
+    """An event stream on which the first event has come; it ends with the last reference to it."""
     events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
     with ThreadPoolExecutor(1) as reader:
         first = reader.submit(next, events)
@@ -116,7 +116,7 @@ def shares_of(pod: Pod) -> int:
 
 
 def release(fifo: Path) -> None:
-    """Ends the reading of a FIFO; waits until somebody reads."""
+    """Ends the reading of a FIFO; waits until a process reads."""
     fifo.write_bytes(b"")
 
 

@@ -60,7 +60,7 @@ class Load:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # the test that made the load is told
+        except Exception as error:  # noqa: BLE001  # reported to the test that made the load
             self.failed.append(repr(error))
 
     def _called(self, name: str, call: Callable[[], object]) -> None:

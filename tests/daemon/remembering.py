@@ -1,4 +1,4 @@
-"""A policy that changes all it can and tells what it is shown, for tests of restarts."""
+"""A policy that changes all it can and records its views, for tests of restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOVED_TO = "/moved"
 
 
 class Remembering(Policy):
-    """Changes and tells."""
+    """Changes and records."""
 
     name: ClassVar[str] = "remembering"
 

@@ -1,4 +1,4 @@
-"""A policy whose module cannot be imported before somebody writes to a FIFO."""
+"""A policy whose import waits for a write to a FIFO."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_thousand_containers(daemons: Daemons, socket_folder: Path) -> None:
 
 
 class TestCgroups:
-    """Pod-level values of policies are written again when somebody has changed them."""
+    """Pod-level values of policies are written again when another program has changed them."""
 
     @pytest.fixture
     def client(self, daemons: Daemons) -> Iterator[CriClient]:

@@ -1,4 +1,4 @@
-"""Start: serves at once, takes its socket from nobody, says what is wrong."""
+"""Start: serves at once, takes no socket from another process, reports problems."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
     except ConnectionError:
         pass
 """
-"""A client that begins as HTTP/2 clients do, and tells the first bytes of the answer."""
+"""A client that begins as HTTP/2 clients do, and returns the first bytes of the answer."""
 
 WITHOUT_TEMPORARY = """\
 import os, sys, tempfile

@@ -1,4 +1,4 @@
-"""Upgrades: a successor takes over, and nobody notices."""
+"""Upgrades: a successor takes over, and no call fails."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def daemon(daemons: Daemons) -> ProxyProcess:
 
 
 def failures(daemon: ProxyProcess) -> int:
-    """How often it has told that nobody reaches its socket."""
+    """How often it has logged that its socket cannot be reached."""
     return sum("no answer on the proxy's own socket" in line for line in daemon.log)
 
 

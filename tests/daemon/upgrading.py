@@ -36,7 +36,7 @@ class Family:
 
     @property
     def note(self) -> str:
-        """What the lock tells of the last upgrade."""
+        """The note in the lock file about the last upgrade."""
         return read_lock(self._lock)[1].partition(" ")[2]
 
     def signal(self, number: int, pid: int | None = None) -> None:
@@ -71,7 +71,7 @@ class Family:
         wait_until(lambda: self.has_ended(pid), f"the end of {pid}", timeout_s)
 
     def has_ended(self, pid: int) -> bool:
-        """Whether a process has ended; somebody else may have to reap it."""
+        """Whether a process has ended; its parent may not have reaped it yet."""
         return bool(select.select([self._processes[pid]], [], [], 0)[0])
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages: of any size, with parts missing, with parts that nobody knows, with metadata, in streams."""
+"""Messages: of any size, with missing parts, with unknown fields, with metadata, in streams."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def parts(message: Message) -> Iterator[Message]:
 
 
 def of_a_later_release(message: Message) -> int:
-    """Adds to all parts a field that nobody knows yet; returns how many there are."""
+    """Adds an unknown field to all parts; returns how many there are."""
     found = list(parts(message))
     for part in found:
         part.MergeFromString(UNKNOWN)

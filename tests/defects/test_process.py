@@ -1,4 +1,4 @@
-"""The daemon as a process: start, end, what it logs and what it tells of itself."""
+"""The daemon as a process: start, end, logs and status."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def credit(stream_id: int, increment: int) -> Frame:
 
 
 def unknown(stream_id: int = 0, payload: bytes = b"?", type_: int = 0xF0) -> Frame:
-    """A frame of a type that nobody knows."""
+    """A frame of an unknown type."""
     return Frame(type_, 0x55, stream_id, payload)
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint's file: what it holds, what becomes of files that cannot be used."""
+"""The checkpoint's file: its content, and unusable files."""
 
 from __future__ import annotations
 

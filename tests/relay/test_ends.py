@@ -1,4 +1,4 @@
-"""Design 2: what ends an intercepted call from outside, and what the response says about its outcome."""
+"""Ends of an intercepted call from outside, and its outcome by the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What large intercepted calls take while the runtime does not take their messages."""
+"""The memory of large intercepted calls while the runtime does not read their messages."""
 
 from __future__ import annotations
 

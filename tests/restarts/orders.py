@@ -1,4 +1,4 @@
-"""What a caller is told to do: which calls, how many at a time, for which pod."""
+"""Orders for callers: which calls, how many at a time, for which pod."""
 
 from __future__ import annotations
 

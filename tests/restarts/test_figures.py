@@ -1,4 +1,4 @@
-"""Which calls met a restart, how long nobody was answered, which containers are wrong."""
+"""Which calls met a restart, how long none was answered, which containers are wrong."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _is_complete(mode: ResponseMode, request: Message, response: Message, echo: 
 def _evidence(request: Any, response: Any, fields: tuple[str, ...]) -> Iterator[bool]:  # noqa: ANN401
     """Of each value that an echo repeats, whether the response has it.
 
-    Cpusets and the OOM score are no evidence: their absence may mean "clear".
+    Cpusets and the OOM score do not count: their absence may mean "clear".
     """
     for field in fields:
         shown, answered = getattr(request, field), getattr(response, field)

@@ -57,7 +57,7 @@ _MAX_TEXT_LENGTH: Final = 1_024
 _ON_LOOP_BYTES: Final = 64 * 1024
 """Longer responses, and those to longer requests, are read in a worker thread."""
 _MIN_SECRET_LENGTH: Final = 8
-"""Values of variables that are as short as `true` or `8080` are no secret, and occur in any text."""
+"""Values of variables that are as short as `true` or `8080` are not secret, and occur in any text."""
 _TRANSPORT_CODES: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )

@@ -26,7 +26,7 @@ class Predecessor:
 
     @classmethod
     def of(cls, environ: MutableMapping[str, str]) -> Self | None:
-        """The predecessor that the environment names; None after a start of another kind.
+        """The predecessor that the environment names; None if this process is not a successor.
 
         Raises:
             ConfigError: the variable cannot be used.

@@ -137,7 +137,7 @@ class Upgrade:
             self._running = None
 
     async def stop(self) -> None:
-        """This process is to end: a successor that does not serve yet is not needed any more."""
+        """Kills a successor that does not serve yet, because this process is to end."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
@@ -147,13 +147,13 @@ class Upgrade:
             self._successor = None
 
     async def send_drained(self) -> None:
-        """No call runs here any more and all records are written."""
+        """Reports that no call runs here any more and all records are written."""
         if self._successor is not None:
             self._successor.channel.send(Message.DRAINED)
             await self._successor.channel.close()
 
     async def _hand_over(self) -> Successor | None:
-        """Starts a successor and returns it once it serves; None if it does not come up: all is as before."""
+        """Starts a successor and returns it once it serves; None if it fails: then nothing has changed."""
         serving = self._serving
         logger.info("upgrade: starting a successor", extra={"command": list(self._program.command)})
         try:
@@ -395,7 +395,7 @@ def _signal_name(number: int) -> str:
 
 
 class UpgradeFailedError(RuntimeProxyError):
-    """The instance that served before goes on."""
+    """The upgrade failed; the old instance continues to serve."""
 
 
 def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class Call:
 
     Attributes:
         number: tells the bytes of one call from those of others.
-        kind: what becomes of its message at the relay.
+        kind: the fate of its message at the relay.
         end: how it ends; resets come at any time that the schedule chooses.
         is_early: whether the runtime answers without waiting for the message.
         ends_empty: whether END_STREAM comes on an empty DATA frame.

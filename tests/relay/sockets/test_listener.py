@@ -39,7 +39,7 @@ def listening(path: Path, **options: int) -> Iterator[Listener]:
 
 @contextmanager
 def strangers(path: Path, *, listens: bool = True) -> Iterator[socket.socket]:
-    """A socket that somebody else has bound, without any lock."""
+    """A socket that another process has bound, without any lock."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
         if listens:
@@ -48,7 +48,7 @@ def strangers(path: Path, *, listens: bool = True) -> Iterator[socket.socket]:
 
 
 def connects(path: Path) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(str(path))

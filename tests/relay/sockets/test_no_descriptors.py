@@ -1,4 +1,4 @@
-"""A process that is out of file descriptors: everybody waits, and nobody is lost."""
+"""A process that is out of file descriptors: clients wait, and none is lost."""
 
 from __future__ import annotations
 
