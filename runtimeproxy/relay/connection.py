@@ -516,6 +516,8 @@ class Connection:
             self._report_defect("connection ends", error)
         if self._relay is not None:
             self._relay.fail(code)
+            if self._is_closed:
+                return  # the end of its calls has set off another error
             self._client.write(self._relay.to_client.chunks)
         self.close()
 

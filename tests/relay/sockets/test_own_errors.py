@@ -9,10 +9,21 @@ import pytest
 
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
+from runtimeproxy.relay import h2_relay
 from runtimeproxy.service.bypass import Bypass
 from tests.peers.aio import until
-from tests.peers.wire import DATA, GOAWAY, HEADERS, INTERNAL_ERROR, data, goaway, message, ping
-from tests.relay.playbook import HELD
+from tests.peers.wire import (
+    DATA,
+    GOAWAY,
+    HEADERS,
+    INTERNAL_ERROR,
+    PROTOCOL_ERROR,
+    data,
+    goaway,
+    message,
+    ping,
+)
+from tests.relay.playbook import HELD, ScriptedCall
 from tests.relay.sockets.stage import Stage
 
 
@@ -89,6 +100,30 @@ async def test_a_defect_at_the_end_of_a_connection_does_not_keep_it_alive(
         await runtime.ended()
         await until(lambda: stage.server.connection_count == 0)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_defect_that_the_end_of_a_connection_sets_off_is_reported_like_any_other(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first call's memory goes to the others of its connection, whose handlers fail."""
+    stage.budget.limit_bytes, stage.budget.small_bytes = 1000, 0
+    client, runtime = await stage.pair()
+
+    def fail(call: ScriptedCall, _: bytes) -> None:
+        if call is not stage.held[0]:
+            raise RuntimeError("a defect")
+
+    stage.decide(fail)
+    for stream_id in (3, 5, 7):
+        client.send(client.call(stream_id, HELD), data(stream_id, message(bytes(900)), end=True))
+    await stage.message()
+    await until(lambda: len(stage.held) == 3)
+    client.send(data(0))
+    endings = [frame for frame in await client.rest() if frame.type_ == GOAWAY]
+    assert endings[0].payload[4:] == PROTOCOL_ERROR.to_bytes(4, "big")
+    await runtime.ended()
+    await until(lambda: stage.server.connection_count == 0)
+    assert {record.name for record in caplog.records} == {h2_relay.logger.name}
 
 
 async def test_a_defect_while_the_runtime_stays_away_keeps_no_client_from_its_answer(
