@@ -61,7 +61,8 @@ class DiscardedStream:
     def on_client_window_update(self) -> bool:
         return False
 
-    def on_client_headers(self, is_last: bool) -> bool:
+    def on_client_headers(self) -> bool:
+        """Returns whether the connection can go on."""
         return True
 
     def on_runtime_headers(self, is_last: bool) -> None:
@@ -311,7 +312,8 @@ class InterceptedStream:
         self._relay.open_streams.discard(self.stream_id)
         return True
 
-    def on_client_headers(self, is_last: bool) -> bool:
+    def on_client_headers(self) -> bool:
+        """Returns whether the connection can go on."""
         return False  # trailers of a client cannot be relayed around a message that is held back
 
     def on_connection_lost(self) -> None:

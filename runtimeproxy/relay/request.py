@@ -269,7 +269,7 @@ class RequestDirection:
         """
         relay = self._relay
         if relay.goaway_id is not None:
-            self._check_second_block(stream_id, flags)
+            self._check_second_block(stream_id)
             return False
         # Nearly always a block that is known.
         head = self._heads.remembered.get(block) or self._heads.decode(
@@ -278,7 +278,7 @@ class RequestDirection:
         if stream_id <= relay.highest_id:
             if stream_id == 0:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
-            self._check_second_block(stream_id, flags)
+            self._check_second_block(stream_id)
             return True
         upstream, call = head.upstream, head.call
         if upstream is not relay.upstream:
@@ -299,11 +299,11 @@ class RequestDirection:
             relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call)
         return True
 
-    def _check_second_block(self, stream_id: int, flags: int) -> None:
+    def _check_second_block(self, stream_id: int) -> None:
         """Ends an intercepted or waiting stream, and the connection, if it gets another header block."""
         relay = self._relay
         stream = relay.special_streams.get(stream_id)
-        is_wrong = stream is not None and not stream.on_client_headers(bool(flags & END_STREAM))
+        is_wrong = stream is not None and not stream.on_client_headers()
         if is_wrong or relay.flow.has_waiting(stream_id):
             for output in (relay.to_runtime, relay.to_client):
                 output.send(rst_stream(stream_id, ErrorCode.PROTOCOL_ERROR))
