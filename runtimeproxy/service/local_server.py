@@ -104,7 +104,11 @@ class LocalServer:
 def _make_directory(parent: Path) -> tuple[Path, int]:
     """Makes a directory that gets its name once its lock is held, so that no instance removes it as stale."""
     fresh = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
-    lock_fd = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        fresh.rmdir()
+        raise
     fcntl.flock(lock_fd, fcntl.LOCK_EX)
     return fresh.rename(parent / (PREFIX + fresh.name.removeprefix(_UNLOCKED_PREFIX))), lock_fd
 

@@ -1,8 +1,10 @@
 """The directory of the daemon's own server: private, and removed also after a sudden end."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -14,7 +16,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtimeproxy.service.background import BackgroundThreads
-from runtimeproxy.service.local_server import PREFIX, LocalServer
+from runtimeproxy.service.local_server import PREFIX, RESERVED_DESCRIPTORS, LocalServer
+
+MANY = 512
+"""File descriptors, more than a test process has open."""
 
 
 def entries(folder: Path) -> list[str]:
@@ -91,6 +96,25 @@ def test_a_folder_that_cannot_be_used_keeps_no_file_descriptors(socket_folder: P
     with pytest.raises(OSError, match="No such file"):
         LocalServer(socket_folder / "missing")
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+def test_without_a_descriptor_for_the_lock_it_leaves_nothing(socket_folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MANY, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(RESERVED_DESCRIPTORS):
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="Too many open files"):
+            LocalServer(socket_folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in taken:
+            os.close(each)
+    assert entries(socket_folder) == []
 
 
 WITHOUT_DESCRIPTORS = """
