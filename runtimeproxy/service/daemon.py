@@ -454,7 +454,7 @@ class Daemon:
         try:
             async with asyncio.timeout(KUBELETS_S):
                 found = await kubelets
-        except TimeoutError:
+        except OSError:  # a TimeoutError too; with too few file descriptors the search cannot be imported
             logger.warning("stopped; whether a kubelet still uses %s is not known", address)
             return
         if found and is_served(address):

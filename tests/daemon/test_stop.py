@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,24 @@ def test_an_upgrade_leaves_the_kubelet_its_runtime(daemons: Daemons, tmp_path: P
         family.signal(signal.SIGTERM)
         family.wait_until_ended(successor)
         assert len(about_kubelets(daemon)) == 1
+
+
+BLIND = """\
+import runpy, sys
+import runtimeproxy.service.kubelet
+
+def fails(address):
+    raise OSError(24, "Too many open files")
+
+runtimeproxy.service.kubelet.kubelet_settings = fails
+sys.argv = sys.argv[3:]
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
+
+
+def test_a_search_for_kubelets_that_fails_does_not_fail_the_stop(daemons: Daemons) -> None:
+    daemon = daemons.start(wrapper=(sys.executable, "-c", BLIND))
+    assert daemon.terminate() == 0
+    *_, unknown, stopped = (record["message"] for record in daemon.log_records)
+    assert unknown == f"stopped; whether a kubelet still uses {daemon.socket} is not known"
+    assert stopped == "stopped"
