@@ -2,8 +2,8 @@
 
 The relay knows bytes, the handlers know the CRI; the daemon joins them. Everything here happens in the event
 loop's thread. For each intercepted call the relay gets a handler from `Interceptor.open` and then calls, in
-this order: `message` once; after the handler's reply `responded` once. `cancelled` ends the call at any point
-before the reply has been carried out; nothing is called after it.
+this order: `on_message` once; after the handler's reply `on_response` once. `on_cancelled` ends the call at any
+point before the reply has been carried out; nothing is called after it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class CallHead:
 class Reply(Protocol):
     """Takes the decision on an intercepted call: `forward` or `refuse`, once, in the loop's thread.
 
-    All methods do nothing before `CallHandler.message` was called (also inside `Interceptor.open`, when the
-    headers have not gone out yet), after the call was cancelled, and after the first decision.
+    All methods do nothing before `CallHandler.on_message` was called (also inside `Interceptor.open`, when
+    the headers have not gone out yet), after the call was cancelled, and after the first decision.
     """
 
     def forward(self, data: bytes | None) -> None:
@@ -83,16 +83,16 @@ class Reply(Protocol):
 class CallHandler(Protocol):
     """Decides on one intercepted call and records how it ended."""
 
-    def message(self, data: bytes) -> None:
-        """All request bytes up to END_STREAM: gRPC prefix and message, as they came.
+    def on_message(self, data: bytes) -> None:
+        """Takes all request bytes up to END_STREAM: gRPC prefix and message, as they came.
 
         The handler answers through the `Reply` it was opened with, at once or later.
         """
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """The call ended before the reply was carried out: stop all work for it."""
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         """The runtime has answered; the response goes to the client when this returns, so return quickly.
 
         `data` is the response's gRPC frame (prefix and message); empty unless the outcome is SUCCEEDED.

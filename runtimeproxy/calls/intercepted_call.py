@@ -1,7 +1,7 @@
 """One intercepted call, from its request to its response.
 
-The way of most calls, top-down: `message` parses the request, `_decide` finds the records and policies, the
-policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses, `responded`
+The way of most calls, top-down: `on_message` parses the request, `_decide` finds the records and policies, the
+policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses, `on_response`
 updates the records. A call that has to wait for something does the same in a task (`_decide_in_task`).
 """
 
@@ -160,7 +160,7 @@ class InterceptedCall:
 
     # --- the request ---------------------------------------------------------------------------------------
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Parses the request; a short one at once."""
         services = self._services
         self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
@@ -461,7 +461,7 @@ class InterceptedCall:
 
     # --- the end -------------------------------------------------------------------------------------------
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Stops all work for the call."""
         call, self._call = self._call, None
         if call is not None:
@@ -476,7 +476,7 @@ class InterceptedCall:
         # A task that never ran cannot do it.
         self._end_decision()
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         """Updates the records before the response goes to the client, and starts the post hooks."""
         services, method = self._services, self._method
         call, self._call = self._call, None

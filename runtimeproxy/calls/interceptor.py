@@ -216,10 +216,10 @@ class _WaitingCall:
         self._handler: CallHandler | None = None
         interceptor.waiting[self] = None
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Keeps the request, for a bounded time."""
         if self._handler is not None:
-            self._handler.message(data)
+            self._handler.on_message(data)
             return
         self._message = data
         settings, loop = self._interceptor.settings, asyncio.get_running_loop()
@@ -229,16 +229,16 @@ class _WaitingCall:
         self._since_s = loop.time()
         self._timer = loop.call_later(wait_s, self._give_up)
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Ends the wait."""
         self._stop_waiting()
         if self._handler is not None:
-            self._handler.cancelled()
+            self._handler.on_cancelled()
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         """Reports a call that was forwarded without a handler, and so without a record."""
         if self._handler is not None:
-            self._handler.responded(outcome, data)
+            self._handler.on_response(outcome, data)
         elif outcome is not Outcome.FAILED and self._interceptor.on_unseen is not None:
             self._interceptor.on_unseen()
 
@@ -250,7 +250,7 @@ class _WaitingCall:
             head = replace(head, waited_s=asyncio.get_running_loop().time() - self._since_s)
         self._handler = open_call(head, self._reply)
         if message is not None:
-            self._handler.message(message)
+            self._handler.on_message(message)
 
     def _give_up(self) -> None:
         self._stop_waiting()

@@ -173,7 +173,7 @@ class InterceptedStream:
             self._stage = _Stage.DECIDING
             # One copy is enough, here and in the handler.
             self._body.content = content = bytes(self._body.content)
-            self._handler.message(content)
+            self._handler.on_message(content)
 
     def on_late(self) -> None:
         """The message does not come while others wait for its memory."""
@@ -337,12 +337,12 @@ class InterceptedStream:
         handler = self._finish()
         self._relay.special_streams.pop(self.stream_id, None)
         if handler is not None:
-            handler.responded(outcome, data)
+            handler.on_response(outcome, data)
 
     def _cancel(self) -> None:
         handler = self._finish()
         if handler is not None:
-            handler.cancelled()
+            handler.on_cancelled()
 
     def _finish(self) -> CallHandler | None:
         """Drops all references to this stream, so that no collector has to find it.

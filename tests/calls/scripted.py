@@ -218,7 +218,7 @@ class Surroundings:
         path = f"/{SERVICE}/{method}"
         assert self.interceptor.intercepts(path)
         handler = self.interceptor.open(CallHead(path, timeout_s, encoding), reply)
-        handler.message(frame)
+        handler.on_message(frame)
         return HeldForTest(handler, reply, frame)
 
     async def run_pod(self, config: api_pb2.PodSandboxConfig, pod_id: str) -> HeldForTest:
@@ -275,12 +275,12 @@ class HeldForTest:
         """Waits for the decision; then the runtime answers."""
         await self.reply.done()
         assert not self.reply.refused
-        self.handler.responded(Outcome.SUCCEEDED, frame_message(response.SerializeToString()))
+        self.handler.on_response(Outcome.SUCCEEDED, frame_message(response.SerializeToString()))
 
     async def ended(self, outcome: Outcome) -> None:
         """Waits for the decision; then the call ends without an answer."""
         await self.reply.done()
-        self.handler.responded(outcome, b"")
+        self.handler.on_response(outcome, b"")
 
     async def sent(self, kind: type[Message]) -> Any:
         """The message that goes to the runtime."""

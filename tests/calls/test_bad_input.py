@@ -181,7 +181,7 @@ def test_garbage_never_crashes_a_handler(method: Method, body: bytes, answer: by
         call = desk.call(found.kind, frame_message(body))
         await call.reply.done()
         assert call.reply.forwarded == [None]
-        call.handler.responded(Outcome.SUCCEEDED, frame_message(answer))
+        call.handler.on_response(Outcome.SUCCEEDED, frame_message(answer))
         await desk.close()
 
     asyncio.run(run(method))

@@ -159,7 +159,7 @@ async def test_a_cancelled_call_is_not_decided_any_more(desk: Surroundings) -> N
         await desk.load(slow)
         for _ in range(2):
             call = desk.call("CreateContainer", create())
-            call.handler.cancelled()
+            call.handler.on_cancelled()
             await desk.idle()
             assert not call.reply.is_done
         assert desk.waiting_keys == 0
@@ -171,7 +171,7 @@ async def test_a_call_cancelled_in_mid_decision_leaves_its_place(desk: Surroundi
         call = desk.call("CreateContainer", create())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        call.handler.cancelled()
+        call.handler.on_cancelled()
         await desk.idle()
         assert not call.reply.is_done
         assert desk.waiting_keys == 0

@@ -53,7 +53,7 @@ async def test_nothing_of_a_cancelled_call_is_left(desk: Surroundings) -> None:
     async def one_call() -> None:
         let_go.clear()
         call = desk.call("CreateContainer", create())
-        call.handler.cancelled()
+        call.handler.on_cancelled()
         let_go.set()
         await desk.idle()
         await until(lambda: not chain.timer.runs)

@@ -58,14 +58,14 @@ class RealCall:
     real: Real
     reply: Reply
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         self.real.told.append(("message", data))
         self.reply.forward(data + b"!")
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         self.real.told.append("cancelled")
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         self.real.told.append(("responded", outcome, data))
 
 
@@ -96,11 +96,11 @@ async def test_other_calls_and_all_calls_of_a_bypass_pass(interceptor: CallInter
 async def test_a_message_waits_and_is_handed_over(interceptor: CallInterceptor) -> None:
     answers, real = Answers(), Real()
     call = interceptor.open(HEAD, answers)
-    call.message(b"create")
+    call.on_message(b"create")
     assert answers.given == []
     interceptor.start(real.open)
     assert answers.given == [("forward", b"create!")]
-    call.responded(Outcome.SUCCEEDED, b"id")
+    call.on_response(Outcome.SUCCEEDED, b"id")
     assert real.told == [("open", PATH), ("message", b"create"), ("responded", Outcome.SUCCEEDED, b"id")]
 
 
@@ -117,7 +117,7 @@ async def test_a_call_that_nobody_can_decide_on_in_time(refuses: bool, expected:
     answers = Answers()
     policy = FailurePolicy.FAIL if refuses else FailurePolicy.IGNORE
     interceptor = CallInterceptor(CallSettings(budget_s=0.01, on_failure=policy))
-    interceptor.open(HEAD, answers).message(b"create")
+    interceptor.open(HEAD, answers).on_message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [expected]
@@ -128,16 +128,16 @@ async def test_a_call_whose_message_comes_later(interceptor: CallInterceptor) ->
     call = interceptor.open(HEAD, answers)
     interceptor.start(real.open)
     assert real.told == [("open", PATH)]
-    call.message(b"create")
+    call.on_message(b"create")
     assert answers.given == [("forward", b"create!")]
-    call.cancelled()
+    call.on_cancelled()
     assert real.told[-1] == "cancelled"
 
 
 async def test_calls_keep_their_order(interceptor: CallInterceptor) -> None:
     real = Real()
     for number in range(3):
-        interceptor.open(HEAD, Answers()).message(b"%d" % number)
+        interceptor.open(HEAD, Answers()).on_message(b"%d" % number)
     interceptor.start(real.open)
     assert [told for told in real.told if told[0] == "message"] == [  # type: ignore[index]
         ("message", b"0"),
@@ -149,8 +149,8 @@ async def test_calls_keep_their_order(interceptor: CallInterceptor) -> None:
 async def test_a_cancelled_call_is_not_handed_over(interceptor: CallInterceptor) -> None:
     real = Real()
     call = interceptor.open(HEAD, Answers())
-    call.message(b"create")
-    call.cancelled()
+    call.on_message(b"create")
+    call.on_cancelled()
     interceptor.start(real.open)
     assert real.told == []
 
@@ -162,10 +162,10 @@ async def test_a_call_that_ends_with_the_decision_on_an_earlier_one_is_not_hande
     real = Real()
     calls = [interceptor.open(HEAD, Answers()) for _ in range(2)]
     for call in calls:
-        call.message(b"create")
+        call.on_message(b"create")
 
     def open_call(head: CallHead, reply: Reply) -> CallHandler:
-        calls[1].cancelled()
+        calls[1].on_cancelled()
         return real.open(head, reply)
 
     interceptor.start(open_call)
@@ -181,19 +181,19 @@ async def test_later_calls_go_straight_to_the_real_one(interceptor: CallIntercep
 async def test_a_call_waits_no_longer_than_its_budget(budget_s: float, timeout_s: float | None) -> None:
     interceptor, answers, real = interceptor_of(budget_s), Answers(), Real()
     call = interceptor.open(CallHead(PATH, timeout_s, "identity"), answers)
-    call.message(b"create")
+    call.on_message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [("forward", None)]
     interceptor.start(real.open)
-    call.responded(Outcome.SUCCEEDED, b"id")
+    call.on_response(Outcome.SUCCEEDED, b"id")
     assert real.told == []
 
 
 async def test_the_real_one_learns_how_long_a_call_has_waited(interceptor: CallInterceptor) -> None:
     real, loop = Real(), asyncio.get_running_loop()
     opened_s = loop.time()
-    interceptor.open(HEAD, Answers()).message(b"create")
+    interceptor.open(HEAD, Answers()).on_message(b"create")
     began_s = loop.time()
     await until(lambda: loop.time() >= began_s + 0.01)
     interceptor.start(real.open)
@@ -213,9 +213,9 @@ async def test_a_call_whose_message_has_not_come_has_not_waited(interceptor: Cal
 async def test_calls_that_have_ended_are_forgotten(end: str) -> None:
     interceptor, answers = interceptor_of(0.001 if end == "passed" else 5.0), Answers()
     call = interceptor.open(HEAD, answers)
-    call.message(b"create")
+    call.on_message(b"create")
     if end == "cancelled":
-        call.cancelled()
+        call.on_cancelled()
     elif end == "passed":
         await asyncio.wait_for(answers.is_given.wait(), 30)
     else:
@@ -235,11 +235,11 @@ async def test_a_call_that_was_forwarded_from_here_is_told(outcome: Outcome, tim
     told: list[None] = []
     interceptor, answers = interceptor_of(0.01, lambda: told.append(None)), Answers()
     call = interceptor.open(HEAD, answers)
-    call.message(b"create")
+    call.on_message(b"create")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     interceptor.start(Real().open)
-    call.responded(outcome, b"")
+    call.on_response(outcome, b"")
     assert len(told) == times
 
 
@@ -247,7 +247,7 @@ async def test_stop_and_remove_wait_less() -> None:
     interceptor = CallInterceptor(CallSettings(budget_s=600.0, end_wait_s=0.01))
     answers = Answers()
     head = CallHead("/runtime.v1.RuntimeService/StopContainer", None, "identity")
-    interceptor.open(head, answers).message(b"stop")
+    interceptor.open(head, answers).on_message(b"stop")
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [("forward", None)]

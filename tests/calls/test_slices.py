@@ -89,7 +89,7 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
     await desk.run_pod(config, POD_ID)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
     call = desk.call("UpdatePodSandboxResources", request)
-    call.handler.cancelled()
+    call.handler.on_cancelled()
     await desk.idle()
     let_go.set()
     assert desk.writer.renewed == [KUBELET]

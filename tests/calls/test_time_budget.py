@@ -61,14 +61,14 @@ async def patient() -> AsyncIterator[Surroundings]:
 @pytest.mark.parametrize("timeout_s", [None, 4 * LONG_S, 8 * LONG_S])
 async def test_what_a_call_has_waited_before_counts(patient: Surroundings, timeout_s: float | None) -> None:
     reply = RecordedReply()
-    patient.interceptor.open(CallHead(PATH, timeout_s, "identity", waited_s=LONG_S), reply).message(run())
+    patient.interceptor.open(CallHead(PATH, timeout_s, "identity", waited_s=LONG_S), reply).on_message(run())
     await reply.done()
     assert (reply.forwarded, reply.refused) == ([None], [])
 
 
 async def test_a_deadline_counts_from_the_beginning_too(patient: Surroundings) -> None:
     reply = RecordedReply()
-    patient.interceptor.open(CallHead(PATH, 4.0, "identity", waited_s=5.0), reply).message(run())
+    patient.interceptor.open(CallHead(PATH, 4.0, "identity", waited_s=5.0), reply).on_message(run())
     await reply.done()
     assert reply.forwarded == [None]
 
@@ -102,6 +102,6 @@ async def test_a_call_that_ends_meanwhile_gets_no_answer(brief: Surroundings) ->
     await brief.load()
     with hung(brief):
         call = brief.call("RunPodSandbox", run(LARGE))
-        call.handler.cancelled()
+        call.handler.on_cancelled()
         await brief.idle()
     assert not call.reply.is_done

@@ -153,7 +153,7 @@ async def test_an_answer_that_cannot_be_read_is_an_unknown_end(desk: Surrounding
     await desk.load()
     desk.runtime.pods[POD_ID] = POD
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(uid="u1")))
-    call.handler.responded(Outcome.SUCCEEDED, answer)
+    call.handler.on_response(Outcome.SUCCEEDED, answer)
     await desk.idle()
     assert desk.store.pods.get(POD_ID) is not None
 
@@ -165,7 +165,7 @@ async def test_a_compressed_answer_is_read(desk: Surroundings) -> None:
     await desk.load()
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     body = gzip.compress(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID).SerializeToString())
-    call.handler.responded(Outcome.SUCCEEDED, b"\1" + frame_message(body)[1:])
+    call.handler.on_response(Outcome.SUCCEEDED, b"\1" + frame_message(body)[1:])
     assert desk.store.pods.get(POD_ID) is not None
 
 

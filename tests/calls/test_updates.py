@@ -167,7 +167,7 @@ async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings,
     if end == "failed":
         await call.ended(Outcome.FAILED)
     else:
-        call.handler.cancelled()
+        call.handler.on_cancelled()
     assert desk.services.pending_updates == {}
 
 

@@ -49,16 +49,16 @@ class HeldHere:
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
     data: bytes = b""
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """The request is there."""
         self.data = data
         self.arrived.set()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """The call is over."""
         self.was_cancelled.set()
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         """The answer is there."""
         self.outcomes.put(outcome)
 

@@ -55,17 +55,17 @@ class ScriptedCall:
     events: list[tuple[object, ...]] = field(default_factory=list)
     before_response: Callable[[], None] | None = None
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """The request is there; answered at once if the interceptor was given a decision."""
         self.events.append(("message", data))
         if self.decide is not None:
             self.decide(self, data)
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """The call is over."""
         self.events.append(("cancelled",))
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         """The answer is there."""
         if self.before_response is not None:
             self.before_response()

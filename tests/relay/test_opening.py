@@ -225,7 +225,7 @@ def test_a_handler_that_raises_then_keeps_nobody_from_the_answer(caplog: pytest.
     play = Play()
     play.client(play.call(1, HELD), play.call(3))
     play.forget()
-    play.interceptor.calls[0].cancelled = raises  # type: ignore[method-assign]
+    play.interceptor.calls[0].on_cancelled = raises  # type: ignore[method-assign]
     play.relay.on_upstream_failed("gone")
     assert [frame.stream_id for frame in play.client_got()] == [1, 3, 0]
     assert len(caplog.records) == 1

@@ -122,7 +122,7 @@ def test_one_refusal_may_end_other_late_messages_of_its_connection() -> None:
     budget = MemoryBudget(2 * LARGEST + 2 * PREFIX, 4 * LARGEST)
     greedy, other = declaring(budget, 2), declaring(budget, 4)
     # As if the first refusal had broken its connection.
-    greedy.interceptor.calls[0].cancelled = greedy.relay.on_lost  # type: ignore[method-assign]
+    greedy.interceptor.calls[0].on_cancelled = greedy.relay.on_lost  # type: ignore[method-assign]
     for _ in range(2):
         budget.expire()
     assert greedy.interceptor.calls[1].names == ["cancelled"]

@@ -52,14 +52,14 @@ class DefectiveHandler:
         self._where = where
         self._reply = reply
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         self._raise_in("message")
         self._reply.forward(None)
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         self._raise_in("cancelled")
 
-    def responded(self, outcome: Outcome, data: bytes) -> None:
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
         self._raise_in("responded")
 
     def _raise_in(self, where: str) -> None:
