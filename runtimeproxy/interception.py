@@ -2,8 +2,8 @@
 
 The relay knows bytes, the handlers know the CRI; the daemon joins them. Everything here happens in the event
 loop's thread. For each intercepted call the relay gets a handler from `Interceptor.open` and then calls, in
-this order: `on_message` once; after the handler's reply `on_response` once. `on_cancelled` ends the call at any
-point before the reply has been carried out; nothing is called after it.
+this order: `on_message` once; after the handler's reply `on_response` once. `on_cancelled` ends the call at
+any point before the reply has been carried out; nothing is called after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One intercepted call, from its request to its response.
 
-The way of most calls, top-down: `on_message` parses the request, `_decide` finds the records and policies, the
-policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses, `on_response`
-updates the records. A call that has to wait for something does the same in a task (`_decide_in_task`).
+The way of most calls, top-down: `on_message` parses the request, `_decide` finds the records and policies,
+the policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses,
+`on_response` updates the records. A call that has to wait for something does the same in a task
+(`_decide_in_task`).
 """
 
 from __future__ import annotations
