@@ -80,7 +80,7 @@ def write_decision(writer: CgroupWriter, question: Question, decision: Decision)
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if target:
         return write_values(writer, target, change.cgroup, decision.written_once)
-    if isinstance(decision.view, ContainerView):
+    if isinstance(decision.merged.start, ContainerView):
         return dict.fromkeys(change.cgroup, Written(is_pending=True))
     return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
 

@@ -39,8 +39,9 @@ class StartContainer(ContainerCall):
         if record is not None:
             question = self.question(Hook.PRE_START_CONTAINER, record)
             decision = yield question
-            if decision is not None:
-                self._pending, self._owners = pending_values(question, decision), decision.owners
+            self._pending = pending_values(question, decision)
+            if decision is not None and self._pending:
+                self._owners = decision.owners
 
     def on_success(self, response: bytes) -> None:
         """The container runs."""

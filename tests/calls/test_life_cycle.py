@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf.message import Message
 
@@ -96,6 +98,18 @@ async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundin
         ("test", CONTAINER_ID, POD_ID)
     }
     assert all(entry.reason == error for entry in late if error)
+
+
+async def test_a_waiting_value_has_its_own_owner_in_the_audit(desk: Surroundings) -> None:
+    """Whatever other policy has set the parameter before a start, of a container that runs already."""
+    await desk.load(policy(pre_start_container=CgroupChange(cgroup={"cpu.idle": 0})))
+    known(desk)
+    running = desk.store.containers.get(CONTAINER_ID)
+    assert running is not None
+    owners = {"cgroup[cpu.idle]": "other"}
+    desk.store.containers.put(replace(running, pending_cgroup={"cpu.idle": 1}, owners=owners))
+    await done(desk, "StartContainer")
+    assert [(entry.policy, entry.new) for entry in desk.audit] == [("test", "0"), ("other", "1")]
 
 
 async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surroundings) -> None:
