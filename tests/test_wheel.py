@@ -1,4 +1,4 @@
-"""The wheel: who builds on the packages has their types."""
+"""The wheel: code that imports the packages gets their types."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A proxy that knows no schema cannot know which methods are unary, so each is forwarded as a stream both ways.
 With `--unary` those that the CRI answers with one message are forwarded as unary calls, which costs a third
-less: the best that grpc.aio can do for who knows the methods, and cuts off what it does not know.
+less: the best that grpc.aio can do if the methods are known, and cuts off what it does not know.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Question:
 
 
 class PolicyDesk:
-    """The test's side, from `with` to the end of its block, when all who wait are let go."""
+    """The test's side, from `with` to the end of its block, when all waiting policies continue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

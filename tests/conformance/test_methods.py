@@ -1,4 +1,4 @@
-"""Items 17 to 24: every method of every service reaches whoever serves it."""
+"""Items 17 to 24: every method of every service reaches its server."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_server_that_hangs_does_not_keep_the_daemon(daemons: Daemons, servers:
     use(daemon, "hanging.json")
     with CriClient(daemon.socket) as client:
         made = pod(client).run()
-        # A call that nobody refers to is cancelled.
+        # grpcio cancels a call without references.
         call = client.runtime.CreateContainer.future(made.create_request, timeout=CALL_TIMEOUT_S)
         wait_until(lambda: server.asked("PreCreateContainerHook"), "the call is under way")
         assert daemon.terminate() == 0

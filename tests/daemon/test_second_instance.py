@@ -1,4 +1,4 @@
-"""A socket belongs to one instance at a time, whoever starts, drains or dies."""
+"""A socket belongs to one instance at a time, whichever starts, drains or dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upgrades under a service manager: who may tell it what, and the socket that it has passed."""
+"""Upgrades under a service manager: which process notifies it, and the socket that it has passed."""
 
 from __future__ import annotations
 

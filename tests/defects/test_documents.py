@@ -170,7 +170,7 @@ def test_the_old_command_line_is_taken(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.defect(25)
 def test_what_is_the_same_is_the_same() -> None:
-    """The page for those who come from Koordinator's proxy."""
+    """The page for users of Koordinator's proxy."""
     _, _, section = COMPARISON.read_text().partition("\n## The same\n")
     same = section.partition("\n## ")[0]
     skip = f"{SETTINGS.hooks.skip_label_key}={SETTINGS.hooks.skip_label_value}"

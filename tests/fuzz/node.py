@@ -1,4 +1,4 @@
-"""A daemon between a fake runtime and whoever attacks it, and what must hold of it afterwards."""
+"""A daemon between a fake runtime and its attackers, and the checks of it afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Node:
     Attributes:
         runtime: the fake runtime's process.
         proxy: the daemon's.
-        deaths: how the daemon ended when nobody had asked it to: exit code and last lines of its log.
+        deaths: how the daemon ended without being asked to: exit code and last lines of its log.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Policies in files: who may have written them, how they are run, what counts when they change."""
+"""Policies in files: their permitted writers, how they are run, and their changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's part of a run, without threads: who is first, the thread or the one who gives up."""
+"""The worker's part of a run, without threads: which is first, the thread or the one that gives up."""
 
 from __future__ import annotations
 

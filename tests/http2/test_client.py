@@ -150,7 +150,7 @@ async def test_an_unknown_method(odd_client: UnaryClient) -> None:
 
 async def test_a_compressed_answer_is_refused(odd_client: UnaryClient) -> None:
     error = error_of(await call(odd_client, bytes(5_000), block=request_block("/test.Echo/Compressed")))
-    # The server need not compress what nobody asked it to.
+    # The client did not offer any compression.
     assert error.code is StatusCode.UNIMPLEMENTED
 
 

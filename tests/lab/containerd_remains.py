@@ -27,7 +27,7 @@ def remove(places: Places) -> None:
     cgroups = [path for bundle in bundles if (path := _cgroup_of(bundle))]
     sockets = [socket for bundle in bundles if (socket := _shim_socket(bundle))]
     shims = _shims(places)
-    # The containers first: without its shim a container's process would be nobody's child.
+    # The containers first: without its shim a container's process has no parent that could be found.
     _kill_all([pid for bundle in bundles if (pid := _init_pid(bundle))])
     _kill_all(shims)
     _unmount_below(places.folder)

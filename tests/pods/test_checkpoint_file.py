@@ -284,7 +284,7 @@ def loaded_if_free(place: Path) -> Saved | None:
 
 
 def test_a_new_file_may_be_opened_by_several_at_once(folder: Path) -> None:
-    """As around an upgrade: nobody takes a file that another one is just making for somebody else's."""
+    """As around an upgrade: no process takes a file that another one is just making for a foreign one."""
     context = multiprocessing.get_context("spawn")
     places = [folder / str(number) for number in range(50)]
     ready = context.Barrier(3, timeout=60)

@@ -15,7 +15,7 @@ _PACKAGES: Final = tuple(f"{_ROOT}{name}/" for name in ("runtimeproxy", "policie
 
 
 class Recorder:
-    """A profile function for all threads: who was called, in which order."""
+    """A profile function for all threads: the functions called, in order."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[float, int, str, str]] | None = None

@@ -322,7 +322,7 @@ async def test_a_long_question_that_no_thread_makes_in_time_holds_the_call_no_lo
     (entry,) = decision.audit
     assert "the time for this call's policies is spent" in entry.reason
     busy.released.set()
-    # The thread finds that nobody wants the question any more.
+    # The thread finds that the call no longer waits for the request.
     await decide(chain, view=VIEW, budget_s=PATIENT_S)
     workers.close()
     assert len(threads) == 2

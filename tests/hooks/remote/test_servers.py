@@ -33,7 +33,7 @@ ONE, TWO = "/run/one.sock", "/run/two.sock"
 
 @dataclass
 class Server:
-    """Answers nobody, and knows whether it is still needed."""
+    """Never answers, and records whether it was closed."""
 
     registration: Registration
     trouble: str = ""

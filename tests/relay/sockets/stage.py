@@ -27,7 +27,7 @@ class Stage:
         folder: for the sockets.
         interceptor: holds paths below `/held` unless something else is given.
         upstream_wait_s: how long the relay waits for the runtime.
-        allowed_uids: who else may connect.
+        allowed_uids: other users that may connect.
         most_per_process: how often one process may.
         first_call_s: how long a client may be connected without a call.
     """

@@ -143,7 +143,7 @@ async def test_a_client_that_was_full_before_the_runtime_was_there_stops_it_too(
     await client.frame()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     outbox = stage.relay.to_client
-    # The relay answers them itself, as long as there is nobody else.
+    # The relay answers them itself, as long as there is no runtime.
     while outbox.is_writable:
         client.send(bytes(ping()) * 200)
         await asyncio.sleep(0)

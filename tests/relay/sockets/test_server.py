@@ -1,4 +1,4 @@
-"""The server: who may connect, and the graceful end."""
+"""The server: admission of clients, and the graceful end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_no_more_clients_are_taken_and_those_that_are_there_go_on(stage: S
 async def test_the_backlog_is_as_long_as_the_listener_made_it(stage: Stage) -> None:
     waiting = [socket.socket(socket.AF_UNIX) for _ in range(500)]
     try:
-        # The loop does not turn meanwhile, so that nobody is accepted.
+        # The loop does not turn meanwhile, so that no client is accepted.
         for sock in waiting:
             sock.setblocking(False)
             sock.connect(str(stage.path))
