@@ -36,7 +36,8 @@ _PROBE_FIELDS: Final[Mapping[str, str]] = {
 """The cheapest call of the CRI."""
 _PROBE_STREAM_ID: Final = 1
 _EMPTY_MESSAGE: Final = bytes(5)
-_UNAVAILABLE: Final = str(int(StatusCode.UNAVAILABLE)).encode()
+_NOT_READY: Final = tuple(str(int(code)).encode() for code in (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN))
+"""Codes of a runtime that is starting."""
 
 
 class Upstream:
@@ -180,11 +181,11 @@ class Dial:
 
 
 async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a runtime answers `Version` with anything but UNAVAILABLE.
+    """Whether a runtime answers `Version` with anything but UNAVAILABLE or UNKNOWN.
 
     The call is made of the relay's own frames, so that no gRPC has to be loaded for it.
 
-    Source: containerd, which says "server is not initialized yet" with that code until it has loaded all.
+    Source: containerd says "server is not initialized yet" until it has loaded all; version 1.6 with UNKNOWN.
     """
     block = Encoder().encode(_PROBE_FIELDS.items())
     call = frames.frame(frames.HEADERS, frames.END_HEADERS, _PROBE_STREAM_ID, block)
@@ -213,7 +214,7 @@ async def _is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         if type_ == frames.HEADERS:
             fields = dict(decoder.decode(frames.header_fragment(payload, flags), raw=True))
             if flags & frames.END_STREAM:
-                return fields.get(b"grpc-status") != _UNAVAILABLE
+                return fields.get(b"grpc-status") not in _NOT_READY
         elif type_ == frames.SETTINGS and not flags & frames.ACK:
             writer.write(frames.SETTINGS_ACK)
         elif type_ == frames.PING and not flags & frames.ACK:
