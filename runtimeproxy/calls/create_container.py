@@ -22,8 +22,8 @@ from runtimeproxy.calls.to_views import (
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
-from runtimeproxy.pods.records import ContainerRecord, PodRecord, compact
-from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices

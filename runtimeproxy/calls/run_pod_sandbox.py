@@ -11,8 +11,8 @@ from runtimeproxy.calls.cri_call import CriCall, Question, Questions, pod_questi
 from runtimeproxy.calls.edit_request import edit_pod
 from runtimeproxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
-from runtimeproxy.pods.records import NO_CHANGES, PodRecord, compact
-from runtimeproxy.pods.resources import NO_ENTRIES, read_resources
+from runtimeproxy.pods.records import NO_CHANGES, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices

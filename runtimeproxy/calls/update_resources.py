@@ -19,8 +19,7 @@ from runtimeproxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange
 from runtimeproxy.pods.reconcile import COMPARED, same_value
-from runtimeproxy.pods.records import compact
-from runtimeproxy.pods.resources import NO_ENTRIES, overlay, read_resources
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices

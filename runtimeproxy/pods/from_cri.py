@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.pods.long_json import read_json
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
     SCALARS,
+    compact,
     overlay,
     read_resources,
     resources_from_json,

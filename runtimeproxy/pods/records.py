@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,9 +10,6 @@ from typing import Any, Final, TypeAlias
 
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
-
-INTERNED_CHARS: Final = 128
-"""Longer texts are not interned: they are rarely the same in two pods."""
 
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
 """The one empty mapping of changes that all records share."""
@@ -117,16 +113,3 @@ class CgroupRecord:
 
 
 Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord
-
-
-def compact(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A copy for a record: equal keys and short values of many pods are one object in memory."""
-    if not entries:
-        return NO_ENTRIES
-    copy: dict[str, str] = {}
-    for key in entries:
-        value = entries[key]
-        copy[sys.intern(key) if len(key) <= INTERNED_CHARS else key] = (
-            sys.intern(value) if len(value) <= INTERNED_CHARS else value
-        )
-    return copy

@@ -1,7 +1,8 @@
-"""Resources of the CRI as `Resources`: read from messages and JSON, and overlaid with updates."""
+"""Resources and text entries of the CRI: read from messages and JSON, overlaid with updates."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -33,6 +34,9 @@ SCALARS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Scalar fields: name here to name in the CRI. Source: CRI v1, message LinuxContainerResources."""
+
+INTERNED_CHARS: Final = 128
+"""Longer texts are not interned: they are rarely the same in two pods."""
 
 
 def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
@@ -156,3 +160,16 @@ def _integer(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT64:
         return 0
     return value
+
+
+def compact(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """A copy for a record: equal keys and short values of many pods are one object in memory."""
+    if not entries:
+        return NO_ENTRIES
+    copy: dict[str, str] = {}
+    for key in entries:
+        value = entries[key]
+        copy[sys.intern(key) if len(key) <= INTERNED_CHARS else key] = (
+            sys.intern(value) if len(value) <= INTERNED_CHARS else value
+        )
+    return copy

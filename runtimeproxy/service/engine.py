@@ -21,6 +21,7 @@ from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -34,7 +35,6 @@ from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.service.audit_log import AuditLog
 from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.service.process import give_back_memory
 

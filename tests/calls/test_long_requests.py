@@ -37,7 +37,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     from cri_api import parsing
     from runtimeproxy.calls import run_pod_sandbox, to_views, update_resources
-    from runtimeproxy.pods import records, resources
+    from runtimeproxy.pods import resources
 
     def watch(module: object, name: str) -> None:
         original = getattr(module, name)
@@ -53,7 +53,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         watch(module, "read_entries")
     from runtimeproxy.calls import create_container
 
-    for module in (run_pod_sandbox, create_container, update_resources, records):
+    for module in (run_pod_sandbox, create_container, update_resources, resources):
         watch(module, "compact")
     whole = parsing._Pieces.walk
 

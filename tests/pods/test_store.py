@@ -8,7 +8,8 @@ import pytest
 
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Kind, Saved
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, compact
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.resources import compact
 from runtimeproxy.pods.store import PodStore
 
 

@@ -18,9 +18,8 @@ from runtimeproxy.pods.records import (
     ManagedValue,
     PodRecord,
     Record,
-    compact,
 )
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, frozen
+from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, compact, frozen
 
 ValueT = TypeVar("ValueT")
 

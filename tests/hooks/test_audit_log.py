@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks import Hook, Mode
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.audit import LINES_A_TURN, AuditEntry, AuditKind, AuditLog
 from runtimeproxy.logs import format_text
-from runtimeproxy.service.audit_log import LINES_A_TURN, AuditLog
 
 
 def entry(**changes: Any) -> AuditEntry:
