@@ -51,7 +51,10 @@ def test_a_restart_keeps_path_state_and_records(fake_runtime: FakeRuntime, runti
     preload(fake_runtime.state, 1, 1)
     runtime.Version(VERSION)
     fake_runtime.restart()
-    answer = runtime.ListContainers(api_pb2.ListContainersRequest(), wait_for_ready=True)
+    # On a connection of its own: the first channel may not have noticed the end of its connection.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{fake_runtime.socket_path}", options) as channel:
+        answer = Runtime(channel).ListContainers(api_pb2.ListContainersRequest(), wait_for_ready=True)
     assert len(answer.containers) == 1
     assert fake_runtime.recorded.methods == ["Version", "ListContainers"]
 
