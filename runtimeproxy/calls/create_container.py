@@ -76,7 +76,7 @@ class ContainerDraft:
             labels=compact(config.labels),
             annotations=compact(config.annotations),
             requested=requested,
-            applied=read_resources(config.linux.resources) if self._is_changed else requested,
+            booked=read_resources(config.linux.resources) if self._is_changed else requested,
             owners=dict(self.owners) or NO_ENTRIES,
             pending_cgroup=dict(self.pending) or NO_ENTRIES,
         )

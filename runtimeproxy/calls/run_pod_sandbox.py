@@ -65,7 +65,7 @@ class PodDraft:
             cgroup_parent=config.linux.cgroup_parent,
             overhead=read_resources(config.linux.overhead),
             requested=self.requested,
-            applied=read_resources(config.linux.resources),
+            booked=read_resources(config.linux.resources),
             owners=dict(self._owners) or NO_ENTRIES,
         )
         return self._make_record

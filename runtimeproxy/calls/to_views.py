@@ -186,24 +186,24 @@ def recorded_container(
 
 
 def _without_servers(record: ContainerRecord) -> Resources:
-    """The applied resources; of fields that hook servers own, the requested ones.
+    """The booked resources; of fields that hook servers own, the requested ones.
 
     Servers run last, so these are the values that they change. A server that divides a quota, and gets its
     own value, would divide it again with each update.
     """
     owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
     if not owned:
-        return record.applied
-    asked, applied = record.requested, record.applied
+        return record.booked
+    asked, booked = record.requested, record.booked
     changed: dict[str, Any] = {
         name: getattr(asked, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in owned
     }
-    keys = {key for key in {*asked.unified, *applied.unified} if str(Field(UNIFIED, key)) in owned}
+    keys = {key for key in {*asked.unified, *booked.unified} if str(Field(UNIFIED, key)) in owned}
     if keys:
-        kept = {key: value for key, value in applied.unified.items() if key not in keys}
+        kept = {key: value for key, value in booked.unified.items() if key not in keys}
         kept.update((key, value) for key, value in asked.unified.items() if key in keys)
         changed["unified"] = kept
-    return replace(applied, **changed)
+    return replace(booked, **changed)
 
 
 class _Changed(Mapping[str, str]):

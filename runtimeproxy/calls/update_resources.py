@@ -66,10 +66,10 @@ class UpdateContainerResources(ContainerCall):
             expected = replace(
                 expected,
                 requested=overlay(expected.requested, update.sent),
-                applied=overlay(expected.applied, update.forwarded),
+                booked=overlay(expected.booked, update.forwarded),
             )
         # Which of two concurrent updates the runtime makes last is not known.
-        self._in_force = record.applied if record.detailed and expected is record else None
+        self._in_force = record.booked if record.detailed and expected is record else None
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit = self._edit
         decision = yield question
@@ -98,7 +98,7 @@ class UpdateContainerResources(ContainerCall):
         self.request = self._request = api_pb2.UpdateContainerResourcesRequest()
 
     def on_success(self, response: bytes) -> None:
-        """Lays the update over the requested and the applied resources."""
+        """Lays the update over the requested and the booked resources."""
         record = self.record
         if record is None:
             return
@@ -112,7 +112,7 @@ class UpdateContainerResources(ContainerCall):
         return replace(
             record,
             requested=overlay(record.requested, self._sent),
-            applied=overlay(record.applied, self._forwarded),
+            booked=overlay(record.booked, self._forwarded),
             owners=merged_owners(record.owners, self._sent, self._owners),
             annotations=annotations,
             pending_cgroup={**record.pending_cgroup, **self._pending} or NO_ENTRIES,
@@ -129,7 +129,7 @@ class UpdateContainerResources(ContainerCall):
         if found is None:
             self.services.store.containers.remove(self.container_id)
             return False
-        done = has_taken(self._forwarded, found.applied)
+        done = has_taken(self._forwarded, found.booked)
         if done:
             self.on_success(b"")
         return done
@@ -168,7 +168,7 @@ class UpdatePodSandboxResources(PodCall):
         record = self.record
         if record is None:
             return
-        self._in_force = record.applied if record.detailed else None
+        self._in_force = record.booked if record.detailed else None
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
         question.edit = self._edit
         decision = yield question
@@ -176,13 +176,13 @@ class UpdatePodSandboxResources(PodCall):
             self._owners = decision.owners
 
     def on_success(self, response: bytes) -> None:
-        """Lays the update over the requested and the applied resources."""
+        """Lays the update over the requested and the booked resources."""
         record = self.record
         if record is None:
             return
         updated = replace(
             self._asked(record),
-            applied=overlay(record.applied, self._forwarded),
+            booked=overlay(record.booked, self._forwarded),
             owners=merged_owners(record.owners, self._sent, self._owners),
         )
         self.services.store.pods.put(updated)

@@ -80,7 +80,7 @@ def seen_pod(answer: api_pb2.PodSandboxStatusResponse) -> PodRecord:
         cgroup_parent=_cgroup_parent(info),
         overhead=resources_from_json(_member(linux, "overhead")),
         requested=resources,
-        applied=resources,
+        booked=resources,
         detailed=True,
     )
 
@@ -102,7 +102,7 @@ def seen_container(answer: api_pb2.ContainerStatusResponse) -> ContainerRecord:
         resources = overlay(created, present)
     pod_id = info.get("sandboxID")
     record = listed_container(status, pod_id if isinstance(pod_id, str) else "")
-    return replace(record, requested=resources, applied=resources, detailed=True)
+    return replace(record, requested=resources, booked=resources, detailed=True)
 
 
 def parse_info(info: Mapping[str, str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecord:
     """A saved record, updated by the runtime's present one.
 
-    A value that differs from the applied one was set while the proxy was away, so it counts as the kubelet's
+    A value that differs from the booked one was set while the proxy was away, so it counts as the kubelet's
     request, and no policy owns the field any more. Only values that both records have are compared: runtimes
     report defaults that no request had, and leave out some requested values.
 
@@ -39,7 +39,7 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
         record: The saved record.
         seen: The runtime's record of the same container.
     """
-    found = _differences(record.applied, seen.applied)
+    found = _differences(record.booked, seen.booked)
     state = max(record.state, seen.state)
     if found is None:
         return record if state is record.state else replace(record, state=state)
@@ -49,7 +49,7 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
     return replace(
         record,
         requested=overlay(record.requested, found),
-        applied=overlay(record.applied, found),
+        booked=overlay(record.booked, found),
         owners=owners or NO_ENTRIES,
         state=state,
     )
@@ -90,17 +90,17 @@ def newer_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
     return replace(saved, state=Lifecycle.STOPPED) if known.state is Lifecycle.STOPPED else saved
 
 
-def _differences(applied: Resources, reported: Resources) -> Resources | None:
-    """The reported values that differ from the applied ones; None if there are none."""
+def _differences(booked: Resources, reported: Resources) -> Resources | None:
+    """The reported values that differ from the booked ones; None if there are none."""
     found: dict[str, Any] = {}
     for name in COMPARED:
-        before, now = getattr(applied, name), getattr(reported, name)
+        before, now = getattr(booked, name), getattr(reported, name)
         if before is not None and now is not None and not same_value(name, before, now):
             found[name] = now
     unified = {
         key: now
         for key, now in reported.unified.items()
-        if key in applied.unified and applied.unified[key] != now
+        if key in booked.unified and booked.unified[key] != now
     }
     return Resources(**found, unified=unified) if found or unified else None
 

@@ -54,8 +54,8 @@ class PodRecord:
     overhead: Resources = NO_RESOURCES
     requested: Resources = NO_RESOURCES
     """The values of all requests of the kubelet."""
-    applied: Resources = NO_RESOURCES
-    """The values of all requests to the runtime."""
+    booked: Resources = NO_RESOURCES
+    """What the specification in the runtime holds: the values of all requests to it."""
     owners: Mapping[str, str] = field(default_factory=_no_entries)
     """Changed field to the policy that changed it."""
     state: Lifecycle = Lifecycle.RUNNING
@@ -78,8 +78,8 @@ class ContainerRecord:
     """As sent to the runtime, with the changes of policies."""
     requested: Resources = NO_RESOURCES
     """The values of all requests of the kubelet; after a restart those that the runtime reports."""
-    applied: Resources = NO_RESOURCES
-    """The values of all requests to the runtime."""
+    booked: Resources = NO_RESOURCES
+    """What the specification in the runtime holds: the values of all requests to it."""
     owners: Mapping[str, str] = field(default_factory=_no_entries)
     """Changed field to the policy that changed it."""
     pending_cgroup: Mapping[str, int | str] = field(default_factory=_no_entries)

@@ -197,7 +197,7 @@ class Recovery:
         return record if record is not known else None
 
     def _log_changed(self, known: ContainerRecord, record: ContainerRecord) -> None:
-        changes = changed_values(known.applied, record.applied)
+        changes = changed_values(known.booked, record.booked)
         about = self._about_container(known)
         texts = (f"{each['field']} {each['from'] or '-'} -> {each['to'] or '-'}" for each in changes)
         LOG.info(

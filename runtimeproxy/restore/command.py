@@ -262,9 +262,9 @@ def _update_result(line: Line, found: ContainerRecord | None) -> Line:
     scalar = line.field.removeprefix(f"{RESOURCES}.")
     now: Value | None
     if scalar in SCALARS:
-        now = getattr(found.applied, scalar)
+        now = getattr(found.booked, scalar)
     else:
-        now = found.applied.unified.get(unified_key(line.field))
+        now = found.booked.unified.get(unified_key(line.field))
     if now is not None and line.new is not None and not same_value(scalar, now, line.new):
         return _with(line, Status.FAILED, "the runtime does not change it on a running container")
     return _with(line, Status.RESTORED)

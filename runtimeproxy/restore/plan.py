@@ -145,8 +145,8 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
     owners = {name: owner for name, owner in record.owners.items() if name not in restored}
     scalars = {name: getattr(planned.values, name) for name in SCALARS if f"{RESOURCES}.{name}" in restored}
     unified = {key: value for key, value in planned.values.unified.items() if f"{UNIFIED}[{key}]" in restored}
-    applied = overlay(record.applied, Resources(**scalars, unified=unified))
-    return replace(record, owners=owners or NO_ENTRIES, applied=applied)
+    booked = overlay(record.booked, Resources(**scalars, unified=unified))
+    return replace(record, owners=owners or NO_ENTRIES, booked=booked)
 
 
 def without_values(record: CgroupRecord, restored: frozenset[str]) -> CgroupRecord | None:
@@ -176,20 +176,20 @@ def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: NodeSt
 def _owned_lines(target: str, record: ContainerRecord, node: NodeState) -> Iterator[Line]:
     for name in record.owners:
         scalar = name.removeprefix(f"{RESOURCES}.")
-        applied: Value | None
+        booked: Value | None
         wanted: Value | None
         if name.startswith(f"{UNIFIED}["):
             key = unified_key(name)
-            applied, wanted = record.applied.unified.get(key), requested_text(key, record.requested)
+            booked, wanted = record.booked.unified.get(key), requested_text(key, record.requested)
         elif scalar in SCALARS:
-            applied, wanted = getattr(record.applied, scalar), _wanted(scalar, record, node)
+            booked, wanted = getattr(record.booked, scalar), _wanted(scalar, record, node)
         else:
             continue
-        line = Line(target, name, applied, wanted)
-        if wanted is None and applied is not None:
+        line = Line(target, name, booked, wanted)
+        if wanted is None and booked is not None:
             reason = "the kubelet gave no value, and the CRI cannot clear one of a running container"
             yield replace(line, status=Status.FAILED, reason=reason)
-        elif wanted is not None and (applied is None or not same_value(scalar, applied, wanted)):
+        elif wanted is not None and (booked is None or not same_value(scalar, booked, wanted)):
             yield line
 
 

@@ -127,7 +127,7 @@ async def test_a_policy_changes_a_container_and_the_record_keeps_both_values(des
     sent = await call.sent(api_pb2.CreateContainerRequest)
     assert sent.config.linux.resources.cpu_shares == 2048
     record = record_of(desk)
-    assert (record.requested.cpu_shares, record.applied.cpu_shares) == (2, 2048)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (2, 2048)
     assert record.owners["resources.cpu_shares"] == "test"
     (_, view), *_ = found.seen
     assert (view.pod.qos, view.pod.id, dict(view.env)) == ("BE", POD_ID, {"PATH": b"/bin"})
@@ -227,7 +227,7 @@ async def test_an_update_of_a_pod(desk: Surroundings) -> None:
     assert desk.writer.written == [(parent, {"cpu.cfs_quota_us": -1}), (parent, {"cpu.shares": 7})]
     record = desk.store.pods.get(POD_ID)
     assert record is not None
-    assert (record.requested.cpu_quota_us, record.applied.cpu_quota_us) == (50_000, -1)
+    assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (50_000, -1)
 
 
 @pytest.mark.conformance(99)
@@ -259,7 +259,7 @@ async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) ->
     ]
     assert found.seen[1][1].pod.labels["restored"] == "1"
     record = record_of(desk)
-    assert (record.state, record.applied.cpu_shares) == (Lifecycle.RUNNING, 2048)
+    assert (record.state, record.booked.cpu_shares) == (Lifecycle.RUNNING, 2048)
     assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
     assert desk.writer.written[1][0] == f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
 
@@ -339,7 +339,7 @@ async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surrounding
     await desk.load(policy(pre_create_container=change), test=PolicySettings(mode=Mode.DRY_RUN))
     call = await desk.create(POD_ID, pod_sandbox_config(), container_config(), CONTAINER_ID)
     assert call.reply.forwarded == [None]
-    assert record_of(desk).applied.cpu_shares == 2
+    assert record_of(desk).booked.cpu_shares == 2
     assert not desk.writer.written
 
 

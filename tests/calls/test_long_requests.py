@@ -107,7 +107,7 @@ async def test_a_life_with_many_annotations(desk: Surroundings, in_loop: list[st
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
     assert {**MANY, "added": "yes", "new": "x"}.items() <= record.annotations.items()
-    assert record.applied.cpu_shares == 5
+    assert record.booked.cpu_shares == 5
     stop = api_pb2.StopContainerRequest(container_id=CONTAINER_ID)
     await desk.call("StopContainer", stop).succeeded(api_pb2.StopContainerResponse())
     remove = api_pb2.RemoveContainerRequest(container_id=CONTAINER_ID)

@@ -54,7 +54,7 @@ async def test_create_container(desk: Surroundings, is_there: bool) -> None:
     record = desk.store.containers.get(CONTAINER_ID)
     assert (record is not None) is is_there
     if record is not None:
-        assert record.applied.cpu_shares == 2
+        assert record.booked.cpu_shares == 2
 
 
 @pytest.mark.parametrize("state", list(Lifecycle))
@@ -79,12 +79,12 @@ async def test_start_container(desk: Surroundings, state: Lifecycle) -> None:
 )
 async def test_update_container(desk: Surroundings, reported: Resources, expected: int | None) -> None:
     await known(desk)
-    desk.runtime.containers[CONTAINER_ID] = replace(CONTAINER, applied=reported)
+    desk.runtime.containers[CONTAINER_ID] = replace(CONTAINER, booked=reported)
     resources = api_pb2.LinuxContainerResources(cpu_shares=512)
     await lost(desk, "UpdateContainerResources", container_id=CONTAINER_ID, linux=resources)
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
-    assert record.applied.cpu_shares == record.requested.cpu_shares == expected
+    assert record.booked.cpu_shares == record.requested.cpu_shares == expected
 
 
 async def test_update_of_a_container_that_is_gone(desk: Surroundings) -> None:

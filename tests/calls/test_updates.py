@@ -49,7 +49,7 @@ async def test_a_partial_update_stays_partial_and_asks_with_everything(desk: Sur
     assert (view.requested.cpu_shares, view.requested.cpuset_cpus) == (2, "0-1")
     assert (view.current.cpu_shares, view.current.cpuset_cpus) == (2048, "0-1")
     record = record_of(desk)
-    assert (record.applied.cpu_shares, record.applied.cpuset_cpus) == (2048, "0-1")
+    assert (record.booked.cpu_shares, record.booked.cpuset_cpus) == (2048, "0-1")
 
 
 async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundings) -> None:
@@ -60,7 +60,7 @@ async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundi
     sent = await call.sent(Update)
     assert sent.linux == api_pb2.LinuxContainerResources(cpu_shares=2048)
     record = record_of(desk)
-    assert (record.requested.cpu_shares, record.applied.cpu_shares) == (512, 2048)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (512, 2048)
     assert record.owners["resources.cpu_shares"] == "test"
 
 
@@ -70,7 +70,7 @@ async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     record = record_of(desk)
-    assert record.applied.cpu_shares == 512
+    assert record.booked.cpu_shares == 512
     assert "resources.cpu_shares" not in record.owners
 
 
@@ -135,7 +135,7 @@ async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surround
     assert (sent.linux.cpu_quota, sent.linux.memory_limit_in_bytes) == (20_000, 1 << 30)
     for call in (first, second):
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
-    assert record_of(desk).applied.cpu_quota_us == 20_000
+    assert record_of(desk).booked.cpu_quota_us == 20_000
     assert desk.services.pending_updates == {}
 
 
@@ -151,7 +151,7 @@ async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> No
     await asyncio.sleep(0)  # their records are prepared
     for call in calls:
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
-    applied = record_of(desk).applied
+    applied = record_of(desk).booked
     assert (applied.cpu_quota_us, applied.cpu_shares) == (50_000, 512)
     await desk.idle()
     assert desk.writer.renewed

@@ -130,9 +130,7 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
     async with side(tmp_path, files) as old:
         old.store.containers.put(OWNED)
         shares = Resources(cpu_shares=100)
-        recovered = replace(
-            OWNED, id="recovered", requested=shares, applied=shares, owners={}, recovered=True
-        )
+        recovered = replace(OWNED, id="recovered", requested=shares, booked=shares, owners={}, recovered=True)
         with old.store.listing() as since:
             old.store.containers.fill(recovered, since)
         await asyncio.to_thread(old.cgroups.write, ONE, {"cpu.shares": 512})

@@ -54,7 +54,7 @@ POD = PodRecord(
     cgroup_parent="/kubepods/podu1",
     overhead=Resources(cpu_shares=2),
     requested=ASKED,
-    applied=replace(ASKED, cpu_shares=2),
+    booked=replace(ASKED, cpu_shares=2),
     owners={"resources.cpu_shares": "batch"},
     state=Lifecycle.STOPPED,
     detailed=False,
@@ -68,7 +68,7 @@ CONTAINER = ContainerRecord(
     labels={"a": "b"},
     annotations={"c": "d"},
     requested=ASKED,
-    applied=replace(ASKED, cpu_quota_us=5000),
+    booked=replace(ASKED, cpu_quota_us=5000),
     owners={"resources.cpu_quota_us": "batch", "cgroup[cpu.idle]": "other"},
     pending_cgroup={"cpu.idle": 1, "cpuset.cpus": "0-1"},
     state=Lifecycle.RUNNING,
@@ -89,7 +89,7 @@ CGROUP = CgroupRecord(
         pytest.param(Kind.CONTAINER, CONTAINER, id="container"),
         pytest.param(Kind.CONTAINER, ContainerRecord(id="box"), id="empty-container"),
         pytest.param(Kind.CONTAINER, ContainerRecord(id="box", requested=ASKED), id="nothing-applied"),
-        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", applied=ASKED), id="nothing-requested"),
+        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", booked=ASKED), id="nothing-requested"),
         pytest.param(Kind.CGROUP, CGROUP, id="cgroup"),
     ],
 )
@@ -106,13 +106,13 @@ def test_all_fields_have_a_value_in_these_tests() -> None:
 
 def test_what_is_shared_in_memory_is_shared_again() -> None:
     found = decode(
-        Kind.CONTAINER, "box", encode(ContainerRecord(id="box", requested=ASKED, applied=replace(ASKED)))
+        Kind.CONTAINER, "box", encode(ContainerRecord(id="box", requested=ASKED, booked=replace(ASKED)))
     )
     assert isinstance(found, ContainerRecord)
-    assert found.applied is found.requested
+    assert found.booked is found.requested
     empty = decode(Kind.CONTAINER, "box", encode(ContainerRecord(id="box")))
     assert isinstance(empty, ContainerRecord)
-    assert empty.applied is NO_RESOURCES
+    assert empty.booked is NO_RESOURCES
     assert empty.labels is NO_ENTRIES
     one, two = (decode(Kind.POD, name, encode(POD)) for name in ("one", "two"))
     assert isinstance(one, PodRecord)

@@ -49,5 +49,5 @@ async def test_a_pod_comes_back_with_cgroup_parent_and_resources(
     assert (pod.name, pod.uid, pod.cgroup_parent) == ("web", spec.uid, spec.cgroup_parent)
     assert pod.labels["koordinator.sh/qosClass"] == "LS"
     assert (container.pod_id, container.name, container.state) == (pod.id, "main", Lifecycle.RUNNING)
-    assert (container.applied.cpu_shares, container.applied.cpu_quota_us) == (700, 50_000)
-    assert (found.id, found.pod_id, found.applied.cpu_shares) == (container.id, pod.id, 700)
+    assert (container.booked.cpu_shares, container.booked.cpu_quota_us) == (700, 50_000)
+    assert (found.id, found.pod_id, found.booked.cpu_shares) == (container.id, pod.id, 700)

@@ -68,7 +68,7 @@ def test_a_pod_of_containerd() -> None:
     record = seen_pod(pod_status(json.dumps(CONTAINERD_POD)))
     assert record.cgroup_parent == "/kubepods/podu1"
     assert record.overhead == Resources(cpu_shares=5)
-    assert record.requested == record.applied == Resources(cpu_quota_us=50_000)
+    assert record.requested == record.booked == Resources(cpu_quota_us=50_000)
     assert record.runtime_handler == "kata"
     assert record.detailed
     assert record.recovered
@@ -126,7 +126,7 @@ def test_seen_container(status: api_pb2.ContainerStatus, info: dict[str, Any], e
         status=status, info={"info": json.dumps(info | {"sandboxID": "p1"})}
     )
     record = seen_container(answer)
-    assert record.requested == record.applied == expected
+    assert record.requested == record.booked == expected
     assert record.pod_id == "p1"
 
 

@@ -17,7 +17,7 @@ SHARES, QUOTA = "resources.cpu_shares", "resources.cpu_quota_us"
 SAVED = ContainerRecord(
     id="c",
     requested=Resources(cpu_shares=1024, cpu_quota_us=200_000, memory_limit_bytes=64 * MIB),
-    applied=Resources(
+    booked=Resources(
         cpu_shares=512, cpu_quota_us=-1, memory_limit_bytes=64 * MIB, unified={"memory.high": "max"}
     ),
     owners={SHARES: "batch", QUOTA: "cpuset", "resources.unified[memory.high]": "batch"},
@@ -29,7 +29,7 @@ def seen(**values: Any) -> ContainerRecord:
     """What the runtime says."""
     resources = Resources(**values)
     return ContainerRecord(
-        id="c", requested=resources, applied=resources, state=Lifecycle.RUNNING, recovered=True
+        id="c", requested=resources, booked=resources, state=Lifecycle.RUNNING, recovered=True
     )
 
 
@@ -64,7 +64,7 @@ def test_what_somebody_changed_is_the_kubelets(reported: dict[str, Any], lost: s
     found = reconciled(SAVED, seen(**reported))
     assert set(SAVED.owners) - set(found.owners) == ({lost} if lost else set())
     for name, value in reported.items():
-        for resources in (found.requested, found.applied):
+        for resources in (found.requested, found.booked):
             given = getattr(resources, name)
             assert given == value
     untouched = "cpu_period_us"
@@ -110,7 +110,7 @@ def test_a_record_that_came_from_the_file_before_gives_way_to_a_newer_row() -> N
     [
         pytest.param(
             PodRecord(id="p", owners={"a": "b"}, cgroup_parent="/x"),
-            PodRecord(id="p", recovered=True, cgroup_parent="/y", applied=Resources(cpu_shares=2)),
+            PodRecord(id="p", recovered=True, cgroup_parent="/y", booked=Resources(cpu_shares=2)),
             PodRecord(id="p", owners={"a": "b"}, cgroup_parent="/x"),
             id="what-was-saved",
         ),

@@ -46,7 +46,7 @@ async def test_everything_comes_back_with_its_details(
         pod = store.pods.get(container.pod_id)
         assert pod is not None
         assert pod.cgroup_parent == kept.sandbox_config.linux.cgroup_parent
-        assert container.applied.cpu_shares == kept.resources.cpu_shares
+        assert container.booked.cpu_shares == kept.resources.cpu_shares
         assert container.detailed
 
 
@@ -148,7 +148,7 @@ def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
         pod_id=container.sandbox_id,
         name="main",
         requested=Resources(cpu_shares=7),
-        applied=Resources(cpu_shares=shares),
+        booked=Resources(cpu_shares=shares),
         owners={"resources.cpu_shares": "policy"},
         state=Lifecycle.RUNNING,
     )
@@ -186,7 +186,7 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     record = store.containers.get(container_id)
     assert record is not None
     shares = kept.resources.cpu_shares
-    assert record.requested.cpu_shares == record.applied.cpu_shares == shares
+    assert record.requested.cpu_shares == record.booked.cpu_shares == shares
     assert record.owners == {}
     (line,) = [each for each in caplog.records if "while the proxy was away" in each.message]
     change = f"resources.cpu_shares 5000 -> {shares}"

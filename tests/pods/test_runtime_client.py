@@ -57,7 +57,7 @@ async def test_status(fake_runtime: FakeRuntime, client: GrpcRuntimeClient) -> N
     assert pod is not None
     assert container is not None
     assert (pod.id, pod.cgroup_parent) == (pod_id, "/kubepods/besteffort/podu1")
-    assert (container.id, container.applied.cpu_shares) == (container_id, 77)
+    assert (container.id, container.booked.cpu_shares) == (container_id, 77)
     asked = await client.container(container_id, with_pod=True)
     assert asked is not None
     assert asked.pod_id == pod_id
@@ -88,7 +88,7 @@ async def test_a_runtime_without_resources_in_the_status_is_asked_verbosely(
     for _ in range(2):
         record = await client.container(container_id)
         assert record is not None
-        assert record.applied.cpu_shares == 5
+        assert record.booked.cpu_shares == 5
     asked = [call.message.verbose for call in fake_runtime.recorded if call.method == "ContainerStatus"]
     assert asked == [False, True, True]
 

@@ -138,7 +138,7 @@ def saved(*containers: ContainerRecord, pods: tuple[PodRecord, ...] = ()) -> Sav
     return Saved(pods, containers)
 
 
-OWNED = replace(container("a"), owners={"f": "policy"}, applied=Resources(cpu_shares=2))
+OWNED = replace(container("a"), owners={"f": "policy"}, booked=Resources(cpu_shares=2))
 
 
 def test_a_checkpoint_fills_an_empty_store() -> None:
@@ -246,12 +246,12 @@ def test_what_another_process_saved_after_it_took_over_counts() -> None:
 def test_what_another_process_saved_counts_more_than_what_the_runtime_said_before() -> None:
     store = PodStore()
     shares = Resources(cpu_shares=100)
-    known = replace(container("a"), requested=shares, applied=shares, state=Lifecycle.STOPPED, recovered=True)
+    known = replace(container("a"), requested=shares, booked=shares, state=Lifecycle.STOPPED, recovered=True)
     with store.listing() as since:
         store.containers.fill(known, since)
         store.pods.put(pod())
     more = Resources(cpu_shares=200)
-    theirs = replace(OWNED, requested=more, applied=more, state=Lifecycle.RUNNING)
+    theirs = replace(OWNED, requested=more, booked=more, state=Lifecycle.RUNNING)
     with store.listing() as since:
         assert store.load(saved(theirs), since, outdated=store.event) == ("a",)
     assert store.containers.get("a") == replace(theirs, state=Lifecycle.STOPPED)

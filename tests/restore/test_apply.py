@@ -54,7 +54,7 @@ def saved_containers(fake_runtime: FakeRuntime, count: int) -> tuple[ContainerRe
             id=kept.id,
             pod_id=kept.sandbox_id,
             requested=Resources(cpu_shares=2),
-            applied=Resources(cpu_shares=512),
+            booked=Resources(cpu_shares=512),
             owners={"resources.cpu_shares": "policy"},
         )
         for kept in fake_runtime.state.containers.values()
@@ -88,7 +88,7 @@ async def test_what_is_there(
     )
     found = await observe(saved, client, writer)
     assert found.containers.keys() == {record.id}
-    assert found.containers[record.id].applied.cpu_shares == 512
+    assert found.containers[record.id].booked.cpu_shares == 512
     assert found.files == {Place(POD, "cpu.shares"): 2597, Place(POD, "cpu.idle"): None}
     assert found.cpus[record.pod_id] == "2-3"
     assert found.cpus["gone"]
@@ -151,7 +151,7 @@ async def test_a_file_that_the_runtime_reports(
     fake_runtime.state.containers[record.id].resources.unified["memory.high"] = "4096"
     record = replace(
         record,
-        applied=Resources(unified={"memory.high": "4096"}),
+        booked=Resources(unified={"memory.high": "4096"}),
         owners={"resources.unified[memory.high]": "policy"},
     )
     if not changes:
@@ -194,7 +194,7 @@ async def test_without_a_value_to_send_the_runtime_is_not_asked(
 ) -> None:
     record = replace(
         saved_container(fake_runtime),
-        applied=Resources(oom_score_adj=9),
+        booked=Resources(oom_score_adj=9),
         owners={"resources.oom_score_adj": "policy"},
     )
     (line,) = await restore_container(client, planned(record))

@@ -134,7 +134,7 @@ def left(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient, runtime
         pod_id=made.id,
         name="main",
         requested=requested,
-        applied=overlay(requested, policies),
+        booked=overlay(requested, policies),
         owners=dict.fromkeys(OWNED, "batch-resource"),
         state=Lifecycle.RUNNING,
     )

@@ -36,7 +36,7 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
         pod_id="pod",
         name="main",
         requested=Resources(**requested),
-        applied=Resources(**applied),
+        booked=Resources(**applied),
         owners=dict.fromkeys([*sorted(names), *(f"resources.unified[{key}]" for key in unified)], "policy"),
         state=Lifecycle.RUNNING,
     )
@@ -44,7 +44,7 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
 
 def node(**values: Any) -> NodeState:
     """A node on which the container runs, with what the runtime says of it."""
-    return NodeState({"box": replace(RUNNING, applied=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
+    return NodeState({"box": replace(RUNNING, booked=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
         pytest.param(owned({}, {"cpu_shares": 2}), {}, id="gone"),
         pytest.param(
             owned({}, {"cpu_shares": 2}),
-            {"box": replace(RUNNING, applied=Resources(cpu_shares=9000))},
+            {"box": replace(RUNNING, booked=Resources(cpu_shares=9000))},
             id="changed-by-somebody-else",
         ),
         pytest.param(
@@ -137,7 +137,7 @@ def test_a_container_without_its_owners() -> None:
     (container,) = plan(Saved((POD,), (record,)), node()).containers
     found = without_owners(container, frozenset({"resources.cpu_shares"}))
     assert found.owners == {"resources.cpu_quota_us": "policy"}
-    assert found.applied == Resources(cpu_shares=1024, cpu_quota_us=5000)
+    assert found.booked == Resources(cpu_shares=1024, cpu_quota_us=5000)
     assert found.requested == record.requested
 
 

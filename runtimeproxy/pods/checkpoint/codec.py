@@ -90,14 +90,17 @@ def encode(record: Record) -> str:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name != "id" and value != getattr(blank, field.name):
-            document[field.name] = _plain(value)
+            document[_KEYS.get(field.name, field.name)] = _plain(value)
     # Mostly no policy has changed anything: then both are one object, here and after the next start.
-    if record.applied == record.requested:
-        document.pop("applied", None)
+    if record.booked == record.requested:
+        document.pop(_KEYS["booked"], None)
         document["same"] = True
-    entries = len(record.labels) + len(record.annotations) + len(record.applied.unified)
+    entries = len(record.labels) + len(record.annotations) + len(record.booked.unified)
     return json_text(document, is_long=entries > SHORT_ENTRIES)
 
+
+_KEYS: Final[Mapping[str, str]] = {"booked": "applied"}
+"""Fields with another name in the file: version 0.1 reads it too, after a failed upgrade or a downgrade."""
 
 _BLANK_POD: Final = PodRecord(id="")
 _BLANK_CONTAINER: Final = ContainerRecord(id="")
@@ -124,9 +127,13 @@ def decode(kind: Kind, identity: str, body: object) -> Record:
         document = _object(read_json(_text(body)))
         if kind is Kind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
-        values = {name: read(document[name]) for name, read in _READERS.items() if name in document}
+        values = {
+            name: read(document[key])
+            for name, read in _READERS.items()
+            if (key := _KEYS.get(name, name)) in document
+        }
         if document.get("same") is True and "requested" in values:
-            values["applied"] = values["requested"]
+            values["booked"] = values["requested"]
         return (PodRecord if kind is Kind.POD else ContainerRecord)(id=identity, **values)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRowError(str(error)) from error
@@ -187,7 +194,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "attempt": _integer,
     **dict.fromkeys(("labels", "annotations", "owners"), _entries),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
-    **dict.fromkeys(("overhead", "requested", "applied"), _resources),
+    **dict.fromkeys(("overhead", "requested", "booked"), _resources),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered"), _flag),
