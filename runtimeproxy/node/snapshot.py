@@ -1,0 +1,243 @@
+"""What is known of this node, as one frozen value: the input of policies beside the pod or container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.qos import PRIORITY_CLASS_LABEL
+
+
+class Input(StrEnum):
+    """Parts of what is known of a node, each with a state and a generation of its own."""
+
+    CPUS = "cpus"
+    """`cpus`, and the CPUs that are online."""
+    MEMORY = "memory"
+    """`memory_bytes`."""
+    CGROUPS = "cgroups"
+    """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
+    KUBELET = "kubelet"
+    """`kubelet`."""
+    NODE_OBJECT = "node-object"
+    """`labels`, `annotations`, `capacity`, `allocatable`."""
+    POOLS = "pools"
+    """`pools`."""
+    STRATEGIES = "strategies"
+    """`strategies`."""
+    NORMALIZATION = "normalization"
+    """`normalization_ratio`."""
+    POD_REQUESTS = "pod-requests"
+    """`requests`; known or not for each pod."""
+    PRIORITY = "priority"
+    """The pod's priority class; known or not for each pod."""
+
+
+class InputState(StrEnum):
+    """Whether an input counts.
+
+    What depends on an unknown input is left alone: new pods get nothing of it, and old ones keep what they
+    have. What depended on a withdrawn one is given back.
+    """
+
+    UNKNOWN = "unknown"
+    KNOWN = "known"
+    WITHDRAWN = "withdrawn"
+
+
+class Feature(StrEnum):
+    """What a kernel may have or lack. Source of files and sysctls: policies spec 2.1, 2.5, 3.6, 3.7, 5.4."""
+
+    BVT = "bvt"
+    """Group identity: `cpu.bvt_warp_ns`."""
+    BURST = "burst"
+    """CPU burst: `cpu.cfs_burst_us`, `cpu.max.burst`."""
+    IDLE = "idle"
+    """`cpu.idle`."""
+    PSI = "psi"
+    """Pressure of cgroups: `cpu.pressure`."""
+    RESCTRL = "resctrl"
+    """The file system resctrl, mounted or not."""
+    CORE_SCHED = "core-sched"
+    """Core scheduling: the sysctl `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
+    GROUP_IDENTITY_SYSCTL = "group-identity-sysctl"
+    """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
+    IO_LIMITS = "io-limits"
+    """`blkio.throttle.*`, `io.max`."""
+    IO_WEIGHT = "io-weight"
+    """`blkio.cost.weight`, `io.weight`."""
+    IO_COST = "io-cost"
+    """`blkio.cost.qos`, `io.cost.qos`."""
+    MEMORY_PROTECTION = "memory-protection"
+    """`memory.min`, `memory.low`, `memory.high`; on version 1 of Anolis kernels only."""
+    MEMORY_WMARK = "memory-wmark"
+    """`memory.wmark_ratio` and its like, of Anolis kernels."""
+    MEMORY_PRIORITY = "memory-priority"
+    """`memory.priority` and `memory.use_priority_oom`, of Anolis kernels."""
+    MEMORY_OOM_GROUP = "memory-oom-group"
+    """`memory.oom.group`; on version 1 of Anolis kernels only."""
+    MEMORY_PAGECACHE_LIMIT = "memory-pagecache-limit"
+    """`memory.pagecache_limit.enable` and its like, of Anolis kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """One logical CPU."""
+
+    id: int
+    core: int
+    """Number of the core; counted anew in each socket, as sysfs does."""
+    socket: int
+    numa_node: int
+    l3: int
+    """Id of the last-level cache; -1: not known."""
+    is_online: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletFacts:
+    """What the kubelet's own files say."""
+
+    cpu_manager_policy: str | None = None
+    """`none` or `static`; None: not known."""
+    reserved_cpus: frozenset[int] = frozenset()
+    """CPUs that are reserved by number (`reservedSystemCPUs`)."""
+    reserved: Mapping[str, int] = field(default_factory=dict)
+    """`kubeReserved` and `systemReserved` together: `cpu` in millicores, all else in bytes or numbers."""
+    static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    """CPUs that the CPU manager has given to one container alone, by pod uid and container name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """CPUs of one NUMA node that containers share."""
+
+    socket: int
+    numa_node: int
+    cpus: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The shared CPUs of a node."""
+
+    ls: tuple[Pool, ...] = ()
+    """For LS pods and those without a QoS class, in the order of their source."""
+    be: tuple[Pool, ...] = ()
+    """For BE pods."""
+    system_cpus: frozenset[int] = frozenset()
+    """For SYSTEM pods; empty: none are set apart."""
+    is_system_exclusive: bool = True
+    """Whether `system_cpus` are for SYSTEM pods alone."""
+
+
+_VALUES: Final[Mapping[Input, tuple[str, ...]]] = {
+    Input.CPUS: ("cpus",),
+    Input.MEMORY: ("memory_bytes",),
+    Input.CGROUPS: ("cgroup_driver", "features"),
+    Input.KUBELET: ("kubelet",),
+    Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
+    Input.POOLS: ("pools",),
+    Input.NORMALIZATION: ("normalization_ratio",),
+    Input.POD_REQUESTS: ("requests",),
+}
+"""The fields of `Node` that belong to an input."""
+
+
+class PodLike(Protocol):
+    """What the strategy of a pod depends on; `PodView` and records have it."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def annotations(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node at one moment. Without arguments nothing is known, and no value is refused."""
+
+    facts: NodeFacts = ANY_NODE
+    """What values of cgroup parameters have to suit."""
+    cpus: tuple[Cpu, ...] | None = None
+    """By id, those that are offline included; None: not known."""
+    memory_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Size by NUMA node; empty: not known."""
+    cgroup_driver: str | None = None
+    """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
+    features: frozenset[str] = frozenset()
+    """What the kernel has: `Feature`."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, int] | None = None
+    """By resource: `cpu` in millicores, all else in bytes or numbers; None: not known."""
+    allocatable: Mapping[str, int] | None = None
+    """As `capacity`."""
+    kubelet: KubeletFacts | None = None
+    """None: not known."""
+    pools: Pools | None = None
+    """None: not known, or there are none."""
+    normalization_ratio: float | None = None
+    """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
+    known, or normalization is disabled."""
+    requests: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+    """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
+    states: Mapping[Input, InputState] = field(default_factory=dict)
+    """An input that is not in it is known if its values are there, else unknown."""
+    generations: Mapping[Input, int] = field(default_factory=dict)
+    """By input, a number that is larger after each change; an input that is not in it has 0."""
+    _pods_with_requests: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pods_with_requests", frozenset(uid for uid, _ in self.requests))
+
+    def state_of(self, of: Input) -> InputState:
+        """The state of an input; of `PRIORITY` and `POD_REQUESTS` apart from any pod."""
+        state = self.states.get(of)
+        if state is None:
+            state = InputState.KNOWN if self._has_values(of) else InputState.UNKNOWN
+        return state
+
+    def unknown_inputs(self, inputs: Iterable[Input], pod: PodLike) -> tuple[Input, ...]:
+        """Those of `inputs` that are not known for this pod, in their order."""
+        return tuple(each for each in inputs if not self._is_known(each, pod))
+
+    def _is_known(self, of: Input, pod: PodLike) -> bool:
+        if of is Input.PRIORITY:
+            return PRIORITY_CLASS_LABEL in pod.labels
+        if of is Input.POD_REQUESTS:
+            return pod.uid in self._pods_with_requests
+        return self.state_of(of) is not InputState.UNKNOWN
+
+    def _has_values(self, of: Input) -> bool:
+        return any(getattr(self, name) for name in _VALUES.get(of, ()))
+
+
+class NodeSource(Protocol):
+    """Where the present node comes from."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether `snapshot` reads no file just now."""
+
+    def snapshot(self) -> Node:
+        """The present node; in the event loop's thread only while `is_fresh`."""
+
+
+class FixedNode:
+    """A node that never changes."""
+
+    is_fresh = True
+
+    def __init__(self, node: Node | None = None) -> None:
+        self._node = node or Node()
+
+    def snapshot(self) -> Node:
+        return self._node
