@@ -1,0 +1,464 @@
+"""The strategies' fields as data: names, types, units, ranges, defaults.
+
+An attribute's name is Koordinator's JSON key in snake_case, and its value has Koordinator's unit. Ranges are
+marks in the annotations, which `reading` checks. None means that nothing is set. A dataclass without
+arguments holds the values of a node that nobody configured.
+
+Source: Koordinator apis/slo/v1alpha1 and apis/configuration (policies spec 1.6, 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
+
+
+class Within(NamedTuple):
+    """Mark of a number: the range that it must lie in; None is no bound."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    is_above: bool = False
+    """The minimum itself is outside."""
+
+
+class Quantity(NamedTuple):
+    """Mark of a number that is written as a Kubernetes quantity, as a text or a number; rounded up."""
+
+
+class Duration(NamedTuple):
+    """Mark of a text that is a duration in Go's syntax, such as `5m`."""
+
+
+class Bandwidth(NamedTuple):
+    """Mark of a share of a bandwidth: a whole number is percent (0 to 100), a text a quantity in bits/s."""
+
+
+class Bound(NamedTuple):
+    """Mark of a class: one field must be below another one where both are set."""
+
+    lower: str
+    upper: str
+    may_be_equal: bool = False
+
+
+class InlineMap(NamedTuple):
+    """Mark of a mapping from names to values, whose keys match exactly."""
+
+
+_INT32_MIN: Final = -(2**31)
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+
+Percent: TypeAlias = Annotated[int, Within(0, 100)]
+Switch: TypeAlias = Annotated[int, Within(0, 1)]
+Natural: TypeAlias = Annotated[int, Within(0, _INT64_MAX)]
+Positive: TypeAlias = Annotated[int, Within(1, _INT64_MAX)]
+Ratio: TypeAlias = Annotated[float, Within(0, None, is_above=True)]
+BandwidthShare: TypeAlias = Annotated[int | str, Bandwidth()]
+
+
+class CpuBurstPolicy(StrEnum):
+    """How containers may use more CPU than their limit for a short time."""
+
+    NONE = "none"
+    CPU_BURST_ONLY = "cpuBurstOnly"
+    """The kernel's burst, `cpu.cfs_burst_us`."""
+    CFS_QUOTA_BURST_ONLY = "cfsQuotaBurstOnly"
+    """A larger quota while a container is throttled."""
+    AUTO = "auto"
+    """Both."""
+
+
+class CpuPolicy(StrEnum):
+    """Which mechanism carries the CPU QoS."""
+
+    GROUP_IDENTITY = "groupIdentity"
+    CORE_SCHED = "coreSched"
+
+
+class NetQoSPolicy(StrEnum):
+    """Which mechanism carries the network QoS."""
+
+    TC = "tc"
+    TERWAY_QOS = "terway-qos"
+
+
+class MemoryQoSPolicy(StrEnum):
+    """What a pod's own memory QoS stands on."""
+
+    DEFAULT = "default"
+    """The values of the node's class."""
+    NONE = "none"
+    """No memory QoS."""
+    AUTO = "auto"
+    """Koordinator's defaults for the pod's class, whether the node's class is enabled or not."""
+
+
+class BlockType(StrEnum):
+    """What a block device is named by."""
+
+    DEVICE = "device"
+    VOLUME_GROUP = "volumegroup"
+    POD_VOLUME = "podvolume"
+
+
+class CpuSuppressPolicy(StrEnum):
+    """How the CPU of BE pods is suppressed."""
+
+    CPUSET = "cpuset"
+    CFS_QUOTA = "cfsQuota"
+
+
+class CpuEvictPolicy(StrEnum):
+    """What the CPU satisfaction of BE pods is measured against."""
+
+    REAL_LIMIT = "evictByRealLimit"
+    ALLOCATABLE = "evictByAllocatable"
+
+
+class CalculatePolicy(StrEnum):
+    """What of the pods of higher priority is subtracted from a node's batch resources."""
+
+    USAGE = "usage"
+    REQUEST = "request"
+    MAX_USAGE_REQUEST = "maxUsageRequest"
+
+
+class MemoryCollectPolicy(StrEnum):
+    """What counts as used memory. Source: Koordinator apis/slo/v1alpha1/nodemetric_types.go."""
+
+    WITH_HOT_PAGE_CACHE = "usageWithHotPageCache"
+    WITHOUT_PAGE_CACHE = "usageWithoutPageCache"
+    WITH_PAGE_CACHE = "usageWithPageCache"
+
+
+class MidReclaimMode(StrEnum):
+    """How mid resources are computed if not from the usage."""
+
+    STATIC = "static"
+
+
+class CgroupBase(StrEnum):
+    """The directory below which a host application's cgroup lies."""
+
+    CGROUP_ROOT = "CgroupRoot"
+    KUBEPODS = "Kubepods"
+    KUBEPODS_BURSTABLE = "KubepodsBurstable"
+    KUBEPODS_BEST_EFFORT = "KubepodsBesteffort"
+
+
+class HostQoSClass(StrEnum):
+    """The QoS class of a host application; NONE when it has none."""
+
+    LSE = "LSE"
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+    SYSTEM = "SYSTEM"
+    NONE = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuBurst:
+    """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`, and the annotation `koordinator.sh/cpuBurst`."""
+
+    policy: CpuBurstPolicy = CpuBurstPolicy.NONE
+    cpu_burst_percent: Annotated[int, Within(1, 10_000)] = 1_000
+    """The kernel's burst in percent of the limit."""
+    cfs_quota_burst_percent: Annotated[int, Within(100, _INT32_MAX)] = 300
+    """The largest quota in percent of the limit."""
+    cfs_quota_burst_period_seconds: Annotated[int, Within(-1, _INT32_MAX)] = -1
+    """How long a container can burst at the largest quota; -1: without end."""
+    share_pool_threshold_percent: Percent = 50
+    """Of the shared CPUs' usage: above it quotas shrink. The same for all pods of a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQoS:
+    """`cpuQOS` of a class, and the annotation `koordinator.sh/cpuQOS`. The defaults switch it off."""
+
+    enable: bool = False
+    group_identity: Annotated[int, Within(-1, 2)] | None = 0
+    """`cpu.bvt_warp_ns`. None (for a pod only): leave the pod's value alone, its annotation is invalid."""
+    sched_idle: Switch | None = 0
+    """`cpu.idle`; counts under the CPU policy `coreSched`."""
+    core_expeller: bool | None = False
+    """Whether the class expels idle pods from a core's other CPU; counts under `coreSched`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQoS:
+    """`memoryQOS` of a class, and the annotation `koordinator.sh/memoryQOS`. The defaults switch it off."""
+
+    enable: bool = False
+    min_limit_percent: Percent | None = 0
+    """`memory.min` in percent of the request."""
+    low_limit_percent: Percent | None = 0
+    """`memory.low` in percent of the request."""
+    throttling_percent: Percent | None = 0
+    """`memory.high` between request (0 %) and limit (100 %); 0 switches it off."""
+    wmark_ratio: Percent | None = 0
+    """`memory.wmark_ratio`."""
+    wmark_scale_permill: Annotated[int, Within(1, 1_000)] | None = 50
+    """`memory.wmark_scale_factor`."""
+    wmark_min_adj: Annotated[int, Within(-25, 50)] | None = 0
+    """`memory.wmark_min_adj`."""
+    priority_enable: Switch | None = 0
+    """`memory.use_priority_oom`."""
+    priority: Annotated[int, Within(0, 12)] | None = 0
+    """`memory.priority`."""
+    oom_kill_group: Switch | None = 0
+    """`memory.oom.group`."""
+    page_cache_enable: bool | None = None
+    page_cache_limit_percent: Percent | None = None
+    """In percent of the pod's memory limit."""
+    page_cache_limit_size: Natural | None = None
+    """In bytes."""
+    page_cache_reclaim_sync: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IoCfg:
+    """Limits and weights of one block device. None, and 0 for a limit: unlimited."""
+
+    read_iops: Natural | None = None
+    write_iops: Natural | None = None
+    read_bps: Natural | None = None
+    write_bps: Natural | None = None
+    io_weight_percent: Annotated[int, Within(1, 100)] | None = None
+    read_latency: Natural | None = None
+    """In microseconds, as the three that follow here count for `cgroup_root` only."""
+    write_latency: Natural | None = None
+    read_latency_percent: Percent | None = None
+    write_latency_percent: Percent | None = None
+    enable_user_model: bool | None = None
+    model_read_bps: Positive | None = None
+    model_write_bps: Positive | None = None
+    model_read_seq_iops: Positive | None = None
+    model_write_seq_iops: Positive | None = None
+    model_read_rand_iops: Positive | None = None
+    model_write_rand_iops: Positive | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block device, volume group or volume of a pod."""
+
+    name: str = ""
+    type: BlockType | None = None
+    io_cfg: IoCfg = field(default_factory=IoCfg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlkioQoS:
+    """`blkioQOS` of a class, and the annotation `koordinator.sh/blkioQOS`."""
+
+    enable: bool = False
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResctrlQoS:
+    """`resctrlQOS` of a class: its part of the last-level cache and of the memory bandwidth."""
+
+    bounds: ClassVar[tuple[Bound, ...]] = (Bound("cat_range_start_percent", "cat_range_end_percent"),)
+
+    enable: bool = False
+    cat_range_start_percent: Percent = 0
+    cat_range_end_percent: Percent = 100
+    mba_percent: Percent = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkQoS:
+    """`networkQOS` of a class: a whole number is percent of the node's bandwidth, a text bits/s."""
+
+    enable: bool = False
+    ingress_request: BandwidthShare = 0
+    ingress_limit: BandwidthShare = 0
+    egress_request: BandwidthShare = 0
+    egress_limit: BandwidthShare = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassQoS:
+    """The QoS of one class of pods."""
+
+    cpu_qos: CpuQoS = field(default_factory=CpuQoS)
+    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    blkio_qos: BlkioQoS = field(default_factory=BlkioQoS)
+    resctrl_qos: ResctrlQoS = field(default_factory=ResctrlQoS)
+    network_qos: NetworkQoS = field(default_factory=NetworkQoS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QoSPolicies:
+    """`policies` of `resource-qos-config`."""
+
+    cpu_policy: CpuPolicy = CpuPolicy.GROUP_IDENTITY
+    net_qos_policy: NetQoSPolicy = NetQoSPolicy.TC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QoSStrategy:
+    """`resource-qos-config`, NodeSLO's `resourceQOSStrategy`.
+
+    CPU, memory and resctrl QoS of `lsr_class`, `ls_class` and `be_class` that are not enabled hold the values
+    that switch them off (policies spec 4.3, step 10).
+    """
+
+    policies: QoSPolicies = field(default_factory=QoSPolicies)
+    lsr_class: ClassQoS = field(default_factory=ClassQoS)
+    """For LSE pods, too."""
+    ls_class: ClassQoS = field(default_factory=ClassQoS)
+    be_class: ClassQoS = field(default_factory=ClassQoS)
+    system_class: ClassQoS = field(default_factory=ClassQoS)
+    cgroup_root: ClassQoS = field(default_factory=ClassQoS)
+
+
+def _class_default(
+    group_identity: int, *, wmark: tuple[int, int, int], is_expeller: bool = False, cat_end: int = 100
+) -> ClassQoS:
+    ratio, scale, adj = wmark
+    return ClassQoS(
+        cpu_qos=CpuQoS(group_identity=group_identity, core_expeller=is_expeller),
+        memory_qos=MemoryQoS(wmark_ratio=ratio, wmark_scale_permill=scale, wmark_min_adj=adj),
+        resctrl_qos=ResctrlQoS(cat_range_end_percent=cat_end),
+    )
+
+
+PRODUCT_DEFAULTS: Final = QoSStrategy(
+    lsr_class=_class_default(2, is_expeller=True, wmark=(95, 20, -25)),
+    ls_class=_class_default(2, is_expeller=True, wmark=(95, 20, -25)),
+    be_class=_class_default(-1, wmark=(95, 20, 50), cat_end=30),
+)
+"""The values that a class has once it is enabled and nothing else is said. Source: policies spec 3.6, 4.2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """`resource-threshold-config`, NodeSLO's `resourceUsedThresholdWithBE`; percent of the node's capacity."""
+
+    bounds: ClassVar[tuple[Bound, ...]] = (
+        Bound("memory_evict_lower_percent", "memory_evict_threshold_percent"),
+        Bound("memory_allocatable_evict_lower_percent", "memory_allocatable_evict_threshold_percent"),
+        Bound("cpu_evict_be_satisfaction_lower_percent", "cpu_evict_be_satisfaction_upper_percent"),
+        Bound("cpu_evict_lower_percent", "cpu_evict_threshold_percent"),
+        Bound("cpu_allocatable_evict_lower_percent", "cpu_allocatable_evict_threshold_percent"),
+    )
+
+    enable: bool = False
+    cpu_suppress_threshold_percent: Percent = 65
+    cpu_suppress_min_percent: Percent | None = None
+    cpu_suppress_policy: CpuSuppressPolicy = CpuSuppressPolicy.CPUSET
+    memory_evict_threshold_percent: Percent = 70
+    memory_evict_lower_percent: Percent | None = None
+    """None: two less than the threshold."""
+    memory_allocatable_evict_threshold_percent: Natural | None = None
+    memory_allocatable_evict_lower_percent: Natural | None = None
+    cpu_evict_be_satisfaction_upper_percent: Percent | None = None
+    cpu_evict_be_satisfaction_lower_percent: Percent | None = None
+    cpu_evict_be_usage_threshold_percent: Percent | None = None
+    """None: 90."""
+    cpu_evict_time_window_seconds: Positive | None = None
+    cpu_evict_threshold_percent: Percent | None = None
+    cpu_evict_lower_percent: Percent | None = None
+    cpu_allocatable_evict_threshold_percent: Natural | None = None
+    cpu_allocatable_evict_lower_percent: Natural | None = None
+    cpu_evict_policy: CpuEvictPolicy = CpuEvictPolicy.REAL_LIMIT
+    evict_enabled_priority_threshold: Annotated[int, Within(_INT32_MIN, _INT32_MAX)] | None = None
+    allocatable_evict_priority_threshold: Annotated[int, Within(0, 7_999)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone."""
+
+    min_free_kbytes_factor: Positive | None = None
+    """Of the node's memory, in ten thousandths."""
+    watermark_scale_factor: Annotated[int, Within(1, 400)] | None = None
+    memcg_reap_back_ground: Switch | None = None
+    sched_group_identity_enabled: Switch | None = None
+    sched_idle_saver_wmark: Annotated[int, Within(-_INT64_MAX - 1, _INT64_MAX)] | None = None
+    sched_features: Annotated[Mapping[str, bool], InlineMap()] = field(default_factory=dict)
+    """By the kernel's name; True: on."""
+    page_cache_limit_enabled: Switch | None = None
+    total_network_bandwidth: Annotated[int, Quantity(), Within(0, _INT64_MAX)] = 0
+    """In bits/s; 0: not configured. The node's annotation `network-bandwidth` replaces it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupPath:
+    """Where the cgroup of a host application lies."""
+
+    base: CgroupBase = CgroupBase.CGROUP_ROOT
+    parent_dir: str = ""
+    relative_path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostApplication:
+    """A program of the host that takes part in QoS, of `host-application-config`."""
+
+    name: str = ""
+    priority: str = ""
+    """A priority class, such as `koord-prod`."""
+    qos: HostQoSClass = HostQoSClass.NONE
+    cgroup_path: CgroupPath | None = None
+    """None: `host-latency-sensitive/NAME` for LSE, LSR, LS, `host-best-effort/NAME` for BE, else `NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatePolicy:
+    """Over which times metrics are aggregated."""
+
+    durations: tuple[Annotated[str, Duration()], ...] = ("5m", "10m", "30m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Colocation:
+    """`colocation-config`: how batch and mid resources are computed. Percentages of the node's capacity."""
+
+    enable: bool = False
+    metric_aggregate_duration_seconds: Positive = 300
+    metric_report_interval_seconds: Positive = 60
+    metric_aggregate_policy: AggregatePolicy = field(default_factory=AggregatePolicy)
+    metric_memory_collect_policy: MemoryCollectPolicy = MemoryCollectPolicy.WITHOUT_PAGE_CACHE
+    cpu_reclaim_threshold_percent: Natural = 60
+    memory_reclaim_threshold_percent: Natural = 65
+    cpu_calculate_policy: CalculatePolicy = CalculatePolicy.USAGE
+    memory_calculate_policy: CalculatePolicy = CalculatePolicy.USAGE
+    degrade_time_minutes: Positive = 15
+    update_time_threshold_seconds: Positive = 300
+    resource_diff_threshold: Annotated[float, Within(0, 1, is_above=True)] = 0.1
+    mid_reclaim_mode: MidReclaimMode | None = None
+    mid_cpu_threshold_percent: Percent = 100
+    mid_memory_threshold_percent: Percent = 100
+    mid_unallocated_percent: Percent = 0
+    mid_static_cpu_reserved_percent: Percent = 0
+    mid_static_memory_reserved_percent: Percent = 0
+    batch_cpu_threshold_percent: Natural | None = None
+    batch_memory_threshold_percent: Natural | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRatio:
+    """The normalization ratios of one CPU model, by what is switched on in it."""
+
+    base_ratio: Ratio | None = None
+    hyper_thread_enabled_ratio: Ratio | None = None
+    turbo_enabled_ratio: Ratio | None = None
+    hyper_thread_turbo_enabled_ratio: Ratio | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuNormalization:
+    """`cpu-normalization-config`. The node's label `cpu-normalization-enabled` replaces `enable`."""
+
+    enable: bool = False
+    default_ratio: Ratio | None = None
+    ratio_model: Annotated[Mapping[str, ModelRatio], InlineMap()] = field(default_factory=dict)
+    """By the CPU's model name."""
