@@ -12,6 +12,7 @@ from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
+from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
@@ -81,7 +82,7 @@ def pending_values(question: Question, decision: Decision | None) -> Mapping[str
     """The cgroup values of a decision on a container that wait for its cgroup."""
     if decision is None or decision.change is None or question.cgroup or decision.unwritten:
         return NO_ENTRIES
-    return decision.change.cgroup
+    return plain_cgroup_values(decision.change)
 
 
 class CriCall(ABC):

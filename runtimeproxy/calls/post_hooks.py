@@ -12,7 +12,7 @@ from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import Subject, Written
-from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate
+from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def write_decision(writer: CgroupWriter, question: Question, decision: Decision)
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if target:
-        return write_values(writer, target, change.cgroup, decision.written_once)
+        return write_values(writer, target, plain_cgroup_values(change), decision.written_once)
     if isinstance(decision.merged.start, ContainerView):
         return dict.fromkeys(change.cgroup, Written(is_pending=True))
     return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))

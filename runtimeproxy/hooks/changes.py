@@ -1,8 +1,9 @@
 """Changes that a policy may return for a pod or container, field by field.
 
 In every field None (or an empty mapping) means "leave alone", CLEAR means "take the value away", and
-anything else is the value to set. The CRI's scalars have no presence (0 and absent are the same on the wire);
-only `runtimeproxy.calls` knows how "set" and "clear" are encoded there.
+a plain value is the value to set. Scale, Add and AtMost say what to do with the value that others set or
+ask for; see `runtimeproxy.hooks.algebra`. The CRI's scalars have no presence (0 and absent are the same on
+the wire); only `runtimeproxy.calls` knows how "set" and "clear" are encoded there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,41 @@ class Clear(Enum):
 CLEAR: Final = Clear.CLEAR
 """Take the value away: the runtime then uses its default."""
 
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Divides the value, rounded up; an unlimited one stays unlimited. One policy per field."""
+
+    ratio: float
+    """Above 1; a smaller one changes nothing."""
+    value: int | None = None
+    """Also sets this value first; None divides what others set, or what the kubelet asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Adds to the value that sets and scales lead to; an unlimited one stays unlimited."""
+
+    amount: int
+    """Above 0."""
+    at_most: int | None = None
+    """What the value and this amount reach at most; None for no ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Bounds the value that all others lead to; makes an unlimited one finite."""
+
+    value: int | str
+    """The largest value, or for a list of CPUs or NUMA nodes those that it may have."""
+
+
 IntChange: TypeAlias = int | Literal[Clear.CLEAR] | None
+AmountChange: TypeAlias = int | Literal[Clear.CLEAR] | Scale | Add | AtMost | None
+"""Beside a plain value, which sets: what is to be done with the value that others set or ask for."""
 TextChange: TypeAlias = str | Literal[Clear.CLEAR] | None
+ListChange: TypeAlias = str | Literal[Clear.CLEAR] | AtMost | None
+CgroupValue: TypeAlias = int | str | Literal[Clear.CLEAR] | Scale | Add | AtMost
 TextEntries: TypeAlias = Mapping[str, str | Literal[Clear.CLEAR]]
 
 
@@ -36,23 +70,23 @@ class ResourceChange:
 
     cpu_period_us: IntChange = None
     """CFS period, 1,000 to 1,000,000."""
-    cpu_quota_us: IntChange = None
+    cpu_quota_us: AmountChange = None
     """CFS quota, at least 1,000; -1 means unlimited, at creation too."""
-    cpu_shares: IntChange = None
+    cpu_shares: AmountChange = None
     """cpu.shares (unitless weight), 2 to 262,144."""
-    memory_limit_bytes: IntChange = None
+    memory_limit_bytes: AmountChange = None
     """Memory limit, above 0; -1 means unlimited.
 
     -1 is valid at every hook. At creation `calls` writes no value, which every runtime treats as unlimited
     (CRI-O refuses -1 there); on an update, where absent means unchanged, it writes -1.
     """
-    memory_swap_limit_bytes: IntChange = None
+    memory_swap_limit_bytes: AmountChange = None
     """Memory plus swap limit, above 0; -1 means unlimited, written like that of `memory_limit_bytes`."""
     oom_score_adj: IntChange = None
     """-1000 to 1000; 0 is a value like any other."""
-    cpuset_cpus: TextChange = None
+    cpuset_cpus: ListChange = None
     """A CPU list such as `0-3,8`."""
-    cpuset_mems: TextChange = None
+    cpuset_mems: ListChange = None
     """A NUMA node list."""
     unified: TextEntries = field(default_factory=dict)
     """cgroup v2 files by name; key by key."""
@@ -80,7 +114,7 @@ class DeviceSpec:
 class CgroupChange:
     """Values that the CRI cannot carry, written directly to the cgroup of the pod or container."""
 
-    cgroup: Mapping[str, int | str] = field(default_factory=dict)
+    cgroup: Mapping[str, CgroupValue] = field(default_factory=dict)
     """By cgroup v1 name (`cpu.shares`, `cpu.cfs_quota_us`, `memory.limit_in_bytes`); -1 means unlimited.
 
     `runtimeproxy.cgroups` maps names and values to version 2.

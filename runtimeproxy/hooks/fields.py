@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from runtimeproxy import qos
 from runtimeproxy.hooks.changes import (
     CLEAR,
+    Add,
+    AtMost,
     CgroupChange,
     Clear,
     ContainerChange,
@@ -24,6 +26,7 @@ from runtimeproxy.hooks.changes import (
     MountSpec,
     PodChange,
     ResourceChange,
+    Scale,
 )
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
@@ -31,7 +34,7 @@ from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.units import UNLIMITED
 
 View: TypeAlias = PodView | ContainerView
-Value: TypeAlias = int | str | bytes | Clear | MountSpec | DeviceSpec | None
+Value: TypeAlias = int | str | bytes | Clear | Scale | Add | AtMost | MountSpec | DeviceSpec | None
 """A field's value; None if a view has none."""
 
 RESOURCES: Final = "resources"
@@ -151,6 +154,11 @@ def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
     if RESOURCES in groups or UNIFIED in groups:
         arguments[RESOURCES] = ResourceChange(**groups.get(RESOURCES, {}), unified=groups.get(UNIFIED, {}))
     return _CHANGE_TYPES.get(hook, CgroupChange)(**arguments)
+
+
+def plain_cgroup_values(change: CgroupChange) -> Mapping[str, int | str]:
+    """Return the cgroup values of a merged change, which are those to be written."""
+    return {name: value for name, value in change.cgroup.items() if isinstance(value, int | str)}
 
 
 def current_value(view: View, field: Field) -> Value:
