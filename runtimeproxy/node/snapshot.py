@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL
+from runtimeproxy.slo.strategies import PodStrategy, PodTraits, Strategies
 
 
 class Input(StrEnum):
@@ -147,17 +148,14 @@ _VALUES: Final[Mapping[Input, tuple[str, ...]]] = {
 """The fields of `Node` that belong to an input."""
 
 
-class PodLike(Protocol):
-    """What the strategy of a pod depends on; `PodView` and records have it."""
+class PodLike(PodTraits, Protocol):
+    """A pod, as far as a node's inputs depend on it; a `PodView` is one."""
 
     @property
     def uid(self) -> str: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def labels(self) -> Mapping[str, str]: ...
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
+
+
+NO_STRATEGIES: Final = Strategies()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +187,7 @@ class Node:
     known, or normalization is disabled."""
     requests: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
+    strategies: Strategies = NO_STRATEGIES
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
     generations: Mapping[Input, int] = field(default_factory=dict)
@@ -197,6 +196,10 @@ class Node:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_pods_with_requests", frozenset(uid for uid, _ in self.requests))
+
+    def strategy_for(self, pod: PodTraits) -> PodStrategy:
+        """The strategies that count for a pod, its own annotations included; in any thread."""
+        return self.strategies.for_pod(pod)
 
     def state_of(self, of: Input) -> InputState:
         """The state of an input; of `PRIORITY` and `POD_REQUESTS` apart from any pod."""
@@ -217,6 +220,8 @@ class Node:
         return self.state_of(of) is not InputState.UNKNOWN
 
     def _has_values(self, of: Input) -> bool:
+        if of is Input.STRATEGIES:
+            return self.strategies is not NO_STRATEGIES
         return any(getattr(self, name) for name in _VALUES.get(of, ()))
 
 

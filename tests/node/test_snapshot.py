@@ -8,8 +8,11 @@ import pytest
 
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Cpu, FixedNode, Input, InputState, KubeletFacts, Node, Pools
+from runtimeproxy.slo.schema import CpuBurst
+from runtimeproxy.slo.strategies import Strategies
 
 POD = PodView(uid="u1")
+BURST = Strategies(cpu_burst=CpuBurst(cpu_burst_percent=500))
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -29,6 +32,7 @@ def test_nothing_is_known_at_first() -> None:
         (Node(capacity={"cpu": 4000}), Input.NODE_OBJECT),
         (Node(labels={"a": "b"}), Input.NODE_OBJECT),
         (Node(pools=Pools()), Input.POOLS),
+        (Node(strategies=BURST), Input.STRATEGIES),
         (Node(normalization_ratio=1.2), Input.NORMALIZATION),
         (Node(requests={("u1", "main"): {"cpu": 100}}), Input.POD_REQUESTS),
     ],
@@ -45,6 +49,10 @@ def test_an_input_without_a_state_is_known_by_its_values(node: Node, known: Inpu
 def test_a_withdrawn_input_is_not_unknown(state: InputState, unknown: tuple[Input, ...]) -> None:
     node = Node(pools=Pools(), states={Input.POOLS: state})
     assert node.unknown_inputs([Input.POOLS], POD) == unknown
+
+
+def test_a_pod_has_the_strategies_of_its_node() -> None:
+    assert Node(strategies=BURST).strategy_for(POD).cpu_burst.cpu_burst_percent == 500
 
 
 def test_requests_and_priority_are_known_for_each_pod() -> None:
