@@ -19,8 +19,8 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from runtimeproxy.config.settings import GROUPS, Settings, Within
 from runtimeproxy.config.validation import Problem
-from runtimeproxy.hooks.selector import LabelRequirement, LabelSelector
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.labels import LabelRequirement, LabelSelector
 
 _REASONS = {
     "extra_forbidden": "unknown key",

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import HooksSettings, ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hooks.selector import LabelSelector, selector_problems
+from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.labels import LabelSelector
 
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading

@@ -14,12 +14,10 @@ from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.selector import (
     EVERY_POD,
     Concern,
-    LabelOperator,
-    LabelRequirement,
-    LabelSelector,
     PodSelector,
 )
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
 __all__ = [
     "CLEAR",

@@ -13,12 +13,10 @@ from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.selector import (
-    LabelOperator,
-    LabelRequirement,
-    LabelSelector,
     PodSelector,
     selector_problems,
 )
+from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.qos import QoSClass
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

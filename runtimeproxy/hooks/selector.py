@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from runtimeproxy.labels import (
+    EVERY_LABEL,
+    LabelOperator,
+    LabelRequirement,
+    LabelSelector,
+    label_problems,
+    namespace_problem,
+)
 from runtimeproxy.qos import QoSClass
 
 
@@ -33,54 +39,6 @@ class PodTraits(Protocol):
     @property
     def qos(self) -> QoSClass:
         """Its QoS class, by the raw label."""
-
-
-class LabelOperator(StrEnum):
-    """The comparison of a label. Source: Kubernetes, LabelSelectorOperator."""
-
-    IN = "In"
-    NOT_IN = "NotIn"
-    EXISTS = "Exists"
-    DOES_NOT_EXIST = "DoesNotExist"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelRequirement:
-    """A condition on one label, like one of Kubernetes' `matchExpressions`."""
-
-    key: str
-    operator: LabelOperator
-    values: tuple[str, ...] = ()
-    """At least one for `In` and `NotIn`, none for the others."""
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the labels fulfil it; an absent label is `NotIn` any values."""
-        value = labels.get(self.key)
-        if self.operator is LabelOperator.IN:
-            return value is not None and value in self.values
-        if self.operator is LabelOperator.NOT_IN:
-            return value is None or value not in self.values
-        return (value is not None) is (self.operator is LabelOperator.EXISTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSelector:
-    """Conditions on labels, like Kubernetes' label selectors; all must hold, and an empty one selects all."""
-
-    match_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels with their values."""
-    match_expressions: tuple[LabelRequirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the labels fulfil all conditions."""
-        for key, value in self.match_labels.items():
-            if labels.get(key) != value:
-                return False
-        return all(each.matches(labels) for each in self.match_expressions)
-
-
-EVERY_LABEL: Final = LabelSelector()
-"""No conditions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,47 +95,12 @@ Concern = PodSelector
 EVERY_POD: Final = PodSelector()
 """No conditions."""
 
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""Source: RFC 1123, a DNS label."""
-_LABEL_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""Source: RFC 1123, a DNS subdomain; not all of its rules."""
-_LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-"""Source: Kubernetes, names of labels; their values look the same, or are empty."""
-
 
 def selector_problems(
     namespaces: Iterable[object], labels: LabelSelector
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield conditions that no pod can match, or that Kubernetes would refuse: the place and the reason."""
     for name in namespaces:
-        if not (isinstance(name, str) and _NAMESPACE.fullmatch(name)):
-            yield ("namespaces",), f"{name!r} is not the name of a namespace"
-    for key, value in labels.match_labels.items():
-        yield from (
-            (("match_labels", str(key)), reason)
-            for reason in (_key_problem(key), _value_problem(value))
-            if reason
-        )
-    for number, each in enumerate(labels.match_expressions):
-        place = ("match_expressions", str(number))
-        takes_values = each.operator in (LabelOperator.IN, LabelOperator.NOT_IN)
-        if reason := _key_problem(each.key):
-            yield (*place, "key"), reason
-        if takes_values != bool(each.values):
-            yield (*place, "values"), f"{each.operator} needs {'values' if takes_values else 'no values'}"
-        yield from (
-            ((*place, "values"), reason) for value in each.values if (reason := _value_problem(value))
-        )
-
-
-def _key_problem(key: object) -> str:
-    if isinstance(key, str):
-        prefix, slash, name = key.rpartition("/")
-        if _LABEL_NAME.fullmatch(name) and (not slash or _LABEL_PREFIX.fullmatch(prefix)):
-            return ""
-    return f"{key!r} is not the name of a label"
-
-
-def _value_problem(value: object) -> str:
-    is_value = isinstance(value, str) and (value == "" or _LABEL_NAME.fullmatch(value))
-    return "" if is_value else f"{value!r} is not the value of a label"
+        if problem := namespace_problem(name):
+            yield ("namespaces",), problem
+    yield from label_problems(labels)

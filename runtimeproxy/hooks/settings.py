@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
-from runtimeproxy.hooks.selector import LabelSelector
+from runtimeproxy.labels import LabelSelector
 
 
 class ConflictRule(StrEnum):

@@ -56,7 +56,8 @@ Percent: TypeAlias = Annotated[int, Within(0, 100)]
 Switch: TypeAlias = Annotated[int, Within(0, 1)]
 Natural: TypeAlias = Annotated[int, Within(0, _INT64_MAX)]
 Positive: TypeAlias = Annotated[int, Within(1, _INT64_MAX)]
-Ratio: TypeAlias = Annotated[float, Within(0, None, is_above=True)]
+Ratio: TypeAlias = Annotated[float, Within(1, 5)]
+"""Source: policies spec 2.3."""
 BandwidthShare: TypeAlias = Annotated[int | str, Bandwidth()]
 
 
@@ -340,7 +341,7 @@ PRODUCT_DEFAULTS: Final = QoSStrategy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """`resource-threshold-config`, NodeSLO's `resourceUsedThresholdWithBE`; percent of the node's capacity."""
+    """`resource-threshold-config`, NodeSLO's `resourceUsedThresholdWithBE`, in percent of capacity."""
 
     bounds: ClassVar[tuple[Bound, ...]] = (
         Bound("memory_evict_lower_percent", "memory_evict_threshold_percent"),
