@@ -9,17 +9,19 @@ Source: Koordinator apis/slo/v1alpha1 and apis/configuration (policies spec 1.6,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 
 
 class Within(NamedTuple):
-    """Mark of a number: the range that it must lie in; None is no bound."""
+    """Mark of a number: the range that it must lie in."""
 
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: float = -math.inf
+    maximum: float = math.inf
     is_above: bool = False
     """The minimum itself is outside."""
 
@@ -41,11 +43,6 @@ class Bound(NamedTuple):
 
     lower: str
     upper: str
-    may_be_equal: bool = False
-
-
-class InlineMap(NamedTuple):
-    """Mark of a mapping from names to values, whose keys match exactly."""
 
 
 _INT32_MIN: Final = -(2**31)
@@ -163,8 +160,12 @@ class HostQoSClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuBurst:
-    """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`, and the annotation `koordinator.sh/cpuBurst`."""
+class PodCpuBurst:
+    """The part of CPU burst that a pod may have of its own: the annotation `koordinator.sh/cpuBurst`."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "share_pool_threshold_percent": "is a threshold of the node, not of a pod"
+    }
 
     policy: CpuBurstPolicy = CpuBurstPolicy.NONE
     cpu_burst_percent: Annotated[int, Within(1, 10_000)] = 1_000
@@ -173,6 +174,12 @@ class CpuBurst:
     """The largest quota in percent of the limit."""
     cfs_quota_burst_period_seconds: Annotated[int, Within(-1, _INT32_MAX)] = -1
     """How long a container can burst at the largest quota; -1: without end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuBurst(PodCpuBurst):
+    """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`."""
+
     share_pool_threshold_percent: Percent = 50
     """Of the shared CPUs' usage: above it quotas shrink. The same for all pods of a node."""
 
@@ -191,10 +198,22 @@ class CpuQoS:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryQoS:
-    """`memoryQOS` of a class, and the annotation `koordinator.sh/memoryQOS`. The defaults switch it off."""
+class PodCpuQoS:
+    """The part of a class's CPU QoS that a pod strategy may change."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "sched_idle": "counts for a whole class",
+        "core_expeller": "counts for a whole class",
+    }
 
     enable: bool = False
+    group_identity: Annotated[int, Within(-1, 2)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQoSValues:
+    """The values of memory QoS. The defaults switch it off."""
+
     min_limit_percent: Percent | None = 0
     """`memory.min` in percent of the request."""
     low_limit_percent: Percent | None = 0
@@ -219,6 +238,20 @@ class MemoryQoS:
     page_cache_limit_size: Natural | None = None
     """In bytes."""
     page_cache_reclaim_sync: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQoS(MemoryQoSValues):
+    """`memoryQOS` of a class, and of a pod strategy."""
+
+    enable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodMemoryQoS(MemoryQoSValues):
+    """The annotation `koordinator.sh/memoryQOS`."""
+
+    policy: MemoryQoSPolicy = MemoryQoSPolicy.DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +315,23 @@ class NetworkQoS:
     ingress_limit: BandwidthShare = 0
     egress_request: BandwidthShare = 0
     egress_limit: BandwidthShare = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodNetwork:
+    """A pod's own limits of network bandwidth, in bits/s; None: no own limit.
+
+    The annotation `koordinator.sh/networkQOS`, and `networkQOS` of a pod strategy.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "enable": "counts for a whole class",
+        "ingress_request": "counts for a whole class",
+        "egress_request": "counts for a whole class",
+    }
+
+    ingress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
+    egress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +434,7 @@ class System:
     memcg_reap_back_ground: Switch | None = None
     sched_group_identity_enabled: Switch | None = None
     sched_idle_saver_wmark: Annotated[int, Within(-_INT64_MAX - 1, _INT64_MAX)] | None = None
-    sched_features: Annotated[Mapping[str, bool], InlineMap()] = field(default_factory=dict)
+    sched_features: Mapping[str, bool] = field(default_factory=dict)
     """By the kernel's name; True: on."""
     page_cache_limit_enabled: Switch | None = None
     total_network_bandwidth: Annotated[int, Quantity(), Within(0, _INT64_MAX)] = 0
@@ -461,5 +511,128 @@ class CpuNormalization:
 
     enable: bool = False
     default_ratio: Ratio | None = None
-    ratio_model: Annotated[Mapping[str, ModelRatio], InlineMap()] = field(default_factory=dict)
+    ratio_model: Mapping[str, ModelRatio] = field(default_factory=dict)
     """By the CPU's model name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostApplications:
+    """`host-application-config`, NodeSLO's `hostApplications`."""
+
+    applications: tuple[HostApplication, ...] = ()
+
+
+class ResctrlClass(StrEnum):
+    """A class with a resctrl group."""
+
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+
+
+_SCHEMATA: Final = "belongs to a class; a pod strategy may only say whose class's group the pod joins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResctrlQoS:
+    """`resctrlQOS` of a pod strategy."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "enable": "counts for a whole class",
+        "cat_range_start_percent": _SCHEMATA,
+        "cat_range_end_percent": _SCHEMATA,
+        "mba_percent": _SCHEMATA,
+    }
+
+    class_name: ResctrlClass | None = None
+
+
+_CLASS: Final = "is a class of the node; a pod strategy has its parts directly, such as `memoryQOS`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodQoS:
+    """What a pod strategy of `resource-qos-config` may say."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "policies": "chooses mechanisms of the whole node",
+        "lsr_class": _CLASS,
+        "ls_class": _CLASS,
+        "be_class": _CLASS,
+        "system_class": _CLASS,
+        "cgroup_root": _CLASS,
+        "blkio_qos": "counts for a whole class; a pod has the annotation koordinator.sh/blkioQOS",
+    }
+
+    cpu_qos: PodCpuQoS = field(default_factory=PodCpuQoS)
+    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    resctrl_qos: PodResctrlQoS = field(default_factory=PodResctrlQoS)
+    network_qos: PodNetwork = field(default_factory=PodNetwork)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodThreshold:
+    """What a pod strategy of `resource-threshold-config` may say: which evictions are allowed."""
+
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (each.name for each in dataclass_fields(Threshold)),
+        "counts for the whole node; a pod strategy may only say which evictions are allowed",
+    )
+
+    eviction_enabled: bool = False
+    """As the label `koordinator.sh/eviction-enabled`."""
+    eviction_policy: tuple[str, ...] | None = None
+    """As the annotation `koordinator.sh/eviction-policy`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcSchemata:
+    """A part of the last-level cache."""
+
+    range: tuple[Percent, ...] = ()
+    """Start and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcSchemataOfCache(LlcSchemata):
+    """A part of one last-level cache."""
+
+    cache_id: Annotated[int, Within(0, _INT32_MAX)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbSchemata:
+    """A part of the memory bandwidth."""
+
+    percent: Percent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbSchemataOfCache(MbSchemata):
+    """A part of the memory bandwidth behind one last-level cache."""
+
+    cache_id: Annotated[int, Within(0, _INT32_MAX)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcAnnotation:
+    """`llc` of the annotation `node.koordinator.sh/resctrl`."""
+
+    schemata: LlcSchemata = field(default_factory=LlcSchemata)
+    schemata_per_cache: tuple[LlcSchemataOfCache, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbAnnotation:
+    """`mb` of the annotation `node.koordinator.sh/resctrl`."""
+
+    schemata: MbSchemata = field(default_factory=MbSchemata)
+    schemata_per_cache: tuple[MbSchemataOfCache, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResctrlAnnotation:
+    """The annotation `node.koordinator.sh/resctrl` of a pod."""
+
+    llc: LlcAnnotation = field(default_factory=LlcAnnotation)
+    mb: MbAnnotation = field(default_factory=MbAnnotation)
