@@ -8,6 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from runtimeproxy.slo.names import (
+    BLKIO_QOS,
+    CPU_BURST,
+    CPU_QOS,
+    EVICTION_POLICY,
+    EVICTION_PRIORITY,
+    MEMORY_QOS,
+    NETWORK_QOS,
+    RESCTRL,
+)
+from runtimeproxy.slo.pod_schema import LlcSchemata, PodMemoryQoS, ResctrlAnnotation
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.reading import (
     MAX_ANNOTATION_LENGTH,
@@ -19,27 +30,7 @@ from runtimeproxy.slo.reading import (
     read_overlay,
     shown,
 )
-from runtimeproxy.slo.schema import (
-    BlkioQoS,
-    CpuQoS,
-    LlcSchemata,
-    PodCpuBurst,
-    PodMemoryQoS,
-    PodNetwork,
-    ResctrlAnnotation,
-)
-
-CPU_BURST: Final = "koordinator.sh/cpuBurst"
-CPU_QOS: Final = "koordinator.sh/cpuQOS"
-MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
-BLKIO_QOS: Final = "koordinator.sh/blkioQOS"
-NETWORK_QOS: Final = "koordinator.sh/networkQOS"
-RESCTRL: Final = "node.koordinator.sh/resctrl"
-EVICTION_POLICY: Final = "koordinator.sh/eviction-policy"
-EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
-"""Annotations. Source: Koordinator apis/extension (policies spec 1.2)."""
-EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
-"""Label. Source: Koordinator apis/extension (policies spec 1.1)."""
+from runtimeproxy.slo.schema import BlkioQoS, CpuQoS, PodCpuBurst, PodNetwork
 
 _INT32: Final = range(-(2**31), 2**31)
 

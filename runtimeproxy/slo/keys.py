@@ -20,6 +20,7 @@ from runtimeproxy.labels import (
     selectors_overlap,
 )
 from runtimeproxy.slo.checks import application_problems, strategy_problems
+from runtimeproxy.slo.pod_schema import PodQoS, PodThreshold
 from runtimeproxy.slo.pods import PodRule
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import Provenance, Source
@@ -41,8 +42,6 @@ from runtimeproxy.slo.schema import (
     CpuNormalization,
     HostApplications,
     PodCpuBurst,
-    PodQoS,
-    PodThreshold,
     QoSStrategy,
     System,
     Threshold,

@@ -24,6 +24,7 @@ from runtimeproxy.slo.keys import (
     read_key,
     read_node_slo_section,
 )
+from runtimeproxy.slo.names import COLOCATION_STRATEGY, CPU_NORMALIZATION_ENABLED, NETWORK_BANDWIDTH
 from runtimeproxy.slo.pods import CAN_BE_DISABLED, PodBasis, PodRule, switch_off
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
@@ -43,14 +44,6 @@ from runtimeproxy.slo.schema import Colocation, QoSStrategy
 from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.units import quantity_bytes
 
-CONFIG_MAP: Final = "slo-controller-config"
-CONFIG_MAP_NAMESPACE: Final = "koordinator-system"
-"""Name and namespace of the ConfigMap. Source: policies spec 4."""
-
-NETWORK_BANDWIDTH: Final = "node.koordinator.sh/network-bandwidth"
-COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
-"""Annotations of a node. Source: policies spec 1.3."""
-CPU_NORMALIZATION_ENABLED: Final = "node.koordinator.sh/cpu-normalization-enabled"
 _RATIO_LABELS: Final = {
     "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
     "node.koordinator.sh/memory-reclaim-ratio": "memory_reclaim_threshold_percent",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from runtimeproxy.labels import LabelSelector
 from runtimeproxy.qos import KubeQoSClass, QoSClass, qos_class_with_default
-from runtimeproxy.slo.annotations import (
+from runtimeproxy.slo.names import (
     BLKIO_QOS,
     CPU_BURST,
     CPU_QOS,
@@ -22,7 +22,6 @@ from runtimeproxy.slo.annotations import (
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
-    PodAnnotations,
 )
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
@@ -37,6 +36,9 @@ from runtimeproxy.slo.schema import (
     PodNetwork,
     QoSStrategy,
 )
+
+if TYPE_CHECKING:
+    from runtimeproxy.slo.annotations import PodAnnotations
 
 CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
 """Classes whose CPU, memory and resctrl QoS is off while `enable` is false (policies spec 4.3, step 10)."""
@@ -273,7 +275,7 @@ class _Resolving:
         self._pod = pod
         self._classes = classes
         self._by_part = provenance
-        self._annotations = PodAnnotations(pod.annotations)
+        self._annotations = _annotations_of(pod)
         self._values: dict[str, Any] = {}
         self._provenance: dict[str, Provenance] = {}
         qos = qos_class_with_default(pod.labels, pod.kube_qos) if pod.qos is QoSClass.NONE else pod.qos
@@ -418,6 +420,12 @@ class _Resolving:
         for path in overlay:
             self._provenance[".".join((part, *path))] = provenance
         return build(value, overlay)
+
+
+def _annotations_of(pod: PodTraits) -> PodAnnotations:
+    from runtimeproxy.slo.annotations import PodAnnotations  # not at the daemon's start
+
+    return PodAnnotations(pod.annotations)
 
 
 def _first(rules: tuple[PodRule, ...], pod: PodTraits) -> PodRule | None:

@@ -15,7 +15,18 @@ import types
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, Final, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
@@ -202,8 +213,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     name: str
     kind: type | None
     """The dataclass of a nested object that is always there; None for a value."""
