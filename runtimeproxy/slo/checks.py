@@ -38,10 +38,8 @@ def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:
         requests = [getattr(network, name) for network in _networks(strategy)]
         needed = sum(quantity_bytes(each) for each in requests if isinstance(each, str))
         if total and needed > total:
-            return (
-                f"networkQOS: the classes' {json_key(name)} add up to {needed} bits/s, "
-                f"more than the node's bandwidth of {total}"
-            )
+            which = f"{needed} bits/s of {json_key(name)} over all classes"
+            return f"adds up to {which}, more than the node's {total}"
     return ""
 
 

@@ -321,14 +321,10 @@ class _KeyReader:
 
     def _namespace(self, members: Mapping[str, tuple[str, object]], place: str) -> str:
         key, value = members.get("namespace", ("namespace", None))
-        if value is None or value == "":
+        if value is None:
             return ""
-        if namespace_problem(value):
-            self._report.error(
-                child(place, key),
-                f"is {shown(value)}, not a namespace's name",
-            )
-            return ""
+        if value != "" and namespace_problem(value):
+            self._report.error(child(place, key), f"is {shown(value)}, not a namespace's name")
         return str(value)
 
     def _is_override(self, members: Mapping[str, tuple[str, object]], place: str) -> bool:
@@ -349,7 +345,7 @@ class _KeyReader:
         except InvalidError:
             return LabelSelector(match_labels={"invalid": "invalid"})
         for where, reason in label_problems(selector):
-            self._report.error(".".join((place, *map(json_key, where))), f"cannot be: {reason}")
+            self._report.error(f"{place}.{_selector_path(where)}", f"cannot be: {reason}")
         return selector
 
 
@@ -378,6 +374,14 @@ def read_selector(raw: object, report: Report, place: str) -> LabelSelector:
         else:
             report.fail(where, "is not a field of a label selector")
     return LabelSelector(match_labels=labels, match_expressions=tuple(expressions))
+
+
+def _selector_path(where: Sequence[str]) -> str:
+    """The path of a place in a selector, as `label_problems` names it."""
+    kind, member, *rest = where
+    if kind == "match_labels":
+        return child("matchLabels", member)
+    return ".".join((f"matchExpressions[{member}]", *rest))
 
 
 _OPERATORS: Final = {str(each): each for each in LabelOperator}
