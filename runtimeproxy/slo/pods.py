@@ -185,6 +185,13 @@ class PodBasis(NamedTuple):
     qos_rules: tuple[PodRule, ...] = ()
     eviction_rules: tuple[PodRule, ...] = ()
 
+    def parts(self) -> frozenset[str]:
+        """The parts of `PodStrategy` that some pod strategy sets."""
+        parts = {path[0] for rule in self.qos_rules for path in rule.values}
+        parts |= {"cpu_burst"} if self.burst_rules else set()
+        parts |= {"eviction"} if self.eviction_rules else set()
+        return frozenset(parts)
+
 
 class PodResolver:
     """Resolves the strategies of pods for one state of the configuration; in any thread."""

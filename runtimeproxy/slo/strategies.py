@@ -48,10 +48,13 @@ class Strategies:
     """By dotted path, such as `qos.ls_class.cpu_qos.enable`; a missing one is a default."""
     pod_basis: PodBasis | None = field(default=None, repr=False)
     """What pods' strategies stand on; None: on `qos`, without pod strategies."""
+    pod_parts: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The parts of `PodStrategy`, such as `cpu_burst`, that some pod strategy of this node sets."""
     _pods: PodResolver = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         basis = self.pod_basis or PodBasis(classes=self.qos, provenance=self.provenance)
+        object.__setattr__(self, "pod_parts", basis.parts())
         object.__setattr__(self, "_pods", PodResolver(self.cpu_burst, basis))
 
     def provenance_of(self, path: str) -> Provenance:

@@ -446,6 +446,23 @@ def test_strategies_made_by_hand_count_for_pods() -> None:
     assert result.cpu_burst.policy == "auto"
 
 
+def test_the_parts_that_pod_strategies_set() -> None:
+    rule = {"name": "web", "namespace": "prod", "memoryQOS": {"minLimitPercent": 30}}
+    elsewhere = {
+        "name": "gold",
+        "namespace": "prod",
+        "nodeSelector": {"matchLabels": {"pool": "gold"}},
+        "cpuQOS": {"enable": True},
+    }
+    node = strategies(
+        cpu_burst_config=burst_rule(namespace="prod", cpuBurstPercent=50),
+        resource_qos_config={"podStrategies": [rule, elsewhere]},
+    )
+    assert node.pod_parts == {"cpu_burst", "memory_qos"}
+    assert strategies(resource_qos_config=enabled("cpuQOS")).pod_parts == frozenset()
+    assert Strategies().pod_parts == frozenset()
+
+
 def test_equal_pods_share_one_strategy() -> None:
     node = strategies(cpu_burst_config=burst_rule(namespace="prod", cpuBurstPercent=50))
     assert node.for_pod(pod("LS", app="a")) is node.for_pod(pod("LS", app="b"))
