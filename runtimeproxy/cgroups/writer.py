@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from runtimeproxy.cgroups.formats import FileFormat, Value
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
@@ -29,8 +30,16 @@ def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
     Raises:
         OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
-    with _opened(folder, path, file, os.O_RDONLY) as descriptor:
+    with _folder(folder, path) as held:
+        return _read(file, held)
+
+
+def _read(file: str, folder: int) -> str:
+    descriptor = os.open(file, os.O_RDONLY | _FILE_FLAGS, dir_fd=folder)
+    try:
         return os.read(descriptor, _READ_LIMIT_BYTES).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def write_text(folder: Path, path: tuple[str, ...], file: str, text: str) -> None:
@@ -43,21 +52,37 @@ def write_text(folder: Path, path: tuple[str, ...], file: str, text: str) -> Non
         os.write(descriptor, f"{text}\n".encode())
 
 
+class FileText(NamedTuple):
+    """The content of a file of a cgroup."""
+
+    file: str
+    text: str
+    """Raw, with the newline."""
+    inode: int
+    """Of the cgroup's folder."""
+
+
 @contextmanager
 def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Iterator[int]:
+    with _folder(folder, path) as held:
+        descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _folder(folder: Path, path: tuple[str, ...]) -> Iterator[int]:
     held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in path:
             outer, held = held, os.open(part, _FOLDER_FLAGS, dir_fd=held)
             # Not kept in `held`, even if this fails: another thread may get its number.
             os.close(outer)
-        descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
+        yield held
     finally:
         os.close(held)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class WriteOutcome(StrEnum):
@@ -121,6 +146,10 @@ class CgroupValues:
     """As the CRI gives it; see `cgroup_path` for the forms."""
     values: Mapping[str, Value]
     """By version 1 name; -1 means unlimited."""
+    present: Mapping[str, FileText] = field(default_factory=dict)
+    """What `CgroupWriter.look` has found just now: these files are not read again."""
+    raw: Mapping[str, str] = field(default_factory=dict)
+    """The text to write for a value, byte for byte, in place of the value's own form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +162,8 @@ class _Target:
     value: Value
     folder: Path
     format: FileFormat
+    present: FileText | None = None
+    raw: str | None = None
 
     def result(self, outcome: WriteOutcome, old: Value | None = None, error: str = "") -> WriteResult:
         return WriteResult(self.cgroup, self.key.name, self.given, outcome, old, error)
@@ -172,6 +203,59 @@ class CgroupWriter:
         """Writes values to one cgroup; see `write_levels`."""
         return self.write_levels([[CgroupValues(cgroup, values)]])
 
+    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
+        """The contents of the files of one cgroup; those that cannot be read are left out.
+
+        Args:
+            path: the cgroup's, from `cgroup_path`.
+            names: parameters.
+        """
+        files: dict[Path, dict[str, str]] = {}
+        for name in names:
+            located = self._locate(name) if name in PARAMETERS else ""
+            if not isinstance(located, str):
+                files.setdefault(located[0], {})[name] = located[1].file
+        found: dict[str, FileText] = {}
+        for folder, wanted in files.items():
+            with suppress(OSError), _folder(folder, path) as held:
+                inode = os.fstat(held).st_ino
+                for name, file in wanted.items():
+                    with suppress(OSError):
+                        found[name] = FileText(file, _read(file, held), inode)
+        return found
+
+    def decode(self, name: str, text: str) -> Value | None:
+        """The value of a parameter in a file's content; None for other content."""
+        located = self._locate(name)
+        if isinstance(located, str):
+            return None
+        try:
+            return located[1].decode(text)
+        except ValueError:
+            return None
+
+    def encode(self, name: str, value: Value) -> str | None:
+        """The text of a value in its file; None where there is no such file."""
+        located = self._locate(name)
+        if isinstance(located, str) or check_value(name, value):
+            return None
+        return located[1].encode(PARAMETERS[name].canonical(value))
+
+    def file_of(self, name: str) -> str | None:
+        """The name of the file that carries a parameter; None where there is none."""
+        located = self._locate(name) if name in PARAMETERS else ""
+        return None if isinstance(located, str) else located[1].file
+
+    def matches(self, name: str, value: Value, text: str) -> bool:
+        """Whether a file with this content holds a value."""
+        located = self._locate(name)
+        if isinstance(located, str) or check_value(name, value):
+            return False
+        try:
+            return located[1].matches(PARAMETERS[name].canonical(value), text)
+        except ValueError:
+            return False
+
     def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
         """Writes values to a tree of cgroups: loosens parents first, tightens children first.
 
@@ -186,7 +270,7 @@ class CgroupWriter:
             batch.pending.append({})
             for wanted in level:
                 for name, value in wanted.values.items():
-                    target = self._target(wanted.cgroup, name, value)
+                    target = self._target(wanted, name, value)
                     if isinstance(target, WriteResult):
                         batch.results[wanted.cgroup, name] = target
                     else:
@@ -219,7 +303,8 @@ class CgroupWriter:
                 return None
             raise
 
-    def _target(self, cgroup: str, name: str, value: Value) -> _Target | WriteResult:
+    def _target(self, wanted: CgroupValues, name: str, value: Value) -> _Target | WriteResult:
+        cgroup = wanted.cgroup
         invalid = check_value(name, value)
         if invalid:
             return WriteResult(cgroup, name, value, WriteOutcome.INVALID, error=invalid)
@@ -231,7 +316,16 @@ class CgroupWriter:
         if isinstance(located, str):
             return WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=located)
         folder, file_format = located
-        return _Target(Key(path, name), cgroup, value, PARAMETERS[name].canonical(value), folder, file_format)
+        return _Target(
+            Key(path, name),
+            cgroup,
+            value,
+            PARAMETERS[name].canonical(value),
+            folder,
+            file_format,
+            wanted.present.get(name),
+            wanted.raw.get(name),
+        )
 
     def _locate(self, name: str) -> tuple[Path, FileFormat] | str:
         """The folder and file that carry a parameter, or why there are none."""
@@ -251,9 +345,15 @@ def _compare(target: _Target, batch: _Batch) -> None:
     old: Value | None = None
     is_same = False
     try:
-        text = read_text(target.folder, key.path, target.format.file)
+        if target.present is not None:
+            text = target.present.text
+        else:
+            text = read_text(target.folder, key.path, target.format.file)
+        if target.raw is not None:
+            is_same = text.rstrip("\n") == target.raw.rstrip("\n")
         old = target.format.decode(text)
-        is_same = target.format.matches(target.value, text)
+        if target.raw is None:
+            is_same = target.format.matches(target.value, text)
     except OSError as error:
         batch.results[key] = target.failed(error)
         return
@@ -272,7 +372,9 @@ def _carry_out(step: Step, batch: _Batch) -> WriteResult:
     target, old = batch.targets[step.key], batch.current[step.key]
     place = target.folder, step.key.path, target.format.file
     try:
-        if target.format.compose is None:
+        if target.raw is not None and step.is_final:
+            text = target.raw.rstrip("\n")
+        elif target.format.compose is None:
             text = target.format.encode(step.value)
         else:
             text = target.format.compose(step.value, read_text(*place))

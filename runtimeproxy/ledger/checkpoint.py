@@ -1,4 +1,4 @@
-"""Keeps the checkpoint up to date with the records and cgroup values of this node.
+"""Keeps the checkpoint up to date with the records and books of this node.
 
 `CheckpointSync` loads the checkpoint and notes changes in the loop's thread; `CheckpointWriter` has them
 written by a thread of its own, for a disk may hang.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -21,11 +21,12 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.ledger.books import SERVER
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved, rank_of
-from runtimeproxy.pods.records import CgroupRecord, Record
+from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
 if TYPE_CHECKING:
-    from runtimeproxy.ledger.managed import ManagedCgroups
+    from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.pods.checkpoint.file import CheckpointFile
     from runtimeproxy.pods.recovery import Recovery
     from runtimeproxy.pods.store import PodStore
@@ -78,14 +79,14 @@ class _Moment(NamedTuple):
 
 
 class CheckpointSync:
-    """Loads records and cgroup values from the checkpoint, and has all their changes written to it.
+    """Loads records and books from the checkpoint, and has all their changes written to it.
 
     Used in the event loop's thread.
 
     Args:
         folder: The state folder.
         store: The records.
-        cgroups: The cgroup values that policies wrote.
+        cgroups: The books of cgroups.
         recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
         is_standby: Whether the bypass is on, or another process decides on calls.
@@ -95,7 +96,7 @@ class CheckpointSync:
         self,
         folder: Path,
         store: PodStore,
-        cgroups: ManagedCgroups,
+        cgroups: Ledger,
         recovery: Recovery,
         thread: Executor,
         is_standby: Callable[[], bool] = lambda: False,
@@ -110,11 +111,11 @@ class CheckpointSync:
         sources = {
             Kind.POD: store.pods.get,
             Kind.CONTAINER: store.containers.get,
-            Kind.CGROUP: cgroups.record,
+            Kind.BOOK: cgroups.record,
         }
-        self._writer = CheckpointWriter(folder, thread, sources, self._all_ids)
+        self._writer = CheckpointWriter(folder, thread, sources, self._all_ids, cgroups.note_saved)
         store.on_change = self._on_change
-        cgroups.on_change = partial(self._writer.note_from_thread, Kind.CGROUP)
+        cgroups.on_change = partial(self._writer.note_from_thread, Kind.BOOK)
 
     @property
     def problem(self) -> str:
@@ -187,6 +188,8 @@ class CheckpointSync:
             saved = await self._writer.load(partial(self._load_late, outdated))
             if saved is not None:
                 self._merge_saved(saved, since, outdated)
+        # What a process that was killed had not saved yet.
+        self._cgroups.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
@@ -195,8 +198,10 @@ class CheckpointSync:
 
     def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
-        self._cgroups.load(_without_servers(saved), outdated_s=outdated.at_s)
-        found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": len(saved.cgroups)}
+        self._cgroups.take_over(with_owners(saved))
+        self._cgroups.load(saved.books, outdated_s=outdated.at_s)
+        books = len(saved.books) + len(saved.cgroups)
+        found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": books}
         logger.info("checkpoint read", extra=found)
         if saved.unreadable:
             about = {"rows": saved.unreadable, "folder": str(self._folder)}
@@ -210,30 +215,28 @@ class CheckpointSync:
     def _all_ids(self) -> Iterator[tuple[Kind, str]]:
         yield from ((Kind.POD, pod.id) for pod in self._store.pods)
         yield from ((Kind.CONTAINER, container.id) for container in self._store.containers)
-        yield from ((Kind.CGROUP, identity) for identity in self._cgroups.identities)
+        yield from ((Kind.BOOK, identity) for identity in self._cgroups.identities)
 
 
-def _without_servers(saved: Saved) -> Iterator[CgroupRecord]:
-    """The cgroups of a checkpoint, where values that hook servers own are not reapplied.
+def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]]:
+    """What version 0.1 has written, each cgroup with the owners of its values, by parameter.
 
-    Version 0.1 saved such values with `reapply`. The owners of the pods tell them apart: a server is named by
-    its file, and the name of a policy has no dot.
+    Its records of pods name them; a hook server is named by its file, and the name of a policy has no dot.
     """
-    owned: dict[tuple[str, ...], set[str]] = {}
+    known: dict[tuple[str, ...], dict[str, str]] = {}
     for pod in saved.pods:
-        names = {field for field, owner in pod.owners.items() if owner.endswith(SUFFIX)}
-        if names:
-            with suppress(CgroupPathError):
-                owned.setdefault(cgroup_path(pod.cgroup_parent), set()).update(names)
-    for record in saved.cgroups:
-        names = set()
-        with suppress(CgroupPathError):
-            names = owned.get(cgroup_path(record.id), names)
-        values = {
-            name: replace(value, reapply=value.reapply and f"{CGROUP}[{name}]" not in names)
-            for name, value in record.values.items()
+        owners = {
+            field.removeprefix(f"{CGROUP}[").removesuffix("]"): (
+                SERVER + owner.removesuffix(SUFFIX) if owner.endswith(SUFFIX) else owner
+            )
+            for field, owner in pod.owners.items()
+            if field.startswith(f"{CGROUP}[")
         }
-        yield CgroupRecord(record.id, values)
+        with suppress(CgroupPathError):
+            known.setdefault(cgroup_path(pod.cgroup_parent), {}).update(owners)
+    for record in saved.cgroups:
+        with suppress(CgroupPathError):
+            yield record, known.get(cgroup_path(record.id), {})
 
 
 class CheckpointWriter:
@@ -244,6 +247,7 @@ class CheckpointWriter:
         thread: One worker thread of its own: a disk may hang.
         sources: The record of an id, by kind; None if there is none any more.
         everything: The ids of all records.
+        on_saved: Called in the worker thread with the id of each book that is on disk, and the book.
 
     Attributes:
         problem: Why the records cannot be saved just now; empty if they can.
@@ -255,7 +259,9 @@ class CheckpointWriter:
         thread: Executor,
         sources: Mapping[Kind, Callable[[str], Record | None]],
         everything: Callable[[], Iterable[_Key]],
+        on_saved: Callable[[str, Book | None], None] | None = None,
     ) -> None:
+        self._on_saved = on_saved
         self._folder = folder
         self._file: CheckpointFile | None = None
         self._thread = thread
@@ -364,7 +370,7 @@ class CheckpointWriter:
         batch = self._take_batch()
         changes = [self._change(*key, seen=seen) for key, seen in batch.items()]
         try:
-            is_new = await self._in_thread(lambda file: file.write(changes, everything=everything))
+            is_new = await self._in_thread(partial(self._write, changes, everything=everything))
         except BaseException as error:
             self._put_back(batch, everything=everything)
             if not isinstance(error, _DISK_ERRORS):
@@ -379,6 +385,14 @@ class CheckpointWriter:
         self.problem = ""
         self._logged_s = 0.0
         return True
+
+    def _write(self, changes: Sequence[Change], file: CheckpointFile, *, everything: bool) -> bool:
+        is_new = file.write(changes, everything=everything)
+        if self._on_saved is not None and not is_new:
+            for change in changes:
+                if change.kind is Kind.BOOK:
+                    self._on_saved(change.id, change.record if isinstance(change.record, Book) else None)
+        return is_new
 
     async def _read_late(self, on_read: Callable[[Saved], None]) -> bool:
         """Reads the file that could not be read at the start; returns whether that succeeded."""
@@ -395,7 +409,8 @@ class CheckpointWriter:
                 saved,
                 pods=tuple(pod for pod in saved.pods if (Kind.POD, pod.id) not in gone),
                 containers=tuple(box for box in saved.containers if (Kind.CONTAINER, box.id) not in gone),
-                cgroups=tuple(cgroup for cgroup in saved.cgroups if (Kind.CGROUP, cgroup.id) not in gone),
+                cgroups=tuple(cgroup for cgroup in saved.cgroups if (Kind.BOOK, cgroup.id) not in gone),
+                books=tuple(book for book in saved.books if (Kind.BOOK, book.id) not in gone),
             )
         )
         return True
@@ -431,6 +446,10 @@ class CheckpointWriter:
         if not self._logged_s or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             logger.warning("the records cannot be saved, and it is tried again: %s", error)
+
+    async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """Runs something in the worker thread of the disk."""
+        return await self._loop.run_in_executor(self._thread, work)
 
     async def _in_thread(self, work: Callable[[CheckpointFile], ResultT]) -> ResultT:
         return await self._loop.run_in_executor(self._thread, partial(self._with_file, work))

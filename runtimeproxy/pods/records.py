@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
 
@@ -93,7 +94,7 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True)
 class ManagedValue:
-    """A value that policies have written to a file of a cgroup."""
+    """A value that version 0.1 has written to a file of a cgroup."""
 
     wanted: int | str
     original: int | str | None = None
@@ -104,7 +105,7 @@ class ManagedValue:
 
 @dataclass(frozen=True, slots=True)
 class CgroupRecord:
-    """The values that policies have written to the files of a cgroup."""
+    """The values that version 0.1 has written to the files of a cgroup; only read."""
 
     id: str
     """The cgroup's path below a controller's mount, with a slash in front."""
@@ -112,4 +113,59 @@ class CgroupRecord:
     """By parameter."""
 
 
-Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord
+class Level(IntEnum):
+    """What a cgroup is the cgroup of; parents first."""
+
+    NODE = 0
+    QOS_CLASS = 1
+    POD = 2
+    CONTAINER = 3
+
+
+class Original(NamedTuple):
+    """The content of a file before the first value was written to it."""
+
+    text: str | None
+    """Raw, byte for byte; None if it is not known."""
+    inode: int = 0
+    """Of the cgroup's folder: another one is another cgroup of the same name. 0 if it is not known."""
+
+
+class Entry(NamedTuple):
+    """One parameter of one cgroup."""
+
+    claims: tuple[Claim, ...] = ()
+    """Of policies, hook servers and the like; without any the value is to be given back."""
+    resolved: int | str | None = None
+    """What the file is to hold; None as long as that is not known."""
+    requested: int | str | None = None
+    """What the kubelet asked the runtime for; None for nothing, and for files that the CRI does not have."""
+    booked: int | str | None = None
+    """What the runtime's specification of the container holds; None for nothing."""
+    is_once: bool = False
+    """Whether it is written once and then observed only: a hook server's value of a pod."""
+    is_settling: bool = False
+    """Whether the next look writes such a value again, since systemd resets the slice that it was for."""
+
+    @property
+    def owner(self) -> str:
+        """The owners of the claims, joined by `+`."""
+        return "+".join(dict.fromkeys(claim.owner for claim in self.claims))
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What is wanted in the files of a cgroup, and what they held before."""
+
+    id: str
+    """The cgroup's path below a controller's mount, with a slash in front."""
+    level: Level = Level.POD
+    entries: Mapping[str, Entry] = field(default_factory=_no_entries)
+    """By parameter, in its version 1 name."""
+    originals: Mapping[str, Original] = field(default_factory=_no_entries)
+    """By the name of the file, which may carry several parameters."""
+    boot_id: str = ""
+    """Of the kernel that all this is about: after a reboot nothing of it counts."""
+
+
+Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord | Book

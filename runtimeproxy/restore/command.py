@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -17,19 +17,22 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
-from runtimeproxy.ledger.managed import as_read
+from runtimeproxy.ledger.books import still_valid
+from runtimeproxy.ledger.checkpoint import with_owners
+from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.reconcile import same_value
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle
+from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.restore.plan import (
     CgroupPlan,
+    CgroupState,
     ContainerPlan,
     Line,
     NodeState,
-    Place,
     Plan,
     Status,
     Value,
@@ -39,7 +42,6 @@ from runtimeproxy.restore.plan import (
     without_values,
 )
 from runtimeproxy.service.signals import is_served
-from runtimeproxy.units import cpu_shares_from_weight, cpu_weight_from_shares
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -100,7 +102,23 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-async def observe(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter) -> NodeState:
+def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
+    """The books of a checkpoint, and of the journal of a daemon that was killed."""
+    boot_id = read_boot_id()
+    ledger = Ledger(writer, Journal(folder, boot_id), boot_id)
+    ledger.take_over(with_owners(saved))
+    ledger.load(saved.books)
+    ledger.add_noted(ledger.read_journal())
+    return ledger
+
+
+def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
+    """The cgroups of all books as they are now."""
+    found = (ledger.record(identity) for identity in ledger.identities)
+    return tuple(_state(book, writer) for book in found if book is not None)
+
+
+async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter) -> NodeState:
     """The present state of the checkpoint's containers and cgroups.
 
     Raises:
@@ -121,21 +139,13 @@ async def observe(saved: Saved, client: GrpcRuntimeClient, writer: CgroupWriter)
             continue
         if found is not None and found.state is not Lifecycle.STOPPED:
             containers[record.id] = found
-    files = dict(_files(saved.cgroups, writer))
-    originals = {
-        place: value.original
-        for record in saved.cgroups
-        for name, value in record.values.items()
-        if value.original is not None
-        if files.get(place := Place(record.id, name)) in as_read(name, value.wanted)
-    }
     parents = {pod.id: pod.cgroup_parent for pod in saved.pods}
     needed = {record.pod_id: parents.get(record.pod_id, "") for record in saved.containers}
     cpus, memory_nodes = (
-        {pod: _everything(writer, Place(parent, name), originals, online) for pod, parent in needed.items()}
+        {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
         for name, online in (("cpuset.cpus", ONLINE_CPUS), ("cpuset.mems", ONLINE_MEMORY_NODES))
     )
-    return NodeState(containers, files, cpus, memory_nodes, unreported)
+    return NodeState(containers, states(ledger, writer), cpus, memory_nodes, unreported)
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
@@ -171,28 +181,11 @@ def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
 def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[Line, ...]:
     """Writes the original values in safe order; returns the results."""
     plans = tuple(plans)
-    wanted = (
-        CgroupValues(
-            each.record.id, {name: exact(writer, name, value) for name, value in each.values.items()}
-        )
-        for each in plans
-    )
-    results = {Place(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
+    wanted = (CgroupValues(each.state.book.id, each.values, each.state.present, each.raw) for each in plans)
+    results = {(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
     return tuple(
-        _write_result(line, results.get(Place(line.target, line.field)))
-        for each in plans
-        for line in each.lines
+        _write_result(line, results.get((line.target, line.field))) for each in plans for line in each.lines
     )
-
-
-def exact(writer: CgroupWriter, name: str, value: Value) -> Value:
-    """The value that restores the exact content of the file: shares read from a weight may be one less."""
-    mount = writer.mounts.get(PARAMETERS[name].controller)
-    if name != "cpu.shares" or mount is None or mount.version != 2 or check_value(name, value):
-        return value
-    shares = int(value)
-    is_same = cpu_shares_from_weight(cpu_weight_from_shares(shares)) == shares
-    return shares if is_same else shares + 1
 
 
 def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
@@ -218,17 +211,18 @@ async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tu
     target = ClientSettings(f"unix:{settings.proxy.runtime_endpoint}", timeout_s, timeout_s)
     with ThreadPoolExecutor(1) as executor:
         client = GrpcRuntimeClient(target, executor)
+        ledger = ledger_of(saved, Path(settings.state.dir), writer)
         try:
-            found = plan(saved, await observe(saved, client, writer))
+            found = plan(saved, await observe(saved, client, ledger, writer), writer)
             if dry_run:
                 return found.lines
-            return await _carry_out(found, client, writer, Path(settings.state.dir))
+            return await _carry_out(found, client, ledger, writer, Path(settings.state.dir))
         finally:
             await client.close()
 
 
 async def _carry_out(
-    found: Plan, client: GrpcRuntimeClient, writer: CgroupWriter, folder: Path
+    found: Plan, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter, folder: Path
 ) -> tuple[Line, ...]:
     """Loosens the pods' cgroups, restores containers, then cgroups, and updates the checkpoint."""
     loosen(writer, found.cgroups)
@@ -239,20 +233,33 @@ async def _carry_out(
         lines += done
         fields = frozenset(line.field for line in done if line.status is Status.RESTORED)
         changes.append(Change(Kind.CONTAINER, container.record.id, without_owners(container, fields)))
-    written = restore_cgroups(writer, found.cgroups)
+    # The updates have changed files of containers, and `loosen` those of pods.
+    cgroups = tuple(replace(each, state=_state(each.state.book, writer)) for each in found.cgroups)
+    written = restore_cgroups(writer, cgroups)
     lines += written
-    for cgroup in found.cgroups:
-        identity = cgroup.record.id
-        restored = (line for line in written if line.target == identity and line.status is Status.RESTORED)
-        left = without_values(cgroup.record, frozenset(line.field for line in restored))
-        changes.append(Change(Kind.CGROUP, identity, left))
+    planned = {cgroup.state.book.id for cgroup in cgroups}
+    for identity in ledger.identities:
+        book = ledger.record(identity)
+        if book is not None:
+            kept = {line.field for line in written if line.target == identity and _is_kept(line)}
+            restored = frozenset(book.entries.keys() - kept) if identity in planned else book.entries.keys()
+            changes.append(Change(Kind.BOOK, identity, without_values(book, frozenset(restored))))
     with closing(CheckpointFile(folder)) as file:
         try:
             file.write(changes)
         except CheckpointError as error:
             reason = f"cannot be updated: {error}"
             lines.append(Line(str(file.path), "", None, None, Status.FAILED, reason))
+        else:
+            for change in changes:
+                if change.kind is Kind.BOOK:
+                    ledger.note_saved(change.id, None)
     return tuple(lines)
+
+
+def _is_kept(line: Line) -> bool:
+    """Whether a value stays in the checkpoint, for the next attempt."""
+    return line.status is not Status.RESTORED
 
 
 def _update_result(line: Line, found: ContainerRecord | None) -> Line:
@@ -293,29 +300,31 @@ def _levels(wanted: Iterable[CgroupValues]) -> list[list[CgroupValues]]:
     return [by_depth[depth] for depth in sorted(by_depth)]
 
 
-def _files(records: Iterable[CgroupRecord], writer: CgroupWriter) -> Iterator[tuple[Place, Value | None]]:
-    """The values of existing files; None for one that cannot be read."""
-    for record in records:
-        for name in PARAMETERS.keys() & record.values.keys():
-            try:
-                found = writer.read(record.id, name)
-            except CgroupPathError:
-                continue
-            except OSError:
-                yield Place(record.id, name), None
-                continue
-            if found is not None:
-                yield Place(record.id, name), found
+def _state(book: Book, writer: CgroupWriter) -> CgroupState:
+    """A cgroup as it is now; after a reboot, or in another cgroup of its name, nothing of its book counts."""
+    path = cgroup_path(book.id)
+    present = writer.look(path, book.entries)
+    unreadable: set[str] = set()
+    for name in PARAMETERS.keys() & (book.entries.keys() - present.keys()):
+        try:
+            writer.read(book.id, name)
+        except OSError:
+            unreadable.add(name)
+    return CgroupState(still_valid(book, present.values(), book.boot_id), present, frozenset(unreadable))
 
 
-def _everything(writer: CgroupWriter, place: Place, originals: Mapping[Place, Value], online: Path) -> str:
+def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, online: Path) -> str:
     """All CPUs or memory nodes that a pod may use: those of its cgroup, else of the machine.
 
     Version 2 leaves the pod's own file empty, and accepts any list in its containers'.
     """
     with suppress(CgroupPathError, OSError):
-        saved = Place("/" + "/".join(cgroup_path(place.cgroup)), place.name)
-        found = originals[saved] if saved in originals else writer.read(*place)
+        book = ledger.record(cgroup)
+        original = book.originals.get(name) if book is not None else None
+        if original is not None and original.text is not None:
+            found = writer.decode(name, original.text)
+        else:
+            found = writer.read(cgroup, name)
         if found:
             return str(found)
     with suppress(OSError):

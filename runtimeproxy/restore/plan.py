@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from runtimeproxy.calls.edit_request import NEUTRAL
-from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
+from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger.managed import as_read
+from runtimeproxy.ledger.books import CHANGED_SINCE, Formats
+from runtimeproxy.ledger.books import plan as give_back
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
 from runtimeproxy.units import (
     MAX_CPU_SHARES,
@@ -49,12 +51,19 @@ class Line:
     reason: str = ""
 
 
-class Place(NamedTuple):
-    """A file of a cgroup."""
+@dataclass(frozen=True, slots=True)
+class CgroupState:
+    """A cgroup that has a book.
 
-    cgroup: str
-    """Id of the cgroup's record."""
-    name: str
+    Attributes:
+        book: From checkpoint and journal.
+        present: What its files hold, by parameter.
+        unreadable: Parameters whose files exist and cannot be read.
+    """
+
+    book: Book
+    present: Mapping[str, FileText] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +72,14 @@ class NodeState:
 
     Attributes:
         containers: The runtime's records of the containers that have not stopped, by id.
-        files: The values of existing files; None for one that cannot be read.
+        cgroups: Of each book.
         unreported: Why the runtime does not report a container just now, by id.
         cpus: All CPUs of a pod's cgroup, by the sandbox's id.
         memory_nodes: All memory nodes of a pod's cgroup, by the sandbox's id.
     """
 
     containers: Mapping[str, ContainerRecord]
-    files: Mapping[Place, Value | None]
+    cgroups: tuple[CgroupState, ...] = ()
     cpus: Mapping[str, str] = field(default_factory=dict)
     memory_nodes: Mapping[str, str] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
@@ -96,13 +105,15 @@ class CgroupPlan:
     """The values to restore in the files of one cgroup.
 
     Attributes:
-        record: From the checkpoint.
+        state: The cgroup.
         values: To be written.
+        raw: The texts of values whose original is known.
         lines: All values that policies have written.
     """
 
-    record: CgroupRecord
+    state: CgroupState
     values: Mapping[str, Value]
+    raw: Mapping[str, str]
     lines: tuple[Line, ...]
 
 
@@ -120,20 +131,27 @@ class Plan:
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
-def plan(saved: Saved, node: NodeState) -> Plan:
+def plan(saved: Saved, node: NodeState, formats: Formats) -> Plan:
     """Compares the checkpoint with the node.
 
     Args:
         saved: The checkpoint.
         node: Its present state.
+        formats: Of its cgroup files.
     """
     pods = {pod.id: pod for pod in saved.pods}
-    containers = (
+    containers = tuple(
         _container_plan(record, pods.get(record.pod_id), node)
         for record in saved.containers
         if record.owners and (record.id in node.containers or record.id in node.unreported)
     )
-    cgroups = (_cgroup_plan(record, node.files) for record in saved.cgroups)
+    by_runtime = {
+        (each.record.id, parameter)
+        for each in containers
+        for line in each.lines
+        if (parameter := RESOURCE_PARAMETERS.get(line.field.removeprefix(f"{RESOURCES}."))) is not None
+    }
+    cgroups = tuple(_cgroup_plan(state, formats, by_runtime) for state in node.cgroups)
     return Plan(
         tuple(each for each in containers if each.lines), tuple(each for each in cgroups if each.lines)
     )
@@ -149,10 +167,10 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
     return replace(record, owners=owners or NO_ENTRIES, booked=booked)
 
 
-def without_values(record: CgroupRecord, restored: frozenset[str]) -> CgroupRecord | None:
-    """The record of a cgroup once these files have their original values; None if no value is left."""
-    values = {name: value for name, value in record.values.items() if name not in restored}
-    return CgroupRecord(record.id, values) if values else None
+def without_values(book: Book, restored: frozenset[str]) -> Book | None:
+    """The book of a cgroup once these files have their original values; None if no value is left."""
+    entries = {name: entry for name, entry in book.entries.items() if name not in restored}
+    return replace(book, entries=entries) if entries else None
 
 
 def _container_plan(record: ContainerRecord, pod: PodRecord | None, node: NodeState) -> ContainerPlan:
@@ -205,27 +223,27 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
     return NEUTRAL.get(scalar)
 
 
-def _cgroup_plan(record: CgroupRecord, files: Mapping[Place, Value | None]) -> CgroupPlan:
-    lines: list[Line] = []
-    values: dict[str, Value] = {}
-    for name, value in record.values.items():
-        place = Place(record.id, name)
-        if place not in files:
-            continue
-        current, original = files[place], value.original
-        line = Line(place.cgroup, name, current, original)
-        if current is None:
+def _cgroup_plan(state: CgroupState, formats: Formats, by_runtime: Collection[tuple[str, str]]) -> CgroupPlan:
+    """What goes back to a cgroup's files, but for the values that an update of the container brings back."""
+    book, lines = state.book, list[Line]()
+    container = book.id.rpartition("/")[2].removesuffix(".scope").rpartition("-")[2]
+    unclaimed = {
+        name: entry._replace(claims=())
+        for name, entry in book.entries.items()
+        if (container, name) not in by_runtime
+    }
+    found = give_back(replace(book, entries=unclaimed), state.present, formats)
+    for name in unclaimed:
+        text = state.present[name].text if name in state.present else ""
+        line = Line(book.id, name, formats.decode(name, text), found.values.get(name))
+        if name in state.unreadable:
             lines.append(replace(line, status=Status.FAILED, reason="the file cannot be read"))
-        elif original is not None and current in as_read(name, original):
-            continue
-        elif current not in as_read(name, value.wanted):
-            lines.append(replace(line, status=Status.LEFT, reason="another program has changed it since"))
-        elif original is None:
-            lines.append(replace(line, status=Status.FAILED, reason="its original value is not known"))
-        else:
+        elif name in found.values:
             lines.append(line)
-            values[name] = original
-    return CgroupPlan(record, values, tuple(lines))
+        elif name in found.left:
+            status = Status.LEFT if found.left[name] == CHANGED_SINCE else Status.FAILED
+            lines.append(replace(line, status=status, reason=found.left[name]))
+    return CgroupPlan(state, found.values, found.raw, tuple(lines))
 
 
 def unified_key(field: str) -> str:

@@ -19,7 +19,7 @@ from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall,
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
-from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
@@ -27,11 +27,12 @@ from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.checkpoint import CheckpointSync
-from runtimeproxy.ledger.managed import ManagedCgroups
+from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Lifecycle
+from runtimeproxy.pods.records import Level, Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -39,7 +40,7 @@ from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.service.process import give_back_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterable, Sequence
 
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
@@ -89,8 +90,12 @@ class Engine:
         # Records
         self._store = PodStore()
         self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
-        self._cgroups = ManagedCgroups(
-            CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
+        boot_id = read_boot_id()
+        self._journal = Journal(Path(settings.state.dir), boot_id)
+        self._cgroups = Ledger(
+            CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups(),
+            self._journal,
+            boot_id,
         )
         self._recovery = Recovery(
             self._store,
@@ -216,14 +221,13 @@ class Engine:
                 await self._load_policies(self._settings)
 
     async def use(self, settings: Settings) -> None:
-        """Takes changed settings; cgroup values of the former policies are no longer managed.
+        """Takes changed settings.
 
         Raises:
             PolicyLoadError: a policy cannot be loaded; the old settings stay.
         """
         await self.load_policies(settings)
         self._services.settings = CallSettings.of(settings)
-        self._cgroups.release_all()
         self._servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
@@ -284,6 +288,7 @@ class Engine:
         self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()
         await self._checkpoint.close()
+        self._journal.close()
         self._checkpoint_thread.shutdown(cancel_futures=True)
 
     def _use_servers(self) -> None:
@@ -299,9 +304,9 @@ class Engine:
         except RuntimeUnavailableError as error:
             logger.info("the runtime's name is not known", extra={"cause": str(error)})
         if not self._is_standby():
-            running = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
-            containers = frozenset(container.id for container in self._store.containers)
-            await run(self._executor, self._cgroups.reapply_all, running, containers)
+            running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
+            self._cgroups.forget_gone(running, (container.id for container in self._store.containers))
+            await run(self._executor, self._cgroups.verify, tuple(Level))
             for due in take_due_writes(self._services):
                 await write_due(self._services, due)
         # The runtime's lists take much memory, and are read once in minutes.
@@ -325,15 +330,19 @@ def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(work)
 
 
-class NoCgroups:
+class NoCgroups(CgroupWriter):
     """In place of the writer if `cgroups.enabled` is false."""
 
-    def write(
-        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
-    ) -> tuple[WriteResult, ...]:
+    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
+        """Finds nothing."""
+        return {}
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
         """Writes nothing; each result has the reason."""
         why = "cgroups.enabled is false"
         return tuple(
-            WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=why)
-            for name, value in values.items()
+            WriteResult(each.cgroup, name, value, WriteOutcome.MISSING, error=why)
+            for level in levels
+            for each in level
+            for name, value in each.values.items()
         )

@@ -13,7 +13,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.records import ContainerRecord, ManagedValue
+from runtimeproxy.pods.records import ContainerRecord
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, pod
@@ -135,7 +135,7 @@ def test_values_that_wait_for_a_start_are_written_after_a_restart(
     daemon.start()
     made.start()
     place = f"{saved(daemon).pods[0].cgroup_parent}/{made.container}"
-    wait_until(lambda: any(found.id == place for found in saved(daemon).cgroups), "the written value")
+    wait_until(lambda: any(found.id == place for found in saved(daemon).books), "the written value")
     assert not saved_container(daemon, made).pending_cgroup
 
 
@@ -150,7 +150,7 @@ def test_values_that_waited_for_a_start_that_nobody_saw_are_written(
         made.start()
     daemon.start()
     place = f"{saved(daemon).pods[0].cgroup_parent}/{made.container}"
-    wait_until(lambda: any(found.id == place for found in saved(daemon).cgroups), "the written value")
+    wait_until(lambda: any(found.id == place for found in saved(daemon).books), "the written value")
     wait_until(lambda: not saved_container(daemon, made).pending_cgroup, "the record")
 
 
@@ -196,8 +196,9 @@ def test_cgroup_values_that_were_reset_while_the_proxy_was_away(
     made.run()
     path = cgroup_files.folder(parent) / "cpu.weight"
     wanted = path.read_text()
-    (record,) = wait_until(lambda: saved(daemon).cgroups, "the saved value")
-    assert record.values["memory.limit_in_bytes"] == ManagedValue(128 * MIB, -1)
+    (record,) = wait_until(lambda: saved(daemon).books, "the saved value")
+    assert record.entries["memory.limit_in_bytes"].resolved == 128 * MIB
+    assert record.originals["memory.max"].text == "max\n"
     daemon.kill()
     path.write_text("100\n")
     daemon.start()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +17,24 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
+from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.checkpoint import CheckpointSync
-from runtimeproxy.ledger.managed import ManagedCgroups
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
+from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.pods.checkpoint import file as file_module
+from runtimeproxy.pods.checkpoint.codec import Change, Kind
+from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.records import (
+    Book,
+    CgroupRecord,
+    ContainerRecord,
+    Entry,
+    Level,
+    Lifecycle,
+    ManagedValue,
+    Original,
+    PodRecord,
+)
 from runtimeproxy.pods.recovery import Recovery
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
@@ -24,6 +42,7 @@ from runtimeproxy.testing import CgroupFiles
 from tests.lab.deadline import wait_until
 
 ONE = "/kubepods/pod1"
+BOOT = "this-boot"
 OWNED = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
 
 
@@ -32,7 +51,7 @@ class Side:
     """One process."""
 
     store: PodStore
-    cgroups: ManagedCgroups
+    cgroups: Ledger
     sync: CheckpointSync
 
 
@@ -45,7 +64,8 @@ def files(tmp_path: Path) -> CgroupFiles:
 
 @asynccontextmanager
 async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
-    store, cgroups = PodStore(), ManagedCgroups(CgroupWriter(files.root))
+    journal = Journal(tmp_path / "state", BOOT)
+    store, cgroups = PodStore(), Ledger(CgroupWriter(files.root), journal, BOOT)
     with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as thread:
         client = GrpcRuntimeClient(ClientSettings(f"unix:{tmp_path}/nobody"), executor)
         made = Side(
@@ -56,6 +76,12 @@ async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
         await made.sync.load()
         yield made
         await made.sync.close()
+        journal.close()
+
+
+def value_of(one: Side, name: str) -> int | str | None:
+    """What the book wants, if there is one."""
+    return one.cgroups.resolved(ONE).get(name)
 
 
 async def settled(one: Side) -> None:
@@ -72,8 +98,13 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
     async with side(tmp_path, files) as second:
         assert list(second.store.pods) == [PodRecord(id="pod")]
         assert list(second.store.containers) == [OWNED]
-        expected = CgroupRecord(ONE, {"memory.limit_in_bytes": ManagedValue(4096, -1)})
-        assert second.cgroups.record(ONE) == expected
+        found = second.cgroups.record(ONE)
+        assert found is not None
+        assert found.entries["memory.limit_in_bytes"].resolved == 4096
+        (original,) = found.originals.items()
+        assert original == ("memory.max", Original("max\n", files.folder(ONE).stat().st_ino))
+        await asyncio.to_thread(second.cgroups.write, ONE, {"memory.limit_in_bytes": 8192})
+    assert list((tmp_path / "state").glob("journal-*")) == []
 
 
 async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path, files: CgroupFiles) -> None:
@@ -150,7 +181,7 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
         assert {each.id: each for each in old.store.containers} == {
             each.id: each for each in (*saved, during)
         }
-        assert old.cgroups.record(ONE) == CgroupRecord(ONE, {"cpu.shares": ManagedValue(1024, 2597)})
+        assert value_of(old, "cpu.shares") == 1024
         old.store.containers.put(replace(saved[0], state=Lifecycle.RUNNING))
         await settled(old)
     async with side(tmp_path, files) as third:
@@ -179,21 +210,95 @@ async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupF
         assert second.sync.problem == ""
 
 
-async def test_of_an_old_checkpoint_the_values_of_hook_servers_are_not_kept(
+def leave_0_1(folder: Path, *pods: PodRecord, values: dict[str, ManagedValue]) -> None:
+    """Leaves the checkpoint of version 0.1."""
+    with closing(CheckpointFile(folder)) as file:
+        file.write(
+            [
+                *(Change(Kind.POD, pod.id, pod) for pod in pods),
+                Change(Kind.CGROUP, ONE, CgroupRecord(ONE, values)),
+            ]
+        )
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        connection.execute("DROP TABLE books")
+
+
+async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: CgroupFiles) -> None:
+    """Values of hook servers are observed only; the pod's owners tell them from those of policies."""
+    owners = {"cgroup[cpu.shares]": "koordlet.json", "cgroup[memory.limit_in_bytes]": "batch-resource"}
+    values = {
+        "memory.limit_in_bytes": ManagedValue(4096, -1),
+        "cpu.shares": ManagedValue(512, 2597),
+        "cpu.cfs_quota_us": ManagedValue(50_000, -1, reapply=False),
+    }
+    (files.folder(ONE) / "memory.max").write_text("4096\n")
+    (files.folder(ONE) / "cpu.weight").write_text("20\n")
+    (files.folder(ONE) / "cpu.max").write_text("50000 100000\n")
+    leave_0_1(tmp_path / "state", PodRecord(id="pod", cgroup_parent=ONE, owners=owners), values=values)
+    async with side(tmp_path, files) as first:
+        found = first.cgroups.record(ONE)
+        assert found is not None
+        assert found.originals == {
+            "memory.max": Original("max"),
+            "cpu.weight": Original("100"),
+            "cpu.max": Original("max"),
+        }
+        assert {name: (entry.owner, entry.is_once) for name, entry in found.entries.items()} == {
+            "memory.limit_in_bytes": ("batch-resource", False),
+            "cpu.shares": ("server:koordlet", True),
+            "cpu.cfs_quota_us": ("", False),
+        }
+        await asyncio.to_thread(first.cgroups.write, ONE, {"memory.limit_in_bytes": 8192})
+        assert files.read(ONE, "cpu.max").split()[0] == "max", "of a policy that is no longer there"
+        await settled(first)
+    async with side(tmp_path, files) as second:
+        found = second.cgroups.record(ONE)
+        assert found is not None
+        assert found.originals["memory.max"] == Original("max")
+        second.cgroups.forget_owners({"", "server:koordlet"})
+        await asyncio.to_thread(second.cgroups.apply, ONE)
+        assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
+    with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
+        saved = file.load()
+        assert (saved.cgroups, saved.books) == ((), ())
+
+
+async def test_what_version_0_1_wrote_before_a_reboot_does_not_count(
+    tmp_path: Path, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_0_1(tmp_path / "state", values={"memory.limit_in_bytes": ManagedValue(4096, -1)})
+    monkeypatch.setattr(file_module, "boot_time_s", lambda: time.time() + 10)
+    async with side(tmp_path, files) as first:
+        assert first.cgroups.record(ONE) is None
+
+
+async def test_books_of_before_a_reboot_do_not_count(tmp_path: Path, files: CgroupFiles) -> None:
+    book = Book(ONE, Level.POD, {"memory.limit_in_bytes": Entry((), 4096)}, {}, "another-boot")
+    with closing(CheckpointFile(tmp_path / "state")) as file:
+        file.write([Change(Kind.BOOK, ONE, book)])
+    async with side(tmp_path, files) as first:
+        assert first.cgroups.record(ONE) is None
+        await settled(first)
+    with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
+        assert file.load().books == ()
+
+
+async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
     tmp_path: Path, files: CgroupFiles
 ) -> None:
-    """Version 0.1 kept them like those of policies; the pod's owners tell them apart."""
-    owners = {"cgroup[cpu.shares]": "koordlet.json", "cgroup[memory.limit_in_bytes]": "batch-resource"}
+    """Its process was killed in between."""
+    journal = Journal(tmp_path / "state", BOOT)
+    killed = Ledger(CgroupWriter(files.root), journal, BOOT)
+    killed.write(ONE, {"memory.limit_in_bytes": 4096})
+    os.close(journal._descriptor)
     async with side(tmp_path, files) as first:
-        first.store.pods.put(PodRecord(id="pod", cgroup_parent=ONE, owners=owners))
-        values = {"memory.limit_in_bytes": 4096, "cpu.shares": 512}
-        await asyncio.to_thread(first.cgroups.write, ONE, values)
-    async with side(tmp_path, files) as second:
-        expected = {
-            "memory.limit_in_bytes": ManagedValue(4096, -1),
-            "cpu.shares": ManagedValue(512, 2597, reapply=False),
-        }
-        assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)
+        assert value_of(first, "memory.limit_in_bytes") == 4096
+        await settled(first)
+        assert list((tmp_path / "state").glob("journal-*")) == []
+        await asyncio.to_thread(first.cgroups.apply, ONE)
+        assert files.read(ONE, "memory.max") == "4096"
+        await asyncio.to_thread(first.cgroups.claim, [Wanted(Target(Level.POD, ONE), {})])
+        assert files.read(ONE, "memory.max") == "max", "no policy wants it any more"
 
 
 async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: CgroupFiles) -> None:
@@ -201,5 +306,6 @@ async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: C
         await asyncio.to_thread(first.cgroups.write, ONE, {"cpu.shares": 512}, {"cpu.shares"})
     async with side(tmp_path, files) as second:
         assert not second.cgroups.is_managed(ONE)
-        expected = {"cpu.shares": ManagedValue(512, 2597, reapply=False)}
-        assert second.cgroups.record(ONE) == CgroupRecord(ONE, expected)
+        found = second.cgroups.record(ONE)
+        assert found is not None
+        assert found.entries["cpu.shares"].resolved == 512

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import (
     BadRowError,
@@ -19,10 +21,14 @@ from runtimeproxy.pods.checkpoint.codec import (
     rank_of,
 )
 from runtimeproxy.pods.records import (
+    Book,
     CgroupRecord,
     ContainerRecord,
+    Entry,
+    Level,
     Lifecycle,
     ManagedValue,
+    Original,
     PodRecord,
     Record,
 )
@@ -80,6 +86,23 @@ CGROUP = CgroupRecord(
     {"cpu.shares": ManagedValue(512, 2), "cpuset.cpus": ManagedValue("0-1", None, reapply=False)},
 )
 
+BOOK = Book(
+    "/kubepods/podu1/box",
+    Level.CONTAINER,
+    {
+        "cpu.shares": Entry((Claim("batch", Role.SET, 512, 100, "BE"),), 512, 1024, 512),
+        "cpu.cfs_quota_us": Entry(
+            (Claim("n", Role.SCALE, 1.5), Claim("b", Role.ADD, 5, ceiling=9), Claim("c", Role.SET, CLEAR)), -1
+        ),
+        "cpuset.cpus": Entry(
+            (Claim("server:x", Role.AT_MOST, "0-1"),), "0-1", is_once=True, is_settling=True
+        ),
+        "cpu.idle": Entry(),
+    },
+    {"cpu.shares": Original("1024\n", 5), "cpu.max": Original(None)},
+    "boot",
+)
+
 
 @pytest.mark.parametrize(
     ("kind", "record"),
@@ -90,7 +113,9 @@ CGROUP = CgroupRecord(
         pytest.param(Kind.CONTAINER, ContainerRecord(id="box"), id="empty-container"),
         pytest.param(Kind.CONTAINER, ContainerRecord(id="box", requested=ASKED), id="nothing-applied"),
         pytest.param(Kind.CONTAINER, ContainerRecord(id="box", booked=ASKED), id="nothing-requested"),
-        pytest.param(Kind.CGROUP, CGROUP, id="cgroup"),
+        pytest.param(Kind.CGROUP, CGROUP, id="cgroup-of-0.1"),
+        pytest.param(Kind.BOOK, BOOK, id="book"),
+        pytest.param(Kind.BOOK, Book("/a"), id="empty-book"),
     ],
 )
 def test_a_record_comes_back_as_it_was(kind: Kind, record: Record) -> None:
@@ -118,6 +143,39 @@ def test_what_is_shared_in_memory_is_shared_again() -> None:
     assert isinstance(one, PodRecord)
     assert isinstance(two, PodRecord)
     assert one.labels["a"] is two.labels["a"]
+
+
+def test_the_name_of_a_field_in_the_file_is_that_of_version_0_1() -> None:
+    document = json.loads(encode(CONTAINER))
+    assert document["applied"]["cpu_quota_us"] == 5000
+    assert "booked" not in document
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param(("version",), 2, id="newer"),
+        pytest.param(("level",), 9, id="unknown-level"),
+        pytest.param(("boot",), None, id="no-boot"),
+        pytest.param(("originals", "cpu.max"), ["x"], id="no-inode"),
+        pytest.param(("originals", "cpu.max"), [1, 2], id="number-for-a-text"),
+        pytest.param(("entries", "cpu.idle"), [], id="no-entry"),
+        pytest.param(
+            ("entries", "cpu.idle"),
+            [[["a", "no-role", 1, 0, "", None]]] + [None] * 3 + [False] * 2,
+            id="no-role",
+        ),
+        pytest.param(("entries", "cpu.idle"), [[], None, None, None, 0, False], id="number-for-truth"),
+    ],
+)
+def test_bad_books(path: tuple[str, ...], value: object) -> None:
+    document = json.loads(encode(BOOK))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(BadRowError):
+        decode(Kind.BOOK, BOOK.id, json.dumps(document))
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
-from runtimeproxy.restore.command import exact, loosen, observe, restore_cgroups, restore_container
-from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, NodeState, Place, Status, plan
+from runtimeproxy.restore.command import (
+    ledger_of,
+    loosen,
+    observe,
+    restore_cgroups,
+    restore_container,
+    states,
+)
+from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, NodeState, Status, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 
 POD = "/kubepods/pod1"
@@ -69,12 +78,16 @@ def saved_container(fake_runtime: FakeRuntime) -> ContainerRecord:
 
 def planned(record: ContainerRecord) -> ContainerPlan:
     """What is planned for a container that is as the checkpoint says."""
-    (found,) = plan(Saved((), (record,)), NodeState({record.id: record}, {})).containers
+    (found,) = plan(Saved((), (record,)), NodeState({record.id: record}), CgroupWriter()).containers
     return found
 
 
 async def test_what_is_there(
-    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, files: CgroupFiles, writer: CgroupWriter
+    fake_runtime: FakeRuntime,
+    client: GrpcRuntimeClient,
+    files: CgroupFiles,
+    writer: CgroupWriter,
+    tmp_path: Path,
 ) -> None:
     record = saved_container(fake_runtime)
     (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
@@ -86,34 +99,40 @@ async def test_what_is_there(
         (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": "b"})),
         (CgroupRecord(POD, values), CgroupRecord("/gone", values), CgroupRecord("/..", values)),
     )
-    found = await observe(saved, client, writer)
+    found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
     assert found.containers.keys() == {record.id}
     assert found.containers[record.id].booked.cpu_shares == 512
-    assert found.files == {Place(POD, "cpu.shares"): 2597, Place(POD, "cpu.idle"): None}
+    seen = {state.book.id: (set(state.present), set(state.unreadable)) for state in found.cgroups}
+    assert seen == {POD: ({"cpu.shares"}, {"cpu.idle"}), "/gone": (set(), set())}
     assert found.cpus[record.pod_id] == "2-3"
     assert found.cpus["gone"]
     assert found.memory_nodes[record.pod_id]
 
 
 async def test_cpus_of_a_pod_are_those_that_it_gets_back(
-    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, files: CgroupFiles, writer: CgroupWriter
+    fake_runtime: FakeRuntime,
+    client: GrpcRuntimeClient,
+    files: CgroupFiles,
+    writer: CgroupWriter,
+    tmp_path: Path,
 ) -> None:
     record = saved_container(fake_runtime)
     (files.folder(POD) / "cpuset.cpus").write_text("2-3\n")
     (files.folder(POD) / "cpuset.mems").write_text("5\n")
-    values = {"cpuset.cpus": ManagedValue("2-3", "0-7"), "cpuset.mems": ManagedValue("4", "0-7")}
+    values = {"cpuset.cpus": ManagedValue("2-3", "0-7"), "cpuset.mems": ManagedValue("4", None)}
     pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
-    found = await observe(Saved(pods, (record,), (CgroupRecord(POD, values),)), client, writer)
+    saved = Saved(pods, (record,), (CgroupRecord(POD, values),))
+    found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
     assert found.cpus == {record.pod_id: "0-7"}
     assert found.memory_nodes == {record.pod_id: "5"}
 
 
 async def test_a_container_of_which_the_runtime_says_nothing(
-    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, writer: CgroupWriter
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, writer: CgroupWriter, tmp_path: Path
 ) -> None:
     saved = Saved(containers=saved_containers(fake_runtime, 2))
     fake_runtime.on("ContainerStatus", error=CallError("INTERNAL", "no such thing"), times=1)
-    found = plan(saved, await observe(saved, client, writer))
+    found = plan(saved, await observe(saved, client, ledger_of(saved, tmp_path, writer), writer), writer)
     assert [(line.status, line.reason) for line in found.lines] == [
         (Status.FAILED, "ContainerStatus: INTERNAL: no such thing"),
         (Status.PLANNED, ""),
@@ -202,33 +221,46 @@ async def test_without_a_value_to_send_the_runtime_is_not_asked(
     assert len(fake_runtime.recorded) == 0
 
 
-def cgroup_plans(writer: CgroupWriter, *records: CgroupRecord) -> tuple[CgroupPlan, ...]:
-    """What is planned for cgroups that are as the checkpoint says."""
-    values = {
-        Place(record.id, name): value.wanted for record in records for name, value in record.values.items()
-    }
-    return plan(Saved(cgroups=records), NodeState({}, values)).cgroups
+def cgroup_plans(writer: CgroupWriter, folder: Path, *records: CgroupRecord) -> tuple[CgroupPlan, ...]:
+    """What is planned for cgroups as they are, by the checkpoint of version 0.1."""
+    saved = Saved(cgroups=records)
+    node = NodeState({}, states(ledger_of(saved, folder, writer), writer))
+    return plan(saved, node, writer).cgroups
 
 
-def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> None:
+def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter, tmp_path: Path) -> None:
+    for cgroup in (POD, BOX):
+        (files.folder(cgroup) / "memory.max").write_text("4096\n")
+    (files.folder(POD) / "cpu.weight").write_text("20\n")
+    (files.folder("/kubepods") / "cpu.weight").write_text("20\n")
     records = (
         CgroupRecord(BOX, {"memory.limit_in_bytes": ManagedValue(4096, 8192)}),
         CgroupRecord(
             POD, {"memory.limit_in_bytes": ManagedValue(4096, 8192), "cpu.shares": ManagedValue(512, 2597)}
         ),
         CgroupRecord("/gone", {"cpu.shares": ManagedValue(512, 2)}),
-        CgroupRecord("/kubepods", {"cpu.shares": ManagedValue(512, 1)}),
+        CgroupRecord("/kubepods", {"cpu.shares": ManagedValue(512, None)}),
     )
-    lines = restore_cgroups(writer, cgroup_plans(writer, *records))
+    lines = restore_cgroups(writer, cgroup_plans(writer, tmp_path, *records))
     assert [(line.target, line.status) for line in lines] == [
         (BOX, Status.RESTORED),
         (POD, Status.RESTORED),
         (POD, Status.RESTORED),
-        ("/gone", Status.LEFT),
         ("/kubepods", Status.FAILED),
     ]
     assert files.read(POD, "memory.max") == files.read(BOX, "memory.max") == "8192"
     assert files.read(POD, "cpu.weight") == "100"
+
+
+def test_a_killed_daemon_leaves_its_journal(files: CgroupFiles, writer: CgroupWriter, tmp_path: Path) -> None:
+    before = files.read(POD, "cpu.max")
+    journal = Journal(tmp_path, read_boot_id())
+    Ledger(writer, journal, read_boot_id()).write(POD, {"cpu.cfs_quota_us": 50_000})
+    assert files.read(POD, "cpu.max") != before
+    os.close(journal._descriptor)
+    (line,) = restore_cgroups(writer, cgroup_plans(writer, tmp_path))
+    assert line.status is Status.RESTORED
+    assert files.read(POD, "cpu.max") == before
 
 
 @pytest.mark.parametrize(
@@ -240,11 +272,11 @@ def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter) -> N
     ],
 )
 def test_pods_are_loosened_before_their_containers_get_more(
-    files: CgroupFiles, writer: CgroupWriter, kept: ManagedValue, expected: str
+    files: CgroupFiles, writer: CgroupWriter, tmp_path: Path, kept: ManagedValue, expected: str
 ) -> None:
     (files.folder(POD) / "memory.max").write_text(f"{kept.wanted}\n")
     record = CgroupRecord(POD, {"memory.limit_in_bytes": kept, "cpu.shares": ManagedValue(512, 2)})
-    loosen(writer, cgroup_plans(writer, record))
+    loosen(writer, cgroup_plans(writer, tmp_path, record))
     assert files.read(POD, "memory.max") == expected
     assert files.read(POD, "cpu.weight") == "100"
 
@@ -257,38 +289,23 @@ def test_pods_are_loosened_before_their_containers_get_more(
     ],
 )
 def test_a_value_that_no_file_ever_held(
-    files: CgroupFiles, writer: CgroupWriter, name: str, file: str, wanted: int | str
+    files: CgroupFiles, writer: CgroupWriter, tmp_path: Path, name: str, file: str, wanted: int | str
 ) -> None:
     (files.folder(POD) / file).write_text(f"{wanted}\n")
-    plans = cgroup_plans(writer, CgroupRecord(POD, {name: ManagedValue(wanted, "nonsense")}))
+    plans = cgroup_plans(writer, tmp_path, CgroupRecord(POD, {name: ManagedValue(wanted, "nonsense")}))
     loosen(writer, plans)
     (line,) = restore_cgroups(writer, plans)
     assert line.status is Status.FAILED
     assert files.read(POD, file) == str(wanted)
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "value", "expected"),
-    [
-        pytest.param(1, "cpu.shares", 1024, 1024, id="shares-of-version-1"),
-        pytest.param(2, "cpu.shares", 2, 2, id="lowest-weight"),
-        pytest.param(2, "cpu.shares", 2597, 2598, id="weight-100"),
-        pytest.param(2, "cpu.cfs_quota_us", 5000, 5000, id="other-values"),
-        pytest.param(2, "cpu.shares", 1, 1, id="no-shares-at-all"),
-    ],
-)
-def test_exact(tmp_path: Path, version: Literal[1, 2], name: str, value: int, expected: int) -> None:
-    made = CgroupFiles(tmp_path, version=version)
-    made.make(POD)
-    assert exact(CgroupWriter(made.root), name, value) == expected
-
-
-def test_every_weight_comes_back(files: CgroupFiles, writer: CgroupWriter) -> None:
+def test_every_weight_comes_back(files: CgroupFiles, writer: CgroupWriter, tmp_path: Path) -> None:
     path = files.folder(POD) / "cpu.weight"
-    for weight in (1, 2, 20, 39, 99, 100, 5000, 9999, 10_000):
+    for weight in (2, 20, 39, 99, 100, 5000, 9999, 10_000):
         path.write_text(f"{weight}\n")
         value = writer.read(POD, "cpu.shares")
         assert value is not None
         path.write_text("1\n")
-        writer.write(POD, {"cpu.shares": exact(writer, "cpu.shares", value)})
+        record = CgroupRecord(POD, {"cpu.shares": ManagedValue(2, value)})
+        restore_cgroups(writer, cgroup_plans(writer, tmp_path, record))
         assert path.read_text() == f"{weight}\n"

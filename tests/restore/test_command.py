@@ -155,7 +155,7 @@ def test_everything_is_as_the_kubelet_wants_it(ended: Left, runtime: FakeRuntime
     resources = runtime.state.containers[ended.pod.container].resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (2, -1, -1)
     assert ended.pod_file("cpu.weight") == "100"
-    assert ended.pod_file("cpu.max") == "max"
+    assert ended.pod_file("cpu.max") == "max 100000"
     assert ended.pod_file("memory.max") == "max"
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["CONTAINER", "OR", "CGROUP", "FIELD", "FROM", "TO", "RESULT"]

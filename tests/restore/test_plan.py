@@ -8,22 +8,55 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, Original, PodRecord
 from runtimeproxy.restore.plan import (
+    CgroupState,
     Line,
     NodeState,
-    Place,
+    Plan,
     Status,
     Value,
-    plan,
     without_owners,
     without_values,
 )
+from runtimeproxy.restore.plan import plan as planned
 
 POD = PodRecord(id="pod", name="web", namespace="shop", uid="u1", cgroup_parent="/kubepods/podu1")
 RUNNING = ContainerRecord(id="box", state=Lifecycle.RUNNING, recovered=True)
+
+
+class Numbers:
+    """Files that hold a number each."""
+
+    def decode(self, name: str, text: str) -> Value | None:
+        return int(text) if text else None
+
+    def encode(self, name: str, value: Value) -> str | None:
+        return str(value)
+
+    def matches(self, name: str, value: Value, text: str) -> bool:
+        return int(text) == value
+
+    def file_of(self, name: str) -> str | None:
+        return name
+
+
+def plan(saved: Saved, node: NodeState) -> Plan:
+    return planned(saved, node, Numbers())
+
+
+def state(wanted: Value, original: Value | None, current: Value | None, **more: Any) -> CgroupState:
+    """A pod's cgroup with one value."""
+    entries = {"cpu.shares": Entry((Claim("policy", Role.SET, wanted),), wanted)}
+    text = None if original is None else f"{original}\n"
+    cgroup = more.pop("cgroup", "/kubepods/podu1")
+    book = Book(cgroup, Level.POD, entries, {"cpu.shares": Original(text, 5)}, "boot")
+    present = {} if current is None else {"cpu.shares": FileText("cpu.shares", f"{current}\n", 5)}
+    return CgroupState(book, present, **more)
 
 
 def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> ContainerRecord:
@@ -44,7 +77,7 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
 
 def node(**values: Any) -> NodeState:
     """A node on which the container runs, with what the runtime says of it."""
-    return NodeState({"box": replace(RUNNING, booked=Resources(**values))}, {}, {"pod": "0-7"}, {"pod": "0"})
+    return NodeState({"box": replace(RUNNING, booked=Resources(**values))}, (), {"pod": "0-7"}, {"pod": "0"})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +162,7 @@ def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
 def test_containers_that_are_left_alone(
     record: ContainerRecord, containers: Mapping[str, ContainerRecord]
 ) -> None:
-    assert plan(Saved((POD,), (record,)), NodeState(containers, {})).lines == ()
+    assert plan(Saved((POD,), (record,)), NodeState(containers)).lines == ()
 
 
 def test_a_container_without_its_owners() -> None:
@@ -142,34 +175,44 @@ def test_a_container_without_its_owners() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "current", "expected"),
+    ("wanted", "original", "current", "expected"),
     [
-        pytest.param(ManagedValue(512, 1024), 512, (Status.PLANNED, 1024), id="as-the-policy-wrote-it"),
-        pytest.param(ManagedValue(512, 1024), 500, (Status.PLANNED, 1024), id="as-read-from-a-weight"),
-        pytest.param(
-            ManagedValue(512, 1024, reapply=False), 512, (Status.PLANNED, 1024), id="of-an-old-policy"
-        ),
-        pytest.param(ManagedValue(512, 1024), 1024, None, id="as-it-was"),
-        pytest.param(ManagedValue(512, 512), 512, None, id="never-different"),
-        pytest.param(ManagedValue(512, 1024), 77, (Status.LEFT, 1024), id="changed-by-somebody-else"),
-        pytest.param(ManagedValue(512, None), 512, (Status.FAILED, None), id="not-known-before"),
-        pytest.param(ManagedValue(512, 1024), None, (Status.FAILED, 1024), id="not-readable"),
+        pytest.param(512, 1024, 512, (Status.PLANNED, 1024), id="as-the-policy-wrote-it"),
+        pytest.param(512, 1024, 1024, None, id="as-it-was"),
+        pytest.param(512, 512, 512, None, id="never-different"),
+        pytest.param(512, 1024, 77, (Status.LEFT, None), id="changed-by-somebody-else"),
+        pytest.param(512, None, 512, (Status.FAILED, None), id="not-known-before"),
     ],
 )
 def test_values_of_cgroups(
-    kept: ManagedValue, current: Value | None, expected: tuple[Status, Value | None] | None
+    wanted: Value, original: Value | None, current: Value, expected: tuple[Status, Value | None] | None
 ) -> None:
-    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": kept})
-    files = {Place("/kubepods/podu1", "cpu.shares"): current}
-    found = plan(Saved(cgroups=(record,)), NodeState({}, files))
+    found = plan(Saved(), NodeState({}, (state(wanted, original, current),)))
     assert [(line.status, line.new) for line in found.lines] == ([expected] if expected else [])
-    planned = {"cpu.shares": 1024} if expected and expected[0] is Status.PLANNED else {}
-    assert [dict(cgroup.values) for cgroup in found.cgroups] == ([planned] if expected else [])
+    values = {"cpu.shares": 1024} if expected and expected[0] is Status.PLANNED else {}
+    assert [dict(cgroup.values) for cgroup in found.cgroups] == ([values] if expected else [])
+    assert all(cgroup.raw == ({"cpu.shares": "1024\n"} if values else {}) for cgroup in found.cgroups)
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    node = NodeState({}, (state(512, 1024, None, unreadable=frozenset({"cpu.shares"})),))
+    (line,) = plan(Saved(), node).lines
+    assert (line.status, line.reason) == (Status.FAILED, "the file cannot be read")
 
 
 def test_a_cgroup_that_is_gone_is_skipped() -> None:
-    record = CgroupRecord("/kubepods/podu1", {"cpu.shares": ManagedValue(512, 2)})
-    assert plan(Saved(cgroups=(record,)), NodeState({}, {})).lines == ()
+    assert plan(Saved(), NodeState({}, (state(512, 2, None),))).lines == ()
+
+
+def test_a_value_that_the_runtime_brings_back_has_one_line() -> None:
+    """The file of a container follows the update."""
+    book = replace(state(2, None, 2).book, id="/kubepods/podu1/box", level=Level.CONTAINER)
+    box = CgroupState(book, {"cpu.shares": FileText("cpu.shares", "2\n", 5)})
+    saved = Saved((POD,), (owned({}, {"cpu_shares": 2}),))
+    (line,) = plan(saved, replace(node(), cgroups=(box,))).lines
+    assert line.field == "resources.cpu_shares"
+    (line,) = plan(Saved((POD,), ()), replace(node(), cgroups=(box,))).lines
+    assert line == Line("/kubepods/podu1/box", "cpu.shares", 2, 1024)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +223,14 @@ def test_a_cgroup_that_is_gone_is_skipped() -> None:
     ],
 )
 def test_a_cgroup_without_its_values(restored: set[str], left: set[str] | None) -> None:
-    record = CgroupRecord("/a", {"cpu.shares": ManagedValue(512, 2), "cpu.idle": ManagedValue(1, 0)})
-    found = without_values(record, frozenset(restored))
-    assert (set(found.values) if found else None) == left
+    book = Book("/a", Level.POD, {"cpu.shares": Entry(), "cpu.idle": Entry()})
+    found = without_values(book, frozenset(restored))
+    assert (set(found.entries) if found else None) == left
 
 
 def test_containers_come_first() -> None:
-    record = CgroupRecord("/a", {"cpu.shares": ManagedValue(512, 2)})
-    saved = Saved((POD,), (owned({}, {"cpu_shares": 2}),), (record,))
-    found = plan(saved, replace(node(), files={Place("/a", "cpu.shares"): 512}))
+    saved = Saved((POD,), (owned({}, {"cpu_shares": 2}),))
+    found = plan(saved, replace(node(), cgroups=(state(512, 2, 512, cgroup="/a"),)))
     assert found.lines == (
         Line("shop/web/main", "resources.cpu_shares", 2, 1024),
         Line("/a", "cpu.shares", 512, 2),

@@ -8,14 +8,20 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.long_json import json_text, read_json
 from runtimeproxy.pods.records import (
     NO_CHANGES,
+    Book,
     CgroupRecord,
     ContainerRecord,
+    Entry,
+    Level,
     Lifecycle,
     ManagedValue,
+    Original,
     PodRecord,
     Record,
 )
@@ -28,6 +34,10 @@ SHORT_ENTRIES: Final = 5000
 """A record with more labels and annotations is encoded in Python, so that other threads run meanwhile."""
 
 
+BOOK_VERSION: Final = 1
+"""Of the form of books; one of another version cannot be read."""
+
+
 class BadRowError(ValueError):
     """A row that this version cannot read."""
 
@@ -38,6 +48,8 @@ class Kind(IntEnum):
     POD = 1
     CONTAINER = 2
     CGROUP = 3
+    """Of version 0.1: a book takes its place."""
+    BOOK = 4
 
 
 class Rank(IntEnum):
@@ -69,13 +81,15 @@ class Saved:
     pods: tuple[PodRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
     cgroups: tuple[CgroupRecord, ...] = ()
+    """Of version 0.1."""
+    books: tuple[Book, ...] = ()
     unreadable: int = 0
     """Rows that this version cannot read."""
 
 
 def rank_of(record: Record) -> Rank:
     """The rank of a record without an event in this process."""
-    if isinstance(record, CgroupRecord) or not record.recovered:
+    if isinstance(record, CgroupRecord | Book) or not record.recovered:
         return Rank.SEEN
     return Rank.ASKED if record.detailed else Rank.LISTED
 
@@ -85,6 +99,8 @@ def encode(record: Record) -> str:
     if isinstance(record, CgroupRecord):
         values = {name: [each.wanted, each.original, each.reapply] for name, each in record.values.items()}
         return json_text(values, is_long=False)
+    if isinstance(record, Book):
+        return json_text(_book_document(record), is_long=False)
     blank: Record = _BLANK_POD if isinstance(record, PodRecord) else _BLANK_CONTAINER
     document: dict[str, Any] = {}
     for field in fields(record):
@@ -104,6 +120,27 @@ _KEYS: Final[Mapping[str, str]] = {"booked": "applied"}
 
 _BLANK_POD: Final = PodRecord(id="")
 _BLANK_CONTAINER: Final = ContainerRecord(id="")
+
+
+def _book_document(book: Book) -> dict[str, Any]:
+    return {
+        "version": BOOK_VERSION,
+        "level": int(book.level),
+        "boot": book.boot_id,
+        "originals": {file: list(original) for file, original in book.originals.items()},
+        "entries": {
+            name: [
+                [[*claim[:2], _claimed(claim.value), *claim[3:]] for claim in entry.claims],
+                *entry[1:],
+            ]
+            for name, entry in book.entries.items()
+        },
+    }
+
+
+def _claimed(value: object) -> object:
+    """A claim's value in JSON; null for CLEAR."""
+    return None if isinstance(value, Clear) else value
 
 
 def _plain(value: object) -> object:
@@ -127,6 +164,8 @@ def decode(kind: Kind, identity: str, body: object) -> Record:
         document = _object(read_json(_text(body)))
         if kind is Kind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
+        if kind is Kind.BOOK:
+            return _book(identity, document)
         values = {
             name: read(document[key])
             for name, read in _READERS.items()
@@ -135,7 +174,7 @@ def decode(kind: Kind, identity: str, body: object) -> Record:
         if document.get("same") is True and "requested" in values:
             values["booked"] = values["requested"]
         return (PodRecord if kind is Kind.POD else ContainerRecord)(id=identity, **values)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadRowError(str(error)) from error
 
 
@@ -159,6 +198,47 @@ def _value(value: object) -> int | str:
 def _managed(value: object) -> ManagedValue:
     wanted, original, reapply = _checked(list, value)
     return ManagedValue(_value(wanted), None if original is None else _value(original), _flag(reapply))
+
+
+def _book(identity: str, document: Mapping[str, Any]) -> Book:
+    if document["version"] != BOOK_VERSION:
+        raise ValueError(f"a book of version {document['version']}, this program knows {BOOK_VERSION}")
+    return Book(
+        identity,
+        Level(_integer(document["level"])),
+        {name: _entry(each) for name, each in _object(document["entries"]).items()},
+        {file: _original(each) for file, each in _object(document["originals"]).items()},
+        _text(document["boot"]),
+    )
+
+
+def _original(value: object) -> Original:
+    text, inode = _checked(list, value)
+    return Original(None if text is None else _text(text), _integer(inode))
+
+
+def _entry(value: object) -> Entry:
+    claims, resolved, requested, booked, is_once, is_settling = _checked(list, value)
+    return Entry(
+        tuple(_claim(each) for each in _checked(list, claims)),
+        None if resolved is None else _value(resolved),
+        None if requested is None else _value(requested),
+        None if booked is None else _value(booked),
+        _flag(is_once),
+        _flag(is_settling),
+    )
+
+
+def _claim(value: object) -> Claim:
+    owner, role, amount, priority, reason, ceiling = _checked(list, value)
+    return Claim(
+        _text(owner),
+        Role(_text(role)),
+        CLEAR if amount is None else amount if isinstance(amount, float) else _value(amount),
+        _integer(priority),
+        _text(reason),
+        None if ceiling is None else _integer(ceiling),
+    )
 
 
 def _entries(value: object) -> Mapping[str, str]:

@@ -41,10 +41,19 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
+_BOOKS: Final = "CREATE TABLE IF NOT EXISTS books (id TEXT PRIMARY KEY, body TEXT NOT NULL)"
+"""A table of its own, which version 0.1 does not see: it goes on with its records after an upgrade that has
+failed. Each book names the version of its form."""
+
 _WRITE: Final = """
 INSERT INTO records (kind, id, rank, body) VALUES (?, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET rank = excluded.rank, body = excluded.body WHERE excluded.rank >= rank
 """
+_WRITE_BOOK: Final = """
+INSERT INTO books (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body = excluded.body
+"""
+_DELETE: Final = "DELETE FROM records WHERE kind = ? AND id = ?"
+_DELETE_BOOK: Final = "DELETE FROM books WHERE id = ?"
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 """The last one stands for a table or column that is missing. Source: sqlite.org/rescode.html."""
@@ -93,6 +102,7 @@ class CheckpointFile:
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._data_version = 0
+        self._is_of_this_boot = True
 
     def load(self) -> Saved:
         """Everything in the file.
@@ -176,14 +186,21 @@ class CheckpointFile:
             return Saved()
         found: dict[Kind, list[Any]] = {kind: [] for kind in Kind}
         unreadable = 0
-        with closing(connection.execute("SELECT kind, id, body FROM records ORDER BY rowid")) as rows:
-            for kind, identity, body in rows:
-                try:
-                    found[Kind(kind)].append(decode(Kind(kind), str(identity), body))
-                except ValueError:
-                    unreadable += 1
-        pods, containers, cgroups = (tuple(found[kind]) for kind in Kind)
-        return Saved(pods, containers, cgroups, unreadable)
+        queries = ["SELECT kind, id, body FROM records ORDER BY rowid"]
+        if _has_table(connection, "books"):
+            queries.append("SELECT 4, id, body FROM books ORDER BY rowid")  # Kind.BOOK
+        for query in queries:
+            with closing(connection.execute(query)) as rows:
+                for kind, identity, body in rows:
+                    try:
+                        found[Kind(kind)].append(decode(Kind(kind), str(identity), body))
+                    except ValueError:
+                        unreadable += 1
+        pods, containers, cgroups, books = (tuple(found[kind]) for kind in Kind)
+        if not self._is_of_this_boot:
+            # Version 0.1 did not say of which boot its values are; those of before are in no file.
+            cgroups = ()
+        return Saved(pods, containers, cgroups, books, unreadable)
 
     def _note_data_version(self, connection: sqlite3.Connection) -> bool:
         before = self._data_version
@@ -210,6 +227,7 @@ class CheckpointFile:
             raise CheckpointError(f"{self.path}: {error.strerror}") from error
 
     def _open(self) -> sqlite3.Connection:
+        self._is_of_this_boot = self._last_written_s() >= boot_time_s()
         if not self._read_only:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._inode = make_private(self.path)
@@ -229,6 +247,14 @@ class CheckpointFile:
         self._data_version = 0
         return connection
 
+    def _last_written_s(self) -> float:
+        """When the file was last written; now, if there is none."""
+        found = []
+        for suffix in ("", "-wal"):
+            with suppress(OSError):
+                found.append(self.path.with_name(self.path.name + suffix).stat().st_mtime)
+        return max(found, default=time.time())
+
     def _set_up(self, connection: sqlite3.Connection) -> None:
         # A checkpoint of a thousand containers has about 1 MiB; the node's memory is not for caching it.
         connection.execute("PRAGMA cache_size = -256")
@@ -246,6 +272,13 @@ class CheckpointFile:
                     f"{self.path}: version {version}, this program knows {SCHEMA_VERSION}"
                 )
         connection.execute("PRAGMA synchronous = NORMAL")
+        if not self._read_only:
+            connection.execute(_BOOKS)
+
+
+def boot_time_s() -> float:
+    """When the kernel was started, by the clock of files."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def make_private(path: Path) -> int:
@@ -308,6 +341,11 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int] | None:
     return (application, version) if has_tables or application or version else None
 
 
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    query = "SELECT 1 FROM sqlite_master WHERE name = ?"
+    return connection.execute(query, (name,)).fetchone() is not None
+
+
 def _has_tables(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
 
@@ -317,9 +355,12 @@ def _write(connection: sqlite3.Connection, changes: Iterable[Change], *, everyth
     try:
         if everything:
             connection.execute("DELETE FROM records")
+            connection.execute("DELETE FROM books")
         for change in changes:
-            if change.record is None:
-                connection.execute("DELETE FROM records WHERE kind = ? AND id = ?", (change.kind, change.id))
+            if change.kind is Kind.BOOK:
+                _write_book(connection, change)
+            elif change.record is None:
+                connection.execute(_DELETE, (change.kind, change.id))
             else:
                 row = (change.kind, change.id, change.rank, encode(change.record))
                 connection.execute(_WRITE, row)
@@ -328,3 +369,12 @@ def _write(connection: sqlite3.Connection, changes: Iterable[Change], *, everyth
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _write_book(connection: sqlite3.Connection, change: Change) -> None:
+    """Takes the place of what version 0.1 knew of the cgroup, too."""
+    connection.execute(_DELETE, (Kind.CGROUP, change.id))
+    if change.record is None:
+        connection.execute(_DELETE_BOOK, (change.id,))
+    else:
+        connection.execute(_WRITE_BOOK, (change.id, encode(change.record)))

@@ -1,0 +1,472 @@
+"""The rules of the books: from claims and present contents to what is written, kept and given back. Pure.
+
+Per parameter of a cgroup there are the requested value (by the kubelet), the booked one (in the runtime's
+specification of a container), the resolved one (of all claims), the observed one (in the file), and the
+original: the raw text of the file before the first write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from runtimeproxy.cgroups.parameters import check_value
+from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
+from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
+from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
+
+Value = int | str
+
+SERVER: Final = "server:"
+"""Begins the owner of a claim that a hook server has answered."""
+RECOVERED: Final = "recovered"
+"""The owner of a value that is ours, as long as it is not known whose."""
+CRI_PARAMETERS: Final = frozenset(RESOURCE_PARAMETERS.values())
+"""What the kubelet and the runtime write for a container."""
+KUBELET_ON_CLASSES: Final = frozenset({"cpu.shares"})
+"""What the kubelet always writes to the cgroups of QoS classes: never ours there. Source: kubelet
+pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups; memory.min only with its feature MemoryQoS."""
+
+
+class Formats(Protocol):
+    """The files of this node's cgroup version; `CgroupWriter` has them."""
+
+    def decode(self, name: str, text: str) -> Value | None: ...
+    def encode(self, name: str, value: Value) -> str | None: ...
+    def matches(self, name: str, value: Value, text: str) -> bool: ...
+    def file_of(self, name: str) -> str | None: ...
+
+
+class Target(NamedTuple):
+    """A cgroup and whose it is."""
+
+    level: Level
+    cgroup: str
+    """As the CRI gives it, or its path."""
+    name: str = ""
+    """Namespace and name of the pod, and the name of the container, for people."""
+    uid: str = ""
+    """Of the pod."""
+
+
+class Wanted(NamedTuple):
+    """The whole answer of all policies for one target: what is not named in it any more is given back."""
+
+    target: Target
+    claims: Mapping[str, tuple[Claim, ...]]
+    """By parameter, in its version 1 name."""
+    requested: Mapping[str, Value] = {}
+    """Of a container: what the kubelet asked for. Of a pod: what its containers' requests come to, for
+    values whose original is not known."""
+    booked: Mapping[str, Value] = {}
+    """Of a container: what the runtime's specification holds."""
+    once: frozenset[str] = frozenset()
+    """Parameters that are written once and then observed only."""
+
+
+class Change(StrEnum):
+    """What has become of a value between two looks."""
+
+    NONE = "none"
+    RESET = "reset"
+    """It went back to the booked value, the original or the systemd unit's: repaired, never counted."""
+    FOREIGN = "foreign"
+    """Another program has written a value of its own."""
+
+
+class Plan(NamedTuple):
+    """What to do with one cgroup."""
+
+    book: Book
+    """As it is when the values are written."""
+    values: Mapping[str, Value] = {}
+    """To be written, by parameter."""
+    raw: Mapping[str, str] = {}
+    """The texts of values that go back to their original."""
+    noted: Noted | None = None
+    """What has to be on disk before."""
+    left: Mapping[str, str] = {}
+    """Parameters that are left alone, with the reason."""
+    given_back: frozenset[str] = frozenset()
+    """Parameters that no longer hold a value of ours."""
+
+
+def with_wanted(book: Book, wanted: Wanted) -> Book:
+    """The book with the answer of all policies for its cgroup; values of hook servers stay."""
+    entries: dict[str, Entry] = {}
+    for name in {**book.entries, **wanted.claims}:
+        if book.level is Level.QOS_CLASS and name in KUBELET_ON_CLASSES:
+            continue
+        before = book.entries.get(name, Entry())
+        claims = wanted.claims.get(name, ())
+        is_servers = any(claim.owner.startswith(SERVER) for claim in claims)
+        if not is_servers:
+            claims += tuple(claim for claim in before.claims if claim.owner.startswith(SERVER))
+        is_once = name in wanted.once if name in wanted.claims else before.is_once
+        entry = Entry(
+            claims,
+            before.resolved,
+            wanted.requested.get(name, None),
+            wanted.booked.get(name, None),
+            is_once,
+            (is_once and name in wanted.claims and book.id.endswith(".slice")) or before.is_settling,
+        )
+        entries[name] = before if entry == before else entry
+    return book if entries == book.entries else replace(book, entries=entries)
+
+
+def with_message(book: Book) -> Book:
+    """The book of a container whose values a message carries: they are in the files from its start on."""
+    if book.level is not Level.CONTAINER:
+        return book
+    entries = dict(book.entries)
+    for name, entry in book.entries.items():
+        if name in CRI_PARAMETERS and entry.claims and entry.resolved is None and entry.booked is not None:
+            entries[name] = entry._replace(resolved=entry.booked)
+    return book if entries == book.entries else replace(book, entries=entries)
+
+
+def with_written(now: Book, written: Book) -> Book:
+    """The book of what is wanted now, with what was written while that changed."""
+    entries = {
+        name: entry._replace(resolved=written.entries[name].resolved) if name in written.entries else entry
+        for name, entry in now.entries.items()
+    }
+    originals = {**written.originals, **now.originals}
+    return replace(now, entries=entries, originals=originals, boot_id=written.boot_id)
+
+
+def with_newer(book: Book, noted: Book) -> Book:
+    """A book of the checkpoint with what the journal says, which is newer."""
+    entries = dict(book.entries)
+    for name, entry in noted.entries.items():
+        entries[name] = entries.get(name, entry)._replace(resolved=entry.resolved)
+    return replace(book, entries=entries, originals={**book.originals, **noted.originals})
+
+
+def without_owners(book: Book, is_gone: Collection[str]) -> Book:
+    """The book without the claims of these owners."""
+    entries = {
+        name: entry
+        if not any(claim.owner in is_gone for claim in entry.claims)
+        else entry._replace(claims=tuple(each for each in entry.claims if each.owner not in is_gone))
+        for name, entry in book.entries.items()
+    }
+    return book if entries == book.entries else replace(book, entries=entries)
+
+
+def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
+    """The book as far as it is about this cgroup.
+
+    After a reboot, or in another cgroup of the same name, claims count and nothing else.
+    """
+    if book.boot_id == boot_id:
+        inodes = {found.file: found.inode for found in present}
+        if all(
+            original.inode in (0, inodes.get(file, original.inode))
+            for file, original in book.originals.items()
+        ):
+            return book
+    entries = {name: entry._replace(resolved=None) for name, entry in book.entries.items() if entry.claims}
+    return replace(book, entries=entries, originals={}, boot_id=boot_id)
+
+
+def plan(
+    book: Book, present: Mapping[str, FileText], formats: Formats, *, kept: Collection[str] = ()
+) -> Plan:
+    """What to write to a cgroup, and its book after that.
+
+    Args:
+        book: Of this cgroup; see `still_valid`.
+        present: What its files hold; a parameter whose file cannot be read is missing.
+        formats: Of its files.
+        kept: Parameters that are observed only, such as those of another agent: nothing is written.
+    """
+    entries: dict[str, Entry] = {}
+    originals = dict(book.originals)
+    new: dict[str, Original] = {}
+    values: dict[str, Value] = {}
+    raw: dict[str, str] = {}
+    left: dict[str, str] = {}
+    for name, entry in book.entries.items():
+        found = present.get(name)
+        if not entry.claims:
+            kept_entry = _give_back(book, name, entry, found, formats, values, raw, left)
+            if kept_entry is not None:
+                entries[name] = kept_entry
+            continue
+        if found is not None and found.file not in originals:
+            original = _original(book.level, name, entry, found, formats)
+            if original is not None:
+                originals[found.file] = new[found.file] = original
+        result = resolved(book.level, name, entry, originals, found, formats)
+        value = result.value
+        problem = check_value(name, value) if isinstance(value, int | str) else UNKNOWN_BASE
+        if problem or not isinstance(value, int | str):
+            left[name] = problem
+            if entry.resolved is not None:
+                entries[name] = entry
+            continue
+        is_done = entry.is_once and not entry.is_settling and entry.resolved == value
+        if name in kept or is_done:
+            entries[name] = entry
+            continue
+        entries[name] = entry._replace(resolved=value, is_settling=False)
+        values[name] = value
+    after = replace(book, entries=entries, originals=_needed(originals, entries, present, book))
+    given_back = frozenset(book.entries.keys() - entries.keys())
+    changed = {
+        name: value
+        for name, value in values.items()
+        if name in entries and entries[name].claims and book.entries[name].resolved != value
+    }
+    noted = None
+    if new or changed:
+        before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
+        noted = Noted(book.id, book.level, new, changed, before)
+    return Plan(after, values, raw, noted, left, given_back)
+
+
+UNKNOWN_BASE: Final = "the value that it counts on is not known"
+UNKNOWN_ORIGINAL: Final = "its original value is not known"
+CHANGED_SINCE: Final = "another program has changed it since"
+
+
+def resolved(
+    level: Level,
+    name: str,
+    entry: Entry,
+    originals: Mapping[str, Original],
+    found: FileText | None,
+    formats: Formats,
+) -> Resolved:
+    """What the claims on one parameter come to."""
+    base: Value | None = None
+    is_known = True
+    if level is Level.CONTAINER and name in CRI_PARAMETERS:
+        base = entry.requested
+    elif level is Level.POD:
+        original = originals.get(found.file) if found is not None else None
+        text = original.text if original is not None else None
+        base = formats.decode(name, text) if text is not None else entry.requested
+        is_known = base is not None
+    return resolve(name, base, entry.claims, is_base_known=is_known)
+
+
+def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats) -> Change:
+    """What has become of a value that was written, by the present content of its file."""
+    if entry.resolved is None or formats.matches(name, entry.resolved, found.text):
+        return Change.NONE
+    if level is Level.CONTAINER and name in CRI_PARAMETERS:
+        known = [entry.booked, entry.requested, NEUTRAL.get(name)]
+    else:
+        known = [NEUTRAL.get(name)]
+    if any(value is not None and formats.matches(name, value, found.text) for value in known):
+        return Change.RESET
+    original = book.originals.get(found.file)
+    if original is not None and original.text is not None:
+        value = formats.decode(name, original.text)
+        if value is not None and formats.matches(name, value, found.text):
+            return Change.RESET
+    return Change.FOREIGN
+
+
+def with_requests_of_the_kubelet(book: Book, present: Mapping[str, FileText], formats: Formats) -> Book:
+    """The book of a pod after the kubelet has written to its files itself.
+
+    What is there now, and is not ours, is the new original.
+    """
+    originals = dict(book.originals)
+    for file in book.originals:
+        names = [name for name, found in present.items() if found.file == file]
+        is_ours = all(
+            (value := book.entries[name].resolved) is not None
+            and formats.matches(name, value, present[name].text)
+            for name in names
+            if name in book.entries
+        )
+        if names and not is_ours:
+            originals[file] = Original(present[names[0]].text, present[names[0]].inode)
+    return book if originals == book.originals else replace(book, originals=originals)
+
+
+def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, formats: Formats) -> Book:
+    """The book of a cgroup that version 0.1 wrote to: its values are ours, and never an original.
+
+    Args:
+        record: From its checkpoint.
+        owners: The owner of each parameter, as far as it is known.
+        boot_id: Of this boot; the checkpoint is of this boot, too.
+        formats: Of the files.
+    """
+    entries: dict[str, Entry] = {}
+    originals: dict[str, Original] = {}
+    for name, value in record.values.items():
+        owner = owners.get(name, RECOVERED)
+        claim = Claim(owner, Role.SET, value.wanted)
+        # What it no longer writes again belongs to policies that are gone, or to a hook server.
+        is_servers = owner.startswith(SERVER)
+        claims = (claim,) if value.reapply or is_servers else ()
+        entries[name] = Entry(claims, value.wanted, is_once=is_servers)
+        file = formats.file_of(name)
+        if file is not None:
+            text = None if value.original is None else _text_of(name, value.original, formats)
+            if file not in originals or originals[file].text is None:
+                originals[file] = Original(text)
+    return Book(record.id, Level.POD, entries, originals, boot_id)
+
+
+def _text_of(name: str, value: Value, formats: Formats) -> str | None:
+    """The text of a file from the value that was read from it; None if it is not known."""
+    if name == "cpu.cfs_period_us":
+        return None  # half of the text of cpu.max
+    text = formats.encode(name, value)
+    if name == "cpu.shares" and text is not None and formats.decode(name, text) != value:
+        # Shares that were read from a weight may be one less than those that give it.
+        text = formats.encode(name, int(value) + 1)
+    return text
+
+
+def merged(saved: Book, known: Book | None) -> Book:
+    """One book of a saved one and of that of this process: its claims count, and the older originals."""
+    if known is None:
+        return saved
+    if saved.boot_id != known.boot_id:
+        return known
+    originals = dict(known.originals)
+    for file, original in saved.originals.items():
+        mine = originals.get(file)
+        if mine is None or mine.inode in (0, original.inode) or original.inode == 0:
+            originals[file] = original
+    entries = {**saved.entries, **known.entries}
+    return replace(known, entries=entries, originals=originals)
+
+
+def with_noted(
+    book: Book | None, noted: Noted, present: Mapping[str, FileText], formats: Formats, boot_id: str
+) -> Book:
+    """The book with a line of the journal of a process that was killed.
+
+    Whether the process came to write is seen in the file: if that still holds the value of before, that one
+    is ours.
+    """
+    found = book or Book(noted.cgroup, noted.level, boot_id=boot_id)
+    entries = dict(found.entries)
+    for name, value in noted.values.items():
+        before = noted.before.get(name)
+        text = present[name].text if name in present else ""
+        is_old = before is not None and not formats.matches(name, value, text)
+        is_old = is_old and before is not None and formats.matches(name, before, text)
+        # Whose it is shows the next evaluation.
+        entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
+        entries[name] = entry._replace(resolved=before if is_old else value)
+    return replace(found, entries=entries, originals={**found.originals, **noted.originals})
+
+
+def _original(level: Level, name: str, entry: Entry, found: FileText, formats: Formats) -> Original | None:
+    """The original of a file, before the first write to it.
+
+    That of a container's file is not known where the runtime was told a value at the creation: None.
+    """
+    if level is Level.CONTAINER and name in CRI_PARAMETERS:
+        requested = NEUTRAL.get(name) if entry.requested is None else entry.requested
+        if requested is None or not formats.matches(name, requested, found.text):
+            return None
+    return Original(found.text, found.inode)
+
+
+def _give_back(
+    book: Book,
+    name: str,
+    entry: Entry,
+    found: FileText | None,
+    formats: Formats,
+    values: dict[str, Value],
+    raw: dict[str, str],
+    left: dict[str, str],
+) -> Entry | None:
+    """Plans to give a value back that nobody claims any more; returns the entry to keep, if any."""
+    if found is None or entry.resolved is None:
+        return None
+    value, text = release_value(book, name, entry, found, formats)
+    if value is None:
+        left[name] = UNKNOWN_ORIGINAL
+        return None
+    is_cri = book.level is Level.CONTAINER and name in CRI_PARAMETERS
+    # Until the runtime's book has caught up, an update of another field would bring our value back.
+    stays = is_cri and entry.booked is not None and entry.booked != value
+    kept = entry._replace(resolved=value) if stays else None
+    if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
+        text is None and formats.matches(name, value, found.text)
+    ):
+        return kept
+    is_ours = formats.matches(name, entry.resolved, found.text)
+    if not is_ours and not (
+        is_cri and entry.booked is not None and formats.matches(name, entry.booked, found.text)
+    ):
+        if text is None or not formats.matches(name, value, found.text):
+            left[name] = CHANGED_SINCE
+        return None
+    values[name] = value
+    if text is not None:
+        raw[name] = text
+    return kept
+
+
+def release_value(
+    book: Book, name: str, entry: Entry, found: FileText, formats: Formats
+) -> tuple[Value | None, str | None]:
+    """What a file gets when nobody claims it: the value, and its raw text if that is known.
+
+    (None, None) if neither is known.
+    """
+    neutral = NEUTRAL.get(name)
+    original = book.originals.get(found.file)
+    text = original.text if original is not None else None
+    value = formats.decode(name, text) if text is not None else None
+    if book.level is Level.CONTAINER and name in CRI_PARAMETERS:
+        wanted = neutral if entry.requested is None else entry.requested
+        if (
+            value is not None
+            and text is not None
+            and wanted is not None
+            and formats.matches(name, wanted, text)
+        ):
+            return wanted, _alone(book, name, found, text)
+        return wanted, None
+    if book.level in (Level.QOS_CLASS, Level.NODE):
+        if text is not None and neutral is not None and formats.matches(name, neutral, text):
+            return neutral, _alone(book, name, found, text)
+        return neutral, None
+    if value is not None and text is not None:
+        return value, _alone(book, name, found, text)
+    if book.level is Level.POD:
+        return (entry.requested, None)
+    return neutral, None
+
+
+def _alone(book: Book, name: str, found: FileText, text: str) -> str | None:
+    """The raw text, unless another claimed parameter stands in the same file."""
+    others = (other for other, entry in book.entries.items() if other != name and entry.claims)
+    shares_file = any(_FILE_MATES.get(other) == name for other in others)
+    return None if shares_file else text
+
+
+_FILE_MATES: Final = {"cpu.cfs_quota_us": "cpu.cfs_period_us", "cpu.cfs_period_us": "cpu.cfs_quota_us"}
+"""Two parameters in one file of version 2, cpu.max."""
+
+
+def _needed(
+    originals: Mapping[str, Original],
+    entries: Mapping[str, Entry],
+    present: Mapping[str, FileText],
+    book: Book,
+) -> Mapping[str, Original]:
+    """The originals of files with a value of ours; those of files that cannot be read just now stay."""
+    ours = {present[name].file for name in entries if name in present}
+    known = {found.file for found in present.values()}
+    return {file: original for file, original in originals.items() if file in ours or file not in known}

@@ -1,0 +1,119 @@
+"""The executor: the only writer of cgroup files. For worker threads.
+
+Values are compared before they are written, parents are loosened before their children and children
+tightened before their parents, and what cannot be written in one cgroup stops no other. Before the first
+write of a value, the original text of its file is in the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
+from runtimeproxy.ledger.books import Plan, Value
+from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.units import UNLIMITED
+
+logger = logging.getLogger(__name__)
+
+LIMIT: Final = "memory.limit_in_bytes"
+USAGE: Final = "memory.usage_in_bytes"
+MARGIN_PERCENT: Final = 110
+"""A memory limit falls to this share of the usage at most: below it the kernel reclaims at once, and kills
+where it cannot."""
+BURST: Final = "cpu.cfs_burst_us"
+QUOTA: Final = "cpu.cfs_quota_us"
+
+
+class Files(Protocol):
+    """Reads and writes the files of cgroups; see `CgroupWriter`."""
+
+    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]: ...
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]: ...
+    def decode(self, name: str, text: str) -> Value | None: ...
+    def encode(self, name: str, value: Value) -> str | None: ...
+    def matches(self, name: str, value: Value, text: str) -> bool: ...
+    def file_of(self, name: str) -> str | None: ...
+
+
+class Notes(Protocol):
+    """Puts on disk what is about to be written; see `Journal`."""
+
+    def note(self, noted: Noted) -> None: ...
+
+
+class Job(NamedTuple):
+    """One cgroup of a batch."""
+
+    path: tuple[str, ...]
+    plan: Plan
+    present: Mapping[str, FileText]
+
+
+class Executor:
+    """Writes batches of plans; safe for all threads, if each cgroup is in one batch at a time.
+
+    Args:
+        files: Reads and writes.
+        notes: Keeps originals.
+    """
+
+    def __init__(self, files: Files, notes: Notes) -> None:
+        self.files = files
+        self._notes = notes
+
+    def write(self, jobs: Sequence[Job]) -> tuple[WriteResult, ...]:
+        """Writes all values of a batch; returns one result per value."""
+        levels: defaultdict[tuple[int, int], list[CgroupValues]] = defaultdict(list)
+        for job in jobs:
+            if job.plan.noted is not None:
+                self._notes.note(job.plan.noted)
+            values = self._above_usage(job)
+            if values:
+                order = job.plan.book.level, len(job.path)
+                cgroup = CgroupValues(job.plan.book.id, values, job.present, job.plan.raw)
+                levels[order].append(cgroup)
+        if not levels:
+            return ()
+        return self.files.write_levels([levels[order] for order in sorted(levels)])
+
+    def lower_burst(self, cgroup: str, quota_us: int) -> None:
+        """Lowers the burst of a cgroup whose quota is about to fall to this.
+
+        The kernel refuses a quota below the burst. Seen with runc 1.1: the update fails after its shares were
+        changed.
+        """
+        path = cgroup_path(cgroup)
+        found = self.files.look(path, (BURST,)).get(BURST)
+        burst_us = self.files.decode(BURST, found.text) if found is not None else None
+        if quota_us != UNLIMITED and isinstance(burst_us, int) and burst_us > quota_us:
+            self.files.write_levels([[CgroupValues(cgroup, {BURST: quota_us})]])
+
+    def _above_usage(self, job: Job) -> Mapping[str, Value]:
+        """The values of a plan, where a memory limit that falls leaves room for what is in use."""
+        values = job.plan.values
+        wanted, found = values.get(LIMIT), job.present.get(LIMIT)
+        if not isinstance(wanted, int) or wanted == UNLIMITED or found is None:
+            return values
+        present = self.files.decode(LIMIT, found.text)
+        if not isinstance(present, int) or UNLIMITED != present <= wanted:
+            return values
+        usage = self.files.look(job.path, (USAGE,)).get(USAGE)
+        used = self.files.decode(USAGE, usage.text) if usage is not None else None
+        if not isinstance(used, int):
+            return values
+        least = -(-used * MARGIN_PERCENT // 100)
+        if wanted >= least:
+            return values
+        if present != UNLIMITED and least >= present:
+            return {name: value for name, value in values.items() if name != LIMIT}
+        return {**values, LIMIT: least}
+
+
+def is_there(result: WriteResult) -> bool:
+    """Whether a file holds a value now."""
+    return result.outcome in (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED)

@@ -1,0 +1,228 @@
+"""The journal: what a file held, and what is to be written to it, on disk before that is written.
+
+The checkpoint follows some milliseconds later, and a process that is killed in between would not know its
+own values. A line is one write to a file that is never synced: it survives the end of the process, and a
+reboot ends all that it is about.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from runtimeproxy.pods.records import Book, Level, Original
+
+logger = logging.getLogger(__name__)
+
+PATTERN: Final = "journal-*.jsonl"
+"""Names of the files in the state folder: one of each process, for two write around an upgrade."""
+LONGEST_BYTES: Final = 256 * 1024
+"""A longer file is emptied as soon as the checkpoint has all of it."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Source: random(4)."""
+
+Value = int | str
+
+
+def read_boot_id(path: Path = BOOT_ID) -> str:
+    """The id of this boot of the kernel; empty if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="ascii").strip()
+    return ""
+
+
+class Noted(NamedTuple):
+    """One line: what is about to be written to one cgroup."""
+
+    cgroup: str
+    level: Level
+    originals: Mapping[str, Original]
+    """By file; those that are new."""
+    values: Mapping[str, Value]
+    """By parameter."""
+    before: Mapping[str, Value]
+    """The values of the same parameters that were written last."""
+
+
+class Journal:
+    """The files of one state folder. Safe for all threads.
+
+    Args:
+        folder: The state folder; made if it is missing.
+        boot_id: Of this boot: lines of another one do not count.
+    """
+
+    def __init__(self, folder: Path, boot_id: str) -> None:
+        self._folder = folder
+        self._boot_id = boot_id
+        self._lock = Lock()
+        self._path: Path | None = None
+        self._descriptor = -1
+        self._size = 0
+        # What the checkpoint lacks: by cgroup, the files whose original and the parameters whose value it is.
+        self._unsaved: dict[str, dict[str, object]] = {}
+        self._left: list[Path] = []
+        self.problem = ""
+
+    def note(self, noted: Noted) -> None:
+        """Appends a line. On a full disk the values are written all the same; `problem` says so."""
+        line = json.dumps(
+            [
+                self._boot_id,
+                noted.cgroup,
+                int(noted.level),
+                {file: list(original) for file, original in noted.originals.items()},
+                dict(noted.values),
+                dict(noted.before),
+            ],
+            separators=(",", ":"),
+        )
+        data = f"{line}\n".encode()
+        with self._lock:
+            unsaved = self._unsaved.setdefault(noted.cgroup, {})
+            unsaved.update(noted.originals)
+            unsaved.update(noted.values)
+            try:
+                if self._descriptor < 0:
+                    self._open()
+                self._size += os.write(self._descriptor, data)
+                self.problem = ""
+            except OSError as error:
+                if not self.problem:
+                    logger.warning("the journal cannot be written: %s: %s", self._folder, error.strerror)
+                self.problem = f"the journal cannot be written: {error.strerror}"
+
+    def read(self) -> list[Noted]:
+        """The lines of all processes but this one, oldest file first.
+
+        The files of processes that have ended are removed when the checkpoint has all of it.
+        """
+        found: list[tuple[int, Path]] = []
+        for path in self._folder.glob(PATTERN):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path))
+        lines: list[Noted] = []
+        with self._lock:
+            for _, path in sorted(found):
+                if path == self._path:
+                    continue
+                text, is_left = _text_of(path)
+                for line in text.splitlines():
+                    noted = self._parsed(line)
+                    if noted is not None:
+                        lines.append(noted)
+                if is_left and path not in self._left:
+                    self._left.append(path)
+            for noted in lines:
+                unsaved = self._unsaved.setdefault(noted.cgroup, {})
+                unsaved.update(noted.originals)
+                unsaved.update(noted.values)
+        return lines
+
+    def forget(self, cgroup: str, names: Iterable[str]) -> None:
+        """These parameters of a cgroup hold no value of ours any more."""
+        with self._lock:
+            unsaved = self._unsaved.get(cgroup, {})
+            for name in names:
+                unsaved.pop(name, None)
+
+    def note_saved(self, cgroup: str, book: Book | None) -> None:
+        """The checkpoint has a book now, or has deleted it."""
+        with self._lock:
+            unsaved = self._unsaved.get(cgroup)
+            if unsaved is not None:
+                left = (
+                    {}
+                    if book is None
+                    else {key: it for key, it in unsaved.items() if not _has(book, key, it)}
+                )
+                if left:
+                    self._unsaved[cgroup] = left
+                else:
+                    del self._unsaved[cgroup]
+            if not self._unsaved:
+                self._empty()
+
+    def close(self) -> None:
+        """Closes this process's file; removes it if the checkpoint has all of it."""
+        with self._lock:
+            if self._descriptor < 0 or self._path is None:
+                return
+            if not self._unsaved:
+                with suppress(OSError):
+                    self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor, self._path = -1, None
+
+    def _open(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / PATTERN.replace("*", f"{os.getpid()}-{os.urandom(4).hex()}")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        # Tells the file of a process that has ended from others.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._path, self._size = path, 0
+
+    def _empty(self) -> None:
+        for path in self._left:
+            with suppress(OSError):
+                path.unlink()
+        self._left.clear()
+        if self._size > LONGEST_BYTES:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+                self._size = 0
+
+    def _parsed(self, line: str) -> Noted | None:
+        """A line of this boot; None for all others. The last one of a process that was killed may be cut."""
+        try:
+            boot_id, cgroup, level, originals, values, before = json.loads(line)
+            if boot_id != self._boot_id:
+                return None
+            found = {str(file): _original(each) for file, each in originals.items()}
+            return Noted(str(cgroup), Level(level), found, _values(values), _values(before))
+        except (AttributeError, TypeError, ValueError):
+            return None
+
+
+def _original(value: Any) -> Original:  # noqa: ANN401 - from JSON
+    text, inode = value
+    return Original(None if text is None else str(text), int(inode))
+
+
+def _values(value: Mapping[str, Any]) -> dict[str, Value]:
+    return {str(name): each if isinstance(each, int) else str(each) for name, each in value.items()}
+
+
+def _has(book: Book, key: str, noted: object) -> bool:
+    if isinstance(noted, Original):
+        return book.originals.get(key) == noted
+    entry = book.entries.get(key)
+    return entry is not None and entry.resolved == noted
+
+
+def _text_of(path: Path) -> tuple[str, bool]:
+    """The content of a file, and whether its process has ended."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return "", False
+    try:
+        is_left = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            is_left = False
+        parts: Iterable[bytes] = iter(lambda: os.read(descriptor, 1 << 20), b"")
+        return b"".join(parts).decode("utf-8", "replace"), is_left
+    except OSError:
+        return "", False
+    finally:
+        os.close(descriptor)

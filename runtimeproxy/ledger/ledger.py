@@ -1,0 +1,511 @@
+"""The ledger: who wants which value in which cgroup, what was resolved, and what was there before.
+
+Only its executor writes cgroup files. What is claimed is written, compared again from time to time, and given
+back when nobody claims it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from threading import Lock, RLock
+from typing import Final, NamedTuple
+
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.ledger import books
+from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.executor import Executor, Files, Job, is_there
+from runtimeproxy.ledger.journal import Journal, Noted
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+
+logger = logging.getLogger(__name__)
+
+MOST_UNCLAIMED: Final = 256
+"""Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
+forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
+UNCLAIMED_S: Final = 600.0
+"""How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
+runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+_STRIPES: Final = 16
+"""Number of cgroups that can be written at once; a write of memory limits may take long."""
+
+_Path = tuple[str, ...]
+
+
+class _Held(NamedTuple):
+    book: Book
+    since_s: float
+    target: Target
+
+
+class Ledger:
+    """The books of a node; safe for all threads.
+
+    Methods that write files are for worker threads; the others take no file and no long lock.
+
+    Args:
+        files: Reads and writes cgroup files.
+        journal: Keeps originals until the checkpoint has them.
+        boot_id: Of this boot of the kernel.
+        clock: In seconds.
+
+    Attributes:
+        now_s: The clock.
+        observed: Parameters that another agent of this node writes: they are compared, and never written.
+        on_change: Called in any thread with the id of each cgroup whose book has changed.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        journal: Journal,
+        boot_id: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._journal = journal
+        self._executor = Executor(files, journal)
+        self._boot_id = boot_id
+        self._lock = Lock()
+        # Held while a cgroup is read and written, and its book is changed: otherwise a thread could take the
+        # value that another one has just written for the original.
+        self._write_locks = tuple(RLock() for _ in range(_STRIPES))
+        self._held: dict[_Path, _Held] = {}
+        self._prune_at = MOST_UNCLAIMED
+        self.now_s = clock
+        self.observed: frozenset[str] = frozenset()
+        self.on_change: Callable[[str], None] | None = None
+
+    # --- queries, in any thread --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of books."""
+        return len(self._held)
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """The ids of all books."""
+        with self._lock:
+            return tuple(map(_identity, self._held))
+
+    def record(self, identity: str) -> Book | None:
+        """The book of a cgroup; None if nothing is wanted there."""
+        held = self._held.get(cgroup_path(identity))
+        return None if held is None else held.book
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether `apply` might write to this cgroup."""
+        held = self._find(cgroup)
+        if held is None:
+            return False
+        return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
+
+    def resolved(self, cgroup: str) -> Mapping[str, Value]:
+        """What the files of a cgroup are to hold, by parameter, without what is observed only."""
+        held = self._find(cgroup)
+        if held is None:
+            return {}
+        return {
+            name: entry.resolved
+            for name, entry in held.book.entries.items()
+            if entry.resolved is not None and not entry.is_once
+        }
+
+    # --- claims ------------------------------------------------------------------------------------------
+
+    def book(self, wanted: Wanted) -> None:
+        """Takes the answer of all policies, and writes nothing: a message carries it, or `apply` follows.
+
+        Raises:
+            CgroupPathError: The cgroup's path is none.
+        """
+        path = cgroup_path(wanted.target.cgroup)
+        with self._lock:
+            held = self._held.get(path)
+            before = self._blank(path, wanted.target) if held is None else held.book
+            after = books.with_wanted(before, wanted)
+            after = books.with_message(after)
+            if not after.entries and held is None:
+                return
+            self._held[path] = _Held(after, self.now_s(), wanted.target)
+        if held is None or after is not before:
+            self._report([path])
+
+    def claim(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
+        """Takes the answers of all policies for some cgroups, and writes what follows, as one batch.
+
+        Returns:
+            One result per value that was to be written; never raises for an error of the kernel.
+        """
+        refused: list[WriteResult] = []
+        paths: list[_Path] = []
+        for each in wanted:
+            try:
+                self.book(each)
+            except CgroupPathError as error:
+                outcome, text = WriteOutcome.REFUSED, str(error)
+                refused += [
+                    WriteResult(each.target.cgroup, name, _shown(claims), outcome, error=text)
+                    for name, claims in each.claims.items()
+                ]
+            else:
+                paths.append(cgroup_path(each.target.cgroup))
+        return (*refused, *self._settle(paths))
+
+    def write(
+        self, cgroup: str, values: Mapping[str, Value], once: Collection[str] = ()
+    ) -> tuple[WriteResult, ...]:
+        """Sets some values of one cgroup; what else is claimed there stays.
+
+        Args:
+            cgroup: The cgroup.
+            values: By parameter.
+            once: Values that are written once and then observed only, because a hook server owns them. In a
+                slice the next `apply` writes them once more: systemd resets the slice when it starts the
+                sandbox that the values are meant for.
+        """
+        try:
+            held = self._held.get(cgroup_path(cgroup))
+        except CgroupPathError:
+            held = None
+        entries: Mapping[str, Entry] = {} if held is None else held.book.entries
+        claims = {name: entry.claims for name, entry in entries.items()}
+        for name, value in values.items():
+            claims[name] = (Claim(books.SERVER if name in once else "", Role.SET, value),)
+        kept = {name for name, entry in entries.items() if entry.is_once and name not in values}
+        target = Target(Level.POD, cgroup) if held is None else held.target
+        wanted = Wanted(target, claims, once=frozenset(once) | kept)
+        found = {result.name: result for result in self.claim([wanted])}
+        return tuple(found[name] for name in values if name in found)
+
+    def forget_owners(self, owners: Collection[str]) -> tuple[str, ...]:
+        """Ends all claims of policies or hook servers that are gone; returns the cgroups to `apply`."""
+        with self._lock:
+            changed: list[_Path] = []
+            for path, held in self._held.items():
+                book = books.without_owners(held.book, owners)
+                if book is not held.book:
+                    self._held[path] = held._replace(book=book)
+                    changed.append(path)
+        self._report(changed)
+        return tuple(map(_identity, changed))
+
+    # --- files, in worker threads ------------------------------------------------------------------------
+
+    def apply(self, cgroup: str) -> None:
+        """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
+        path = cgroup_path(cgroup)
+        if path in self._held:
+            _log_again(logging.DEBUG, self._held[path].target, self._settle([path]))
+
+    reapply = apply
+
+    def resized(self, cgroup: str) -> None:
+        """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original."""
+        path = cgroup_path(cgroup)
+        with self._writing([path]):
+            held = self._held.get(path)
+            if held is None:
+                return
+            present = self._files.look(path, held.book.entries)
+            book = books.with_requests_of_the_kubelet(held.book, present, self._files)
+            if book is not held.book:
+                noted = Noted(book.id, book.level, book.originals, {}, {})
+                self._journal.note(noted)
+                with self._lock:
+                    now = self._held.get(path)
+                    if now is not None:
+                        self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
+            self.apply(cgroup)
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        """Lowers the burst of a container whose quota the next update lowers to this."""
+        self._executor.lower_burst(cgroup, quota_us)
+
+    def verify(self, levels: Collection[Level], cgroups: Collection[str] | None = None) -> None:
+        """Compares the values of all cgroups of some levels, and repairs them.
+
+        Args:
+            levels: Those to look at.
+            cgroups: Ids of the cgroups to look at; None for all.
+        """
+        with self._lock:
+            paths = [
+                path
+                for path, held in self._held.items()
+                if held.book.level in levels and (cgroups is None or held.book.id in cgroups)
+            ]
+        for path in paths:
+            held = self._held.get(path)
+            if held is not None:
+                _log_again(logging.WARNING, held.target, self._settle([path], is_look=True))
+
+    # --- checkpoint --------------------------------------------------------------------------------------
+
+    def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
+        """Adds the books of a checkpoint; what this process has claimed takes precedence.
+
+        Args:
+            saved: Books of the checkpoint.
+            outdated_s: Time from which on another process decided: what this process claimed before it does
+                not take precedence. None if there was no other process.
+        """
+        now_s = self.now_s()
+        for book in saved:
+            try:
+                path = cgroup_path(book.id)
+            except CgroupPathError:
+                continue
+            if book.boot_id != self._boot_id:
+                self._report([path])
+                continue
+            with self._lock:
+                held = self._held.get(path)
+                if held is None:
+                    loaded = _Held(book, now_s, Target(book.level, book.id))
+                elif outdated_s is not None and held.since_s <= outdated_s:
+                    loaded = held._replace(book=book, since_s=now_s)
+                else:
+                    loaded = held._replace(book=books.merged(book, held.book))
+                self._held[path] = loaded
+            if loaded.book != book:
+                self._report([path])
+
+    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
+        """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
+        found = []
+        for record, owners in records:
+            with suppress(CgroupPathError):
+                cgroup_path(record.id)
+                found.append(books.taken_over(record, owners, self._boot_id, self._files))
+        self.load(found)
+        self._report([cgroup_path(book.id) for book in found])
+
+    def note_saved(self, identity: str, book: Book | None) -> None:
+        """The checkpoint has this book now, or no longer has one of the cgroup."""
+        self._journal.note_saved(identity, book)
+
+    def read_journal(self) -> list[Book]:
+        """The books that the journals of killed processes lead to; for a worker thread, `load` follows."""
+        found: dict[_Path, Book] = {}
+        for noted in self._journal.read():
+            try:
+                path = cgroup_path(noted.cgroup)
+            except CgroupPathError:
+                continue
+            present = self._files.look(path, noted.values)
+            found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
+        return list(found.values())
+
+    def add_noted(self, noted: Iterable[Book]) -> None:
+        """Adds what the journal says to the books; the checkpoint is read already."""
+        for book in noted:
+            path = cgroup_path(book.id)
+            with self._lock:
+                held = self._held.get(path)
+                if held is None:
+                    self._held[path] = _Held(book, self.now_s(), Target(book.level, book.id))
+                else:
+                    self._held[path] = held._replace(book=books.with_newer(held.book, book))
+            self._report([path])
+
+    # --- cgroups that are gone ---------------------------------------------------------------------------
+
+    def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
+        if len(self._held) > self._prune_at:
+            self.forget_gone(pod_cgroups, container_ids)
+            self._prune_at = len(self._held) + MOST_UNCLAIMED
+
+    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets cgroups without a pod or container that have been so for long, or are too many.
+
+        Args:
+            pod_cgroups: Of all running pods.
+            container_ids: All known containers.
+        """
+        live, boxes = _paths(pod_cgroups), frozenset(container_ids)
+        with self._lock:
+            unclaimed = [
+                path for path, held in self._held.items() if not _is_claimed(path, held, live, boxes)
+            ]
+            too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
+            until_s = self.now_s() - UNCLAIMED_S
+            gone = [
+                path
+                for number, path in enumerate(unclaimed)
+                if number < too_many or self._held[path].since_s < until_s
+            ]
+            for path in gone:
+                del self._held[path]
+        self._report(gone)
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _find(self, cgroup: str) -> _Held | None:
+        try:
+            return self._held.get(cgroup_path(cgroup))
+        except CgroupPathError:
+            return None
+
+    def _blank(self, path: _Path, target: Target) -> Book:
+        return Book(_identity(path), target.level, boot_id=self._boot_id)
+
+    def _settle(self, paths: Sequence[_Path], *, is_look: bool = False) -> tuple[WriteResult, ...]:
+        """Writes the values of these cgroups as one batch.
+
+        Args:
+            paths: Of the cgroups.
+            is_look: Whether nothing has happened that would explain a change: then a foreign value counts as
+                one, and files that are missing are not tried.
+        """
+        results: dict[tuple[str, str], WriteResult] = {}
+        with self._writing(paths):
+            left = paths
+            while left:
+                before = {path: held for path in left if (held := self._held.get(path)) is not None}
+                jobs = [self._job(path, held, is_look=is_look) for path, held in before.items()]
+                written = self._executor.write(jobs)
+                done = {(result.cgroup, result.name): result for result in written}
+                results |= done
+                for job in jobs:
+                    results |= {
+                        (job.plan.book.id, name): _left(job, name, why) for name, why in job.plan.left.items()
+                    }
+                # A call may have claimed something else meanwhile.
+                left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
+        return tuple(results.values())
+
+    def _job(self, path: _Path, held: _Held, *, is_look: bool) -> Job:
+        book = held.book
+        present = self._files.look(path, book.entries)
+        book = books.still_valid(book, present.values(), self._boot_id)
+        kept = set(self.observed)
+        if is_look:
+            kept |= book.entries.keys() - present.keys()
+            kept |= self._foreign(path, book, present)
+        return Job(path, books.plan(book, present, self._files, kept=kept), present)
+
+    def _foreign(self, path: _Path, book: Book, present: Mapping[str, FileText]) -> set[str]:
+        """The parameters that another program writes, and that are left to it for a time."""
+        return {
+            name
+            for name, entry in book.entries.items()
+            if entry.is_once
+            and name in present
+            and books.change_of(book.level, name, entry, book, present[name], self._files) is not Change.NONE
+        }
+
+    def _keep(self, job: Job, before: _Held, done: Mapping[tuple[str, str], WriteResult]) -> bool:
+        """Keeps the book of a batch; returns whether it is still the wanted one."""
+        after = _as_written(job.plan, before.book, done)
+        with self._lock:
+            now = self._held.get(job.path)
+            is_same = now is before
+            if now is not None and not is_same:
+                after = books.with_written(now.book, after)
+            if not after.entries and is_same:
+                del self._held[job.path]
+            elif now is not None and after != now.book:
+                self._held[job.path] = now._replace(book=after)
+        if job.plan.given_back:
+            self._journal.forget(after.id, job.plan.given_back)
+        if now is None or after != before.book:
+            self._report([job.path])
+        return is_same or now is None
+
+    @contextmanager
+    def _writing(self, paths: Iterable[_Path]) -> Iterator[None]:
+        with ExitStack() as stack:
+            # In one order, or two batches might wait for each other.
+            for stripe in sorted({hash(path) % _STRIPES for path in paths}):
+                stack.enter_context(self._write_locks[stripe])
+            yield
+
+    def _report(self, paths: Iterable[_Path]) -> None:
+        if self.on_change is not None:
+            for path in paths:
+                self.on_change(_identity(path))
+
+
+def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteResult]) -> Book:
+    """The book after a batch: a value that could not be written is not there."""
+    entries, originals = dict(plan.book.entries), plan.book.originals
+    for name in plan.values:
+        result = done.get((plan.book.id, name))
+        known = before.entries.get(name)
+        if result is not None and is_there(result):
+            if name in entries:
+                entries[name] = entries[name]._replace(resolved=result.value)
+        elif known is not None and (result is None or result.outcome is not WriteOutcome.MISSING):
+            entries[name], originals = known, {**before.originals, **originals}
+        elif name in entries and known is not None:
+            entries[name] = entries[name]._replace(resolved=known.resolved)
+    if entries == plan.book.entries and originals == plan.book.originals:
+        return plan.book
+    return replace(plan.book, entries=entries, originals=originals)
+
+
+def _left(job: Job, name: str, why: str) -> WriteResult:
+    found = job.present.get(name)
+    outcome = WriteOutcome.MISSING if why in _LEFT_ALONE else WriteOutcome.INVALID
+    value = "" if found is None else found.text.strip()
+    return WriteResult(job.plan.book.id, name, value, outcome, error=why)
+
+
+_LEFT_ALONE: Final = (books.UNKNOWN_BASE, books.UNKNOWN_ORIGINAL, books.CHANGED_SINCE)
+
+
+def _shown(claims: Sequence[Claim]) -> Value:
+    value = claims[0].value if claims else ""
+    return value if isinstance(value, int | str) else str(value)
+
+
+def _is_claimed(path: _Path, held: _Held, live: set[_Path], container_ids: frozenset[str]) -> bool:
+    """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
+    if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
+        return True
+    return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
+
+
+def _identity(path: _Path) -> str:
+    return "/" + "/".join(path)
+
+
+def _paths(cgroups: Iterable[str]) -> set[_Path]:
+    paths: set[_Path] = set()
+    for cgroup in cgroups:
+        try:
+            paths.add(cgroup_path(cgroup))
+        except CgroupPathError:
+            continue
+    return paths
+
+
+def _log_again(level: int, target: Target, results: Sequence[WriteResult]) -> None:
+    """Logs the values that had been changed, and those that could not be written again.
+
+    Args:
+        level: Of the line about the values that had been changed.
+        target: The cgroup, and whose it is.
+        results: Of writing all values.
+    """
+    name = f"pod {target.name}, uid {target.uid}" if target.name else f"cgroup {target.cgroup}"
+    about = {"pod": target.name, "uid": target.uid} if target.name else {}
+    changed = [result for result in results if result.outcome is WriteOutcome.WRITTEN]
+    if changed:
+        texts = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in changed)
+        about["cgroup"] = changed[0].cgroup
+        logger.log(
+            level, "cgroup values of %s had been changed, and are set again: %s", name, texts, extra=about
+        )
+    for result in results:
+        if result.outcome in (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED):
+            fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
+            text = "a cgroup value of %s had been changed, and cannot be set again: %s: %s"
+            logger.warning(text, name, result.name, result.error, extra=fields)

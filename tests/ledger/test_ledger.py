@@ -1,0 +1,738 @@
+"""Books and executor on plain files in place of the kernel's: what is claimed, compared and given back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.ledger import ledger as module
+from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.ledger import UNCLAIMED_S, Ledger
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, ManagedValue, Original
+from runtimeproxy.testing import CgroupFiles
+
+Value = int | str
+
+POD, OTHER = "/kubepods/besteffort/podone", "/kubepods/besteffort/podtwo"
+BOX = f"{POD}/box"
+SLICE, SLICE_PATH = "kubepods-podone.slice", "/kubepods.slice/kubepods-podone.slice"
+CLASS = "/kubepods/besteffort"
+BOOT = "boot-1"
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> Literal[1, 2]:
+    found: Literal[1, 2] = request.param
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path, version: Literal[1, 2]) -> CgroupFiles:
+    made = CgroupFiles(tmp_path / "cgroup", version=version)
+    for cgroup in (BOX, OTHER, SLICE_PATH):
+        made.make(cgroup)
+    return made
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path / "state", BOOT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ledger(files: CgroupFiles, journal: Journal) -> Ledger:
+    return Ledger(CgroupWriter(files.root), journal, BOOT)
+
+
+def texts(files: CgroupFiles) -> dict[str, str]:
+    """The content of every file, byte for byte."""
+    return {
+        str(path.relative_to(files.root)): path.read_text()
+        for path in sorted(files.root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def sets(owner: str = "batch", priority: int = 0, **values: Value) -> dict[str, tuple[Claim, ...]]:
+    """Claims that set values; `cpu_shares` stands for `cpu.shares`."""
+    names = {"cpu_shares": "cpu.shares", "quota": "cpu.cfs_quota_us", "period": "cpu.cfs_period_us"}
+    names |= {"memory": "memory.limit_in_bytes", "cpus": "cpuset.cpus", "burst": "cpu.cfs_burst_us"}
+    names |= {"idle": "cpu.idle"}
+    return {names[key]: (Claim(owner, Role.SET, value, priority),) for key, value in values.items()}
+
+
+def pod(claims: Mapping[str, tuple[Claim, ...]], cgroup: str = POD, **more: object) -> Wanted:
+    return Wanted(Target(Level.POD, cgroup, "default/web", "u1"), claims, **more)  # type: ignore[arg-type]
+
+
+def box(claims: Mapping[str, tuple[Claim, ...]], **more: object) -> Wanted:
+    return Wanted(Target(Level.CONTAINER, BOX, "default/web/main", "u1"), claims, **more)  # type: ignore[arg-type]
+
+
+def number(files: CgroupFiles, cgroup: str, name: str) -> Value | None:
+    return CgroupWriter(files.root).read(cgroup, name)
+
+
+def put(files: CgroupFiles, cgroup: str, name: str, value: Value) -> None:
+    """What another program does."""
+    CgroupWriter(files.root).write(cgroup, {name: value})
+
+
+def test_a_claim_is_written_and_given_back_byte_for_byte(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    claims = sets(cpu_shares=512, quota=50_000, memory=1 << 20, cpus="0-1", burst=1000)
+    results = ledger.claim([pod(claims)])
+    assert {result.outcome for result in results} == {WriteOutcome.WRITTEN}
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    assert number(files, POD, "cpuset.cpus") == "0-1"
+    assert ledger.is_managed(POD)
+    ledger.claim([pod({})])
+    assert texts(files) == before
+    assert not ledger.is_managed(POD)
+    assert len(ledger) == 0
+
+
+def test_a_value_that_was_there_already_stays(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 70_000)
+    before = texts(files)
+    (result,) = ledger.claim([pod(sets(quota=70_000))])
+    assert result.outcome is WriteOutcome.UNCHANGED
+    put(files, POD, "cpu.cfs_quota_us", 80_000)
+    ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 70_000
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> None:
+    high, low = sets("high", 10, quota=20_000), sets("low", 1, quota=50_000)
+    both = {name: (*high[name], *low[name]) for name in high}
+    ledger.claim([pod(both)])
+    assert number(files, POD, "cpu.cfs_quota_us") == 20_000
+    changed = ledger.forget_owners({"high"})
+    assert changed == (POD,)
+    ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    assert ledger.forget_owners({"nobody"}) == ()
+
+
+def test_amounts_count_on_the_original_of_a_pod(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    before = texts(files)
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    for _ in range(2):
+        ledger.claim([pod(scale)])
+        assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    add = {"cpu.cfs_quota_us": (*scale["cpu.cfs_quota_us"], Claim("burst", Role.ADD, 10_000))}
+    ledger.claim([pod(add)])
+    assert number(files, POD, "cpu.cfs_quota_us") == 60_000
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_amounts_count_on_the_requests_of_a_container(ledger: Ledger, files: CgroupFiles) -> None:
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    put(files, BOX, "cpu.cfs_quota_us", 100_000)
+    before = texts(files)
+    requested = {"cpu.cfs_quota_us": 100_000}
+    ledger.claim([box(scale, requested=requested, booked=requested)])
+    assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
+    assert ledger.resolved(BOX) == {"cpu.cfs_quota_us": 50_000}
+    ledger.claim([box({}, requested=requested, booked=requested)])
+    assert texts(files) == before
+    assert ledger.resolved(BOX) == {}
+
+
+def test_a_container_that_was_created_with_a_value(ledger: Ledger, files: CgroupFiles) -> None:
+    """The specification holds it, so it rides back on the next update."""
+    requested, booked = {"cpu.shares": 2}, {"cpu.shares": 512}
+    ledger.book(box(sets(cpu_shares=512), requested=requested, booked=booked))
+    put(files, BOX, "cpu.shares", 512)
+    ledger.apply(BOX)
+    assert number(files, BOX, "cpu.shares") in (512, 499, 500, 511)
+    ledger.claim([box({}, requested=requested, booked=booked)])
+    assert number(files, BOX, "cpu.shares") == 2
+    assert ledger.resolved(BOX) == {"cpu.shares": 2}
+    put(files, BOX, "cpu.shares", 512)
+    ledger.apply(BOX)
+    assert number(files, BOX, "cpu.shares") == 2, "the runtime has applied its specification again"
+    ledger.claim([box({}, requested=requested, booked=requested)])
+    assert ledger.resolved(BOX) == {}
+
+
+def test_values_of_a_container_that_nobody_asked_for_become_neutral(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    before = texts(files)
+    ledger.claim([box(sets(quota=50_000, memory=1 << 20, burst=2000))])
+    ledger.claim([box({})])
+    assert {name: text.split()[:1] for name, text in texts(files).items()} == {
+        name: text.split()[:1] for name, text in before.items()
+    }
+
+
+def test_what_another_program_has_written_is_never_an_original(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    ledger.claim([pod(sets(memory=4096))])
+    put(files, POD, "memory.limit_in_bytes", 8192)
+    ledger.verify({Level.POD})
+    assert number(files, POD, "memory.limit_in_bytes") == 4096
+    put(files, POD, "memory.limit_in_bytes", 16384)
+    ledger.claim([pod(sets(memory=12288))])
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_what_another_program_has_written_stays_when_a_value_is_given_back(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    ledger.claim([pod(sets(memory=4096))])
+    put(files, POD, "memory.limit_in_bytes", 8192)
+    (result,) = ledger.claim([pod({})])
+    assert (result.outcome, result.error) == (
+        WriteOutcome.MISSING,
+        "another program has changed it since",
+    )
+    assert number(files, POD, "memory.limit_in_bytes") == 8192
+    assert len(ledger) == 0
+
+
+def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(memory=4096, cpu_shares=512))])
+    put(files, POD, "memory.limit_in_bytes", 8192)
+    after = texts(files)
+    ledger.resized(POD)
+    assert number(files, POD, "memory.limit_in_bytes") == 4096
+    ledger.claim([pod({})])
+    put(files, POD, "cpu.shares", 512)
+    assert texts(files) == after
+    ledger.resized(POD)
+
+
+def test_another_cgroup_of_the_same_name_has_its_own_original(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(memory=4096))])
+    for folder in files.root.rglob("podone"):
+        # Kept, or the new folder might get its inode.
+        folder.rename(folder.with_name("old"))
+    files.make(POD)
+    put(files, POD, "memory.limit_in_bytes", 1 << 20)
+    before = {name: text for name, text in texts(files).items() if "old" not in name}
+    ledger.apply(POD)
+    assert number(files, POD, "memory.limit_in_bytes") == 4096
+    ledger.claim([pod({})])
+    assert {name: text for name, text in texts(files).items() if "old" not in name} == before
+
+
+def test_after_a_reboot_nothing_of_before_counts(ledger: Ledger, files: CgroupFiles, tmp_path: Path) -> None:
+    ledger.claim([pod(sets(memory=4096))])
+    book = ledger.record(POD)
+    assert book is not None
+    assert book.boot_id == BOOT
+    put(files, POD, "memory.limit_in_bytes", 1 << 20)
+    before = texts(files)
+    later = Ledger(CgroupWriter(files.root), Journal(tmp_path / "later", "boot-2"), "boot-2")
+    later.load([book])
+    assert len(later) == 0
+    assert Journal(tmp_path / "state", "boot-2").read() == []
+    later.claim([pod(sets(memory=4096))])
+    later.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_a_reset_is_repaired(ledger: Ledger, files: CgroupFiles, caplog: pytest.LogCaptureFixture) -> None:
+    ledger.claim([pod(sets(cpu_shares=512))])
+    put(files, POD, "cpu.shares", 1024)
+    with caplog.at_level(logging.WARNING):
+        ledger.verify({Level.CONTAINER})
+        assert caplog.records == []
+        ledger.verify({Level.POD}, [OTHER])
+        assert caplog.records == []
+        ledger.verify({Level.POD}, [POD])
+    assert "cgroup values of pod default/web, uid u1 had been changed, and are set again" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        ledger.verify({Level.POD})
+    assert caplog.records == []
+    put(files, POD, "cpu.shares", 1024)
+    with caplog.at_level(logging.INFO):
+        ledger.apply(POD)
+    assert caplog.records == []
+
+
+def test_what_a_hook_server_answered_for_a_pod_is_written_once(ledger: Ledger, files: CgroupFiles) -> None:
+    claims = {**sets("server:koordlet", cpu_shares=512), **sets(memory=4096)}
+    ledger.claim([pod(claims, once=frozenset({"cpu.shares"}))])
+    put(files, POD, "cpu.shares", 770)
+    put(files, POD, "memory.limit_in_bytes", 8192)
+    for _ in range(2):
+        ledger.apply(POD)
+        ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.shares") != 512, "the server has written it itself since"
+    assert number(files, POD, "memory.limit_in_bytes") == 4096, "a policy's value stays"
+    ledger.claim([pod({})])
+    book = ledger.record(POD)
+    assert book is not None
+    assert book.entries.keys() == {"cpu.shares"}, "it stays until the server is gone"
+    ledger.forget_owners({"server:koordlet"})
+    ledger.apply(POD)
+    assert len(ledger) == 0
+
+
+def test_it_survives_the_start_of_its_own_sandbox(ledger: Ledger, files: CgroupFiles) -> None:
+    """systemd resets a slice when the sandbox's scope starts in it."""
+    claims = sets("server:koordlet", quota=50_000)
+    ledger.claim([pod(claims, SLICE, once=frozenset(claims))])
+    put(files, SLICE_PATH, "cpu.cfs_quota_us", -1)
+    ledger.apply(SLICE)
+    assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == -1
+    ledger.write(SLICE, {"cpu.cfs_quota_us": 50_000}, {"cpu.cfs_quota_us"})
+
+
+def test_what_cannot_be_written_stops_nothing_else(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    claims = {**sets(cpu_shares=-5, memory=4096), "no.such.parameter": (Claim("x", Role.SET, 1),)}
+    wanted = [
+        pod({"cpu.shares": (Claim("x", Role.SET, 5),)}, "../escape"),
+        pod(claims),
+        pod(sets(memory=1), "/gone"),
+    ]
+    results = {(result.cgroup, result.name): result.outcome for result in ledger.claim(wanted)}
+    assert results == {
+        ("../escape", "cpu.shares"): WriteOutcome.REFUSED,
+        (POD, "cpu.shares"): WriteOutcome.INVALID,
+        (POD, "no.such.parameter"): WriteOutcome.INVALID,
+        (POD, "memory.limit_in_bytes"): WriteOutcome.WRITTEN,
+        ("/gone", "memory.limit_in_bytes"): WriteOutcome.MISSING,
+    }
+    ledger.claim([pod({}), pod({}, "/gone")])
+    assert texts(files) == before
+    assert len(ledger) == 0
+
+
+def test_a_kernel_that_takes_a_value_only_later(files: CgroupFiles, journal: Journal) -> None:
+    class Busy(CgroupWriter):
+        """Refuses the next batch."""
+
+        is_busy = False
+
+        def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+            if not self.is_busy:
+                return super().write_levels(levels)
+            return tuple(
+                WriteResult(each.cgroup, name, value, WriteOutcome.FAILED, error="EBUSY: no")
+                for level in levels
+                for each in level
+                for name, value in each.values.items()
+            )
+
+    before = texts(files)
+    writer = Busy(files.root)
+    ledger = Ledger(writer, journal, BOOT)
+    ledger.claim([pod(sets(memory=8192))])
+    writer.is_busy = True
+    (result,) = ledger.claim([pod(sets(memory=4096))])
+    assert result.outcome is WriteOutcome.FAILED
+    (result,) = ledger.claim([pod({})])
+    assert result.outcome is WriteOutcome.FAILED
+    writer.is_busy = False
+    ledger.verify({Level.POD})
+    assert texts(files) == before
+    assert len(ledger) == 0
+
+
+def test_pods_and_containers_are_one_batch(files: CgroupFiles, journal: Journal) -> None:
+    """No child above its parent, on the way up and down."""
+    order: list[str] = []
+
+    class Watched(CgroupWriter):
+        def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+            order.extend(each.cgroup for level in levels for each in level)
+            return super().write_levels(levels)
+
+    ledger = Ledger(Watched(files.root), journal, BOOT)
+    ledger.claim([box(sets(quota=50_000)), pod(sets(quota=60_000))])
+    assert order == [POD, BOX]
+
+
+def test_a_memory_limit_falls_to_the_usage_and_some_more(ledger: Ledger, files: CgroupFiles) -> None:
+    usage = "memory.usage_in_bytes" if files.version == 1 else "memory.current"
+    page = os.sysconf("SC_PAGE_SIZE")
+    (files.folder(POD, "memory") / usage).write_text(f"{page * 10}\n")
+    before = texts(files)
+    ledger.claim([pod(sets(memory=page * 5))])
+    assert number(files, POD, "memory.limit_in_bytes") == page * 11
+    (files.folder(POD, "memory") / usage).write_text(f"{page * 2}\n")
+    ledger.verify({Level.POD})
+    assert number(files, POD, "memory.limit_in_bytes") == page * 5
+    ledger.claim([pod({})])
+    (files.folder(POD, "memory") / usage).write_text(f"{page * 10}\n")
+    assert texts(files) == before
+    ledger.claim([pod(sets(memory=page * 100))])
+    assert number(files, POD, "memory.limit_in_bytes") == page * 100
+
+
+def test_the_burst_is_lowered_before_an_update_lowers_the_quota(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([box(sets(burst=60_000, quota=100_000))])
+    ledger.before_update(BOX, 200_000)
+    assert number(files, BOX, "cpu.cfs_burst_us") == 60_000
+    ledger.before_update(BOX, -1)
+    assert number(files, BOX, "cpu.cfs_burst_us") == 60_000
+    ledger.before_update(BOX, 50_000)
+    assert number(files, BOX, "cpu.cfs_burst_us") == 50_000
+
+
+def test_parameters_of_another_agent_are_observed_only(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    ledger.observed = frozenset({"cpu.cfs_burst_us"})
+    assert ledger.claim([pod(sets(burst=1000))]) == ()
+    assert texts(files) == before
+    ledger.observed = frozenset()
+    ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_burst_us") == 1000
+
+
+def test_what_the_kubelet_writes_to_qos_classes_is_never_ours(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    target = Target(Level.QOS_CLASS, CLASS)
+    assert ledger.claim([Wanted(target, sets(cpu_shares=2))]) == ()
+    ledger.claim([Wanted(target, sets(quota=50_000))])
+    assert number(files, CLASS, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([Wanted(target, {})])
+    assert texts(files) == before
+
+
+@pytest.mark.parametrize("reapply", [True, False], ids=["in-force", "of-a-former-policy"])
+def test_what_version_0_1_wrote_is_taken_over(ledger: Ledger, files: CgroupFiles, *, reapply: bool) -> None:
+    """Its values never become an original."""
+    before = texts(files)
+    put(files, POD, "cpu.cfs_quota_us", 50_000)
+    put(files, POD, "memory.limit_in_bytes", 4096)
+    values = {
+        "cpu.cfs_quota_us": ManagedValue(50_000, -1, reapply),
+        "memory.limit_in_bytes": ManagedValue(4096, -1, reapply),
+    }
+    ledger.take_over(
+        [(CgroupRecord(POD, values), {"cpu.cfs_quota_us": "batch"}), (CgroupRecord("/..", {}), {})]
+    )
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([pod(sets(quota=20_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 20_000
+    ledger.claim([pod({})])
+    assert len(ledger) == 0
+    assert [number(files, POD, name) for name in values] == [-1, -1]
+    if files.version == 2:
+        assert {name: text.split()[:1] for name, text in texts(files).items()} == {
+            name: text.split()[:1] for name, text in before.items()
+        }
+
+
+def test_an_original_that_version_0_1_did_not_know(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 50_000)
+    ledger.take_over([(CgroupRecord(POD, {"cpu.cfs_quota_us": ManagedValue(50_000, None)}), {})])
+    ledger.claim([pod(sets(quota=40_000))])
+    (result,) = ledger.claim([pod({})])
+    assert result.error == "its original value is not known"
+    assert number(files, POD, "cpu.cfs_quota_us") == 40_000
+
+
+def test_an_unknown_original_of_a_pod_is_computed_again(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 50_000)
+    ledger.take_over([(CgroupRecord(POD, {"cpu.cfs_quota_us": ManagedValue(50_000, None)}), {})])
+    requested = {"cpu.cfs_quota_us": 90_000}
+    ledger.claim([pod({}, requested=requested)])
+    assert number(files, POD, "cpu.cfs_quota_us") == 90_000
+
+
+def test_values_of_a_checkpoint_are_kept(ledger: Ledger, files: CgroupFiles) -> None:
+    entry = Entry((Claim("batch", Role.SET, 50_000),), 50_000)
+    ledger.load(
+        [
+            Book(POD, Level.POD, {"cpu.cfs_quota_us": entry}, {}, BOOT),
+            Book("/../x", Level.POD, {}, {}, BOOT),
+        ]
+    )
+    ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+
+
+def test_what_is_written_before_the_checkpoint_is_read_counts(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    ledger.claim([pod(sets(quota=50_000))])
+    first = ledger.record(POD)
+    assert first is not None
+    (original,) = first.originals.values()
+    later = Ledger(CgroupWriter(files.root), ledger._journal, BOOT)
+    later.claim([pod(sets(quota=60_000))])
+    later.load([first])
+    found = later.record(POD)
+    assert found is not None
+    assert found.entries["cpu.cfs_quota_us"].resolved == 60_000
+    assert tuple(found.originals.values()) == (original,)
+    later.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_another_process_counts_from_when_on_it_decided(files: CgroupFiles, journal: Journal) -> None:
+    now = [1.0]
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT, lambda: now[0])
+    for cgroup, now[0] in ((POD, 1.0), (OTHER, 3.0)):
+        ledger.claim([pod(sets(quota=50_000), cgroup)])
+    theirs = {"cpu.cfs_quota_us": Entry((Claim("theirs", Role.SET, 9000),), 9000)}
+    originals = {"cpu.max": Original("max 100000\n", 0)}
+    ledger.load([Book(each, Level.POD, theirs, originals, BOOT) for each in (POD, OTHER)], outdated_s=2.0)
+    found = [ledger.resolved(cgroup)["cpu.cfs_quota_us"] for cgroup in (POD, OTHER)]
+    assert found == [9000, 50_000]
+
+
+def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_original(
+    files: CgroupFiles, journal: Journal
+) -> None:
+    before = texts(files)
+    written, go_on = threading.Event(), threading.Event()
+
+    class Slow(CgroupWriter):
+        """Stops after the first write, before the book knows of it."""
+
+        def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+            results = super().write_levels(levels)
+            if not written.is_set():
+                written.set()
+                go_on.wait(30)
+            return results
+
+    ledger = Ledger(Slow(files.root), journal, BOOT)
+    calling = threading.Thread(target=ledger.claim, args=([pod(sets(quota=50_000))],))
+    calling.start()
+    assert written.wait(30)
+    renewing = threading.Thread(target=ledger.apply, args=(POD,))
+    renewing.start()
+    ledger.book(pod(sets(quota=60_000)))
+    go_on.set()
+    calling.join(30)
+    renewing.join(30)
+    assert number(files, POD, "cpu.cfs_quota_us") == 60_000
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_cgroups_of_pods_that_are_gone_are_forgotten(
+    ledger: Ledger, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.claim([pod(sets(quota=50_000))])
+    monkeypatch.setattr(module, "MOST_UNCLAIMED", 20)
+    ledger._prune_at = 20
+    for count in range(45):
+        files.make(f"/kubepods/pod{count}")
+        ledger.claim([pod(sets(quota=50_000), f"/kubepods/pod{count}")])
+        ledger.prune([POD])
+    assert len(ledger) <= 41
+    assert ledger.record(POD) is not None
+
+
+def test_a_cgroup_that_no_pod_claims_is_forgotten_after_a_time(files: CgroupFiles, journal: Journal) -> None:
+    now_s = [0.0]
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT, clock=lambda: now_s[0])
+    told: list[str] = []
+    for cgroup in (POD, f"{POD}/box1", f"{POD}/cri-containerd-box2.scope", OTHER):
+        ledger.book(pod(sets(quota=50_000), cgroup))
+    ledger.book(Wanted(Target(Level.QOS_CLASS, CLASS), sets(quota=50_000)))
+    ledger.on_change = told.append
+    now_s[0] = UNCLAIMED_S
+    ledger.forget_gone([POD, "..", ""], {"box2"})
+    assert len(ledger) == 5
+    now_s[0] += 1
+    ledger.forget_gone([POD], {"box2"})
+    assert ledger.identities == (POD, f"{POD}/cri-containerd-box2.scope", CLASS)
+    assert told == [f"{POD}/box1", OTHER]
+
+
+# --- kills --------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal(CgroupWriter):
+    """Is killed before or after a write."""
+
+    lives = 1_000_000
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        self._step()
+        results = super().write_levels(levels)
+        self._step()
+        return results
+
+    def _step(self) -> None:
+        self.lives -= 1
+        if self.lives < 0:
+            raise Killed
+
+
+Story = Sequence[Mapping[str, tuple[Claim, ...]]]
+STORY: Story = (
+    sets(quota=50_000, memory=1 << 20),
+    sets(quota=60_000, cpu_shares=512),
+    {"cpu.cfs_quota_us": (Claim("n", Role.SCALE, 2.0),)},
+    sets(quota=70_000),
+)
+
+
+def tell(ledger: Ledger, story: Story) -> None:
+    for claims in story:
+        ledger.claim([pod(claims)])
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["journal-only", "checkpoint"])
+@pytest.mark.parametrize("lives", range(2 * len(STORY)))
+def test_a_kill_at_any_point_leaves_the_original_known(
+    files: CgroupFiles, tmp_path: Path, lives: int, *, is_saved: bool
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    before = texts(files)
+    journal = Journal(tmp_path / "state", BOOT)
+    writer = Mortal(files.root)
+    ledger, saved = Ledger(writer, journal, BOOT), dict[str, Book | None]()
+    if is_saved:
+        # What the checkpoint has: all but the step in which the process is killed.
+        ledger.on_change = lambda identity: saved.update({identity: ledger.record(identity)})
+    writer.lives = lives
+    with pytest.raises(Killed):
+        tell(ledger, STORY)
+    os.close(journal._descriptor)
+    again = Ledger(CgroupWriter(files.root), Journal(tmp_path / "state", BOOT), BOOT)
+    again.load(book for book in saved.values() if book is not None)
+    again.add_noted(again.read_journal())
+    again.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_a_journal_is_removed_once_the_checkpoint_has_it(
+    ledger: Ledger, journal: Journal, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    ledger.claim([pod(sets(quota=50_000))])
+    (path,) = folder.iterdir()
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)[:3] == [BOOT, POD, int(Level.POD)]
+    other = Journal(folder, BOOT)
+    assert [noted.values for noted in other.read()] == [{"cpu.cfs_quota_us": 50_000}]
+    other.note_saved(POD, ledger.record(POD))
+    assert path.exists(), "its process lives"
+    os.close(journal._descriptor)
+    journal._descriptor = -1
+    last = Journal(folder, BOOT)
+    (noted,) = last.read()
+    last.note_saved(POD, Book(POD, boot_id=BOOT))
+    assert path.exists(), "the checkpoint has another book"
+    last.note_saved(POD, ledger.record(POD))
+    assert not path.exists()
+    assert noted.cgroup == POD
+
+
+def test_a_journal_that_cannot_be_written_stops_no_value(
+    files: CgroupFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    journal = Journal(tmp_path / "file", BOOT)
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
+    for quota in (50_000, 60_000):
+        ledger.claim([pod(sets(quota=quota))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 60_000
+    assert "cannot be written" in journal.problem
+    assert len(caplog.records) == 1
+
+
+def test_a_long_journal_is_emptied(
+    ledger: Ledger, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimeproxy.ledger.journal.LONGEST_BYTES", 10)
+    ledger.claim([pod(sets(quota=50_000))])
+    (path,) = (tmp_path / "state").iterdir()
+    journal.note_saved(POD, ledger.record(POD))
+    assert path.read_text() == ""
+    ledger.claim([pod(sets(quota=60_000))])
+    assert len(path.read_text().splitlines()) == 1
+    journal.note_saved(POD, ledger.record(POD))
+    journal.close()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[1,2,3,4,5,6]", '["boot-1","/a",2,{"f":[1]},{},{}]', "\x00"]
+)
+def test_a_line_that_was_cut(tmp_path: Path, text: str) -> None:
+    good = json.dumps([BOOT, POD, 2, {"cpu.max": ["max\n", 5]}, {"cpu.shares": 5}, {}])
+    (tmp_path / "journal-1-ab.jsonl").write_text(f"{good}\n{text}")
+    (tmp_path / "journal-2-ab.jsonl").symlink_to("journal-1-ab.jsonl")
+    (noted,) = Journal(tmp_path, BOOT).read()
+    assert noted.originals == {"cpu.max": Original("max\n", 5)}
+
+
+# --- any story ----------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "cpu.cfs_quota_us": st.sampled_from([-1, 1000, 50_000, 200_000]),
+    "cpu.cfs_period_us": st.sampled_from([50_000, 100_000]),
+    "cpu.shares": st.sampled_from([2, 512, 1024]),
+    "memory.limit_in_bytes": st.sampled_from([-1, 4096, 1 << 20]),
+    "cpuset.cpus": st.sampled_from(["0", "0-1", "3,5"]),
+    "cpu.cfs_burst_us": st.sampled_from([0, 1000]),
+}
+
+
+@st.composite
+def _answers(draw: Callable[[st.SearchStrategy[object]], object]) -> dict[str, tuple[Claim, ...]]:
+    names = draw(st.sets(st.sampled_from(sorted(_NAMES))))
+    answer: dict[str, tuple[Claim, ...]] = {}
+    for name in sorted(names):  # type: ignore[call-overload]
+        value = draw(_NAMES[name])
+        claims = [Claim("a", Role.SET, value)]  # type: ignore[arg-type]
+        if name == "cpu.cfs_quota_us" and draw(st.booleans()):
+            claims.append(Claim("b", Role.SCALE, 1.5))
+        if name == "cpu.cfs_quota_us" and draw(st.booleans()):
+            claims = [Claim("b", Role.ADD, 5000), Claim("c", Role.AT_MOST, 100_000)]
+        answer[name] = tuple(claims)
+    return answer
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(answers=st.lists(_answers(), max_size=4), is_container=st.booleans(), version=st.sampled_from([1, 2]))
+def test_claims_that_come_and_go_leave_no_trace(
+    tmp_path_factory: pytest.TempPathFactory,
+    answers: Sequence[Mapping[str, tuple[Claim, ...]]],
+    is_container: bool,
+    version: Literal[1, 2],
+) -> None:
+    folder = tmp_path_factory.mktemp("story")
+    files = CgroupFiles(folder / "cgroup", version=version)
+    files.make(BOX)
+    requested: dict[str, Value] = {"cpu.cfs_quota_us": 80_000, "cpu.shares": 204, "cpuset.cpus": "0-3"}
+    for cgroup in (POD, BOX):
+        for name, value in requested.items():
+            put(files, cgroup, name, value)
+    before = texts(files)
+    journal = Journal(folder / "state", BOOT)
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
+    wanted = box if is_container else pod
+    for answer in (*answers, {}):
+        ledger.claim([wanted(answer, requested=requested, booked=requested)])
+        ledger.verify(set(Level))
+    assert texts(files) == before
+    assert len(ledger) == 0
+    journal.close()
