@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Final
 
 UNLIMITED: Final = -1
@@ -78,30 +80,71 @@ def cpu_quota_us_from_millicores(cpu_millicores: int) -> int:
     return min(max(quota_us, MIN_CPU_QUOTA_US), MAX_CPU_QUOTA_US)
 
 
-def cpu_weight_from_shares(cpu_shares: int) -> int:
-    """Return the cgroup v2 cpu.weight of a cpu.shares.
+class WeightFormula(StrEnum):
+    """How a runtime or kubelet turns cpu.shares into cpu.weight."""
 
-    Source: runc and Koordinator ConvertCPUSharesToWeight (policies spec 5.4).
+    LINEAR = "linear"
+    """Source: runc before 1.3.2, crun before 1.23, Koordinator ConvertCPUSharesToWeight (policies spec
+    5.4)."""
+    QUADRATIC = "quadratic"
+    """1,024 shares are the weight 100. Source: opencontainers/cgroups 0.0.5 ConvertCPUSharesToCgroupV2Value,
+    which runc has from 1.3.2 on; crun from 1.23 on."""
+
+
+def cpu_weight_from_shares(cpu_shares: int, formula: WeightFormula = WeightFormula.LINEAR) -> int:
+    """Return the cgroup v2 cpu.weight of a cpu.shares.
 
     Raises:
         ValueError: the shares lie outside 2 to 262,144.
     """
     if not MIN_CPU_SHARES <= cpu_shares <= MAX_CPU_SHARES:
         raise ValueError(f"cpu.shares {cpu_shares} is not in {MIN_CPU_SHARES} to {MAX_CPU_SHARES}")
-    return 1 + (cpu_shares - 2) * 9_999 // 262_142
+    if formula is WeightFormula.LINEAR:
+        return 1 + (cpu_shares - 2) * 9_999 // 262_142
+    if cpu_shares in (MIN_CPU_SHARES, MAX_CPU_SHARES):
+        return MIN_CPU_WEIGHT if cpu_shares == MIN_CPU_SHARES else MAX_CPU_WEIGHT
+    log = math.log2(cpu_shares)
+    return math.ceil(10 ** ((log * log + 125 * log) / 612 - 7 / 34))
 
 
-def cpu_shares_from_weight(cpu_weight: int) -> int:
-    """Return the cpu.shares of a cgroup v2 cpu.weight.
+def cpu_shares_from_weight(cpu_weight: int, formula: WeightFormula = WeightFormula.LINEAR) -> int:
+    """Return a cpu.shares with a cgroup v2 cpu.weight; of the quadratic formula the largest.
 
-    Source: Koordinator ConvertCPUWeightToShares (policies spec 5.4).
+    Source: of the linear one, Koordinator ConvertCPUWeightToShares (policies spec 5.4).
 
     Raises:
         ValueError: the weight lies outside 1 to 10,000.
     """
     if not MIN_CPU_WEIGHT <= cpu_weight <= MAX_CPU_WEIGHT:
         raise ValueError(f"cpu.weight {cpu_weight} is not in {MIN_CPU_WEIGHT} to {MAX_CPU_WEIGHT}")
-    return (cpu_weight - 1) * 262_142 // 9_999 + 2
+    if formula is WeightFormula.LINEAR:
+        return (cpu_weight - 1) * 262_142 // 9_999 + 2
+    least, most = MIN_CPU_SHARES, MAX_CPU_SHARES
+    while least < most:
+        middle = (least + most + 1) // 2
+        if cpu_weight_from_shares(middle, formula) <= cpu_weight:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def measured_weight_formula(weights: Iterable[tuple[int, int]]) -> WeightFormula | None:
+    """Return the formula of a program, by the weights that it wrote for shares; None if they do not tell.
+
+    Args:
+        weights: pairs of cpu.shares and cpu.weight, the latest last; that one counts, since an upgrade of the
+            program leaves the weights of before. Pairs of neither formula do not count.
+    """
+    found: WeightFormula | None = None
+    for cpu_shares, cpu_weight in weights:
+        if MIN_CPU_SHARES <= cpu_shares <= MAX_CPU_SHARES:
+            fitting = [
+                each for each in WeightFormula if cpu_weight_from_shares(cpu_shares, each) == cpu_weight
+            ]
+            if len(fitting) == 1:
+                found = fitting[0]
+    return found
 
 
 def parse_cpu_max(text: str) -> tuple[int, int]:

@@ -89,6 +89,45 @@ def test_weights_stay_in_range_and_lose_less_than_one_step(cpu_shares: int) -> N
 
 
 @pytest.mark.parametrize(
+    ("cpu_shares", "cpu_weight"),
+    [(2, 1), (3, 2), (102, 17), (512, 59), (1_024, 100), (2_000, 170), (262_143, 10_000), (262_144, 10_000)],
+)
+def test_the_quadratic_weight_of_shares(cpu_shares: int, cpu_weight: int) -> None:
+    # Source: opencontainers/cgroups v0.0.5 utils_test.go; 2,000 from opencontainers/runc issue 4896.
+    assert units.cpu_weight_from_shares(cpu_shares, units.WeightFormula.QUADRATIC) == cpu_weight
+
+
+@given(st.sampled_from(units.WeightFormula), st.integers(units.MIN_CPU_WEIGHT, units.MAX_CPU_WEIGHT))
+def test_the_shares_of_a_weight_lead_back_to_it(formula: units.WeightFormula, weight: int) -> None:
+    again = units.cpu_weight_from_shares(units.cpu_shares_from_weight(weight, formula), formula)
+    # Of the quadratic formula few shares are small, so some weights have none; linear ones are rounded down.
+    assert again <= weight
+    if formula is units.WeightFormula.LINEAR or weight >= 100:
+        assert weight - again <= 1
+
+
+def test_1024_shares_are_the_default_weight_of_the_quadratic_formula() -> None:
+    assert units.cpu_shares_from_weight(100, units.WeightFormula.QUADRATIC) == 1_024
+
+
+@pytest.mark.parametrize(
+    ("weights", "formula"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param([(2, 1), (262_144, 10_000)], None, id="the-same-in-both"),
+        pytest.param([(1_024, 39)], units.WeightFormula.LINEAR, id="linear"),
+        pytest.param([(1_024, 100)], units.WeightFormula.QUADRATIC, id="quadratic"),
+        pytest.param([(1_024, 39), (2, 1), (512, 59)], units.WeightFormula.QUADRATIC, id="after-an-upgrade"),
+        pytest.param([(1_024, 500), (0, 100)], None, id="neither"),
+    ],
+)
+def test_the_formula_that_a_runtime_uses(
+    weights: list[tuple[int, int]], formula: units.WeightFormula | None
+) -> None:
+    assert units.measured_weight_formula(weights) is formula
+
+
+@pytest.mark.parametrize(
     ("text", "quota_us", "period_us"),
     [
         pytest.param("max 100000", -1, 100_000, id="V016"),

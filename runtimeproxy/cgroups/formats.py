@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from runtimeproxy.units import (
     UNLIMITED,
+    WeightFormula,
     cpu_shares_from_weight,
     cpu_weight_from_shares,
     format_cpu_list,
@@ -69,13 +70,22 @@ def period_v2(file: str) -> FileFormat:
     )
 
 
-def weight_v2(file: str) -> FileFormat:
-    """cpu.weight from shares: compared as weights, because several shares map to one weight."""
+def weight_v2(file: str, formula: WeightFormula | None = None) -> FileFormat:
+    """cpu.weight from shares: compared as weights, because several shares map to one weight.
+
+    Without a formula any weight that one of them gives matches, and the linear one is written.
+    """
+    formulas = tuple(WeightFormula) if formula is None else (formula,)
+
+    def matches(value: Value, text: str) -> bool:
+        weight = _number(text)
+        return any(cpu_weight_from_shares(int(value), each) == weight for each in formulas)
+
     return FileFormat(
         file,
-        lambda value: str(cpu_weight_from_shares(int(value))),
-        lambda text: cpu_shares_from_weight(_number(text)),
-        lambda value, text: cpu_weight_from_shares(int(value)) == _number(text),
+        lambda value: str(cpu_weight_from_shares(int(value), formulas[0])),
+        lambda text: cpu_shares_from_weight(_number(text), formulas[0]),
+        matches,
     )
 
 

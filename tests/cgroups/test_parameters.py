@@ -2,8 +2,9 @@ import os
 
 import pytest
 
-from runtimeproxy.cgroups.formats import Value
+from runtimeproxy.cgroups.formats import Value, weight_v2
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
+from runtimeproxy.units import WeightFormula
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -103,6 +104,8 @@ def test_what_version_2_shows(name: str, text: str, value: Value) -> None:
         (1, "cpu.shares", 1024, "1024\n", True),
         (1, "cpu.shares", 1025, "1024\n", False),
         (2, "cpu.shares", 1020, "39\n", True),
+        (2, "cpu.shares", 1024, "100\n", True),
+        (2, "cpu.shares", 1024, "40\n", False),
         (2, "cpu.cfs_quota_us", -1, "max 100000\n", True),
         (2, "cpu.cfs_quota_us", 1000, "1000 50000\n", True),
         (2, "cpu.cfs_period_us", 50_000, "1000 50000\n", True),
@@ -127,3 +130,11 @@ def test_every_parameter_has_a_file_somewhere_and_its_own_name() -> None:
     for name, parameter in PARAMETERS.items():
         assert parameter.name == name
         assert parameter.v1 or parameter.v2
+
+
+def test_weights_are_written_by_the_formula_of_the_node() -> None:
+    quadratic = weight_v2("cpu.weight", WeightFormula.QUADRATIC)
+    assert quadratic.encode(1024) == "100"
+    assert quadratic.decode("100\n") == 1024
+    assert quadratic.matches(1024, "100\n")
+    assert not quadratic.matches(1024, "39\n")
