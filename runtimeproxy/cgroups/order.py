@@ -1,8 +1,12 @@
 """The order of writes in which no child ever exceeds its parent; pure.
 
 Two passes: from the top down every value is loosened to the looser of old and new value, then from the
-bottom up every value is tightened to its new one. Source: Koordinator's leveled update
-(pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch).
+bottom up every value is tightened to its new one. In one cgroup the burst never exceeds the quota, and while
+quota and period both change the quota is unlimited: half of the change would be another share of a CPU, which
+the kernel might refuse.
+
+Source: Koordinator's leveled update (pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch); Linux
+kernel/sched/core.c, tg_cfs_schedulable_down, tg_set_cfs_bandwidth.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from runtimeproxy.cgroups.parameters import PARAMETERS, Direction
 from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 _RANK = {name: rank for rank, name in enumerate(PARAMETERS)}
+_QUOTA = "cpu.cfs_quota_us"
+_PERIOD = "cpu.cfs_period_us"
 
 
 class Key(NamedTuple):
@@ -68,6 +74,8 @@ def plan(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Value | No
         for key in sorted(level, key=lambda each: (_RANK[each.name], each.path)):
             wanted, now = level[key], current.get(key)
             first = wanted if now is None else loosened(key.name, now, wanted)
+            if key.name == _QUOTA and now is not None and _changes_period(level, current, key):
+                first = UNLIMITED
             if _equal(key.name, first, wanted):
                 down.append(Step(key, wanted, is_final=True))
                 continue
@@ -76,6 +84,12 @@ def plan(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Value | No
             tighten.append(Step(key, wanted, is_final=True))
         up[:0] = reversed(tighten)
     return down + up
+
+
+def _changes_period(level: Mapping[Key, Value], current: Mapping[Key, Value | None], quota: Key) -> bool:
+    period = quota._replace(name=_PERIOD)
+    now = current.get(period)
+    return period in level and now is not None and now != level[period]
 
 
 def _with_infinity(value: Value) -> float:

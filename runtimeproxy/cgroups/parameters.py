@@ -124,14 +124,6 @@ _ALL = (
         maximum=MAX_CPU_SHARES,
     ),
     Parameter(
-        "cpu.cfs_period_us",
-        number("cpu.cfs_period_us"),
-        formats.period_v2("cpu.max"),
-        minimum=MIN_CPU_PERIOD_US,
-        maximum=MAX_CPU_PERIOD_US,
-        direction=Direction.LARGER,
-    ),
-    Parameter(
         "cpu.cfs_quota_us",
         number("cpu.cfs_quota_us"),
         formats.quota_v2("cpu.max"),
@@ -139,6 +131,15 @@ _ALL = (
         maximum=MAX_CPU_QUOTA_US,
         unlimited=True,
         direction=Direction.LARGER,
+    ),
+    # The same quota is more of a CPU in a smaller period. It rises before the period shrinks, see `order`.
+    Parameter(
+        "cpu.cfs_period_us",
+        number("cpu.cfs_period_us"),
+        formats.period_v2("cpu.max"),
+        minimum=MIN_CPU_PERIOD_US,
+        maximum=MAX_CPU_PERIOD_US,
+        direction=Direction.SMALLER,
     ),
     # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
     Parameter(

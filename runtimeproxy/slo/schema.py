@@ -9,6 +9,7 @@ Source: Koordinator apis/slo/v1alpha1 and apis/configuration (policies spec 1.6,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,10 +17,10 @@ from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 
 
 class Within(NamedTuple):
-    """Mark of a number: the range that it must lie in; None is no bound."""
+    """Mark of a number: the range that it must lie in."""
 
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: float = -math.inf
+    maximum: float = math.inf
     is_above: bool = False
     """The minimum itself is outside."""
 
@@ -41,15 +42,10 @@ class Bound(NamedTuple):
 
     lower: str
     upper: str
-    may_be_equal: bool = False
-
-
-class InlineMap(NamedTuple):
-    """Mark of a mapping from names to values, whose keys match exactly."""
 
 
 _INT32_MIN: Final = -(2**31)
-_INT32_MAX: Final = 2**31 - 1
+INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 Percent: TypeAlias = Annotated[int, Within(0, 100)]
@@ -163,16 +159,26 @@ class HostQoSClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuBurst:
-    """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`, and the annotation `koordinator.sh/cpuBurst`."""
+class PodCpuBurst:
+    """The part of CPU burst that a pod may have of its own: the annotation `koordinator.sh/cpuBurst`."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "share_pool_threshold_percent": "is a threshold of the node, not of a pod"
+    }
 
     policy: CpuBurstPolicy = CpuBurstPolicy.NONE
     cpu_burst_percent: Annotated[int, Within(1, 10_000)] = 1_000
     """The kernel's burst in percent of the limit."""
-    cfs_quota_burst_percent: Annotated[int, Within(100, _INT32_MAX)] = 300
+    cfs_quota_burst_percent: Annotated[int, Within(100, INT32_MAX)] = 300
     """The largest quota in percent of the limit."""
-    cfs_quota_burst_period_seconds: Annotated[int, Within(-1, _INT32_MAX)] = -1
+    cfs_quota_burst_period_seconds: Annotated[int, Within(-1, INT32_MAX)] = -1
     """How long a container can burst at the largest quota; -1: without end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuBurst(PodCpuBurst):
+    """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`."""
+
     share_pool_threshold_percent: Percent = 50
     """Of the shared CPUs' usage: above it quotas shrink. The same for all pods of a node."""
 
@@ -191,10 +197,9 @@ class CpuQoS:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryQoS:
-    """`memoryQOS` of a class, and the annotation `koordinator.sh/memoryQOS`. The defaults switch it off."""
+class MemoryQoSValues:
+    """The values of memory QoS. The defaults switch it off."""
 
-    enable: bool = False
     min_limit_percent: Percent | None = 0
     """`memory.min` in percent of the request."""
     low_limit_percent: Percent | None = 0
@@ -219,6 +224,13 @@ class MemoryQoS:
     page_cache_limit_size: Natural | None = None
     """In bytes."""
     page_cache_reclaim_sync: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQoS(MemoryQoSValues):
+    """`memoryQOS` of a class, and of a pod strategy."""
+
+    enable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +294,23 @@ class NetworkQoS:
     ingress_limit: BandwidthShare = 0
     egress_request: BandwidthShare = 0
     egress_limit: BandwidthShare = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodNetwork:
+    """A pod's own limits of network bandwidth, in bits/s; None: no own limit.
+
+    The annotation `koordinator.sh/networkQOS`, and `networkQOS` of a pod strategy.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "enable": "counts for a whole class",
+        "ingress_request": "counts for a whole class",
+        "egress_request": "counts for a whole class",
+    }
+
+    ingress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
+    egress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +399,7 @@ class Threshold:
     cpu_allocatable_evict_threshold_percent: Natural | None = None
     cpu_allocatable_evict_lower_percent: Natural | None = None
     cpu_evict_policy: CpuEvictPolicy = CpuEvictPolicy.REAL_LIMIT
-    evict_enabled_priority_threshold: Annotated[int, Within(_INT32_MIN, _INT32_MAX)] | None = None
+    evict_enabled_priority_threshold: Annotated[int, Within(_INT32_MIN, INT32_MAX)] | None = None
     allocatable_evict_priority_threshold: Annotated[int, Within(0, 7_999)] | None = None
 
 
@@ -384,7 +413,7 @@ class System:
     memcg_reap_back_ground: Switch | None = None
     sched_group_identity_enabled: Switch | None = None
     sched_idle_saver_wmark: Annotated[int, Within(-_INT64_MAX - 1, _INT64_MAX)] | None = None
-    sched_features: Annotated[Mapping[str, bool], InlineMap()] = field(default_factory=dict)
+    sched_features: Mapping[str, bool] = field(default_factory=dict)
     """By the kernel's name; True: on."""
     page_cache_limit_enabled: Switch | None = None
     total_network_bandwidth: Annotated[int, Quantity(), Within(0, _INT64_MAX)] = 0
@@ -461,5 +490,12 @@ class CpuNormalization:
 
     enable: bool = False
     default_ratio: Ratio | None = None
-    ratio_model: Annotated[Mapping[str, ModelRatio], InlineMap()] = field(default_factory=dict)
+    ratio_model: Mapping[str, ModelRatio] = field(default_factory=dict)
     """By the CPU's model name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostApplications:
+    """`host-application-config`, NodeSLO's `hostApplications`."""
+
+    applications: tuple[HostApplication, ...] = ()

@@ -70,6 +70,27 @@ def test_burst_follows_a_raised_quota_and_precedes_a_lowered_one() -> None:
     assert [step.key for step in lowered] == [burst, quota]
 
 
+def test_a_quota_is_unlimited_while_its_period_changes() -> None:
+    period, quota, burst = (Key(PATHS[1], f"cpu.cfs_{name}_us") for name in ("period", "quota", "burst"))
+    now: dict[Key, Value | None] = {period: 100_000, quota: 100_000, burst: 50_000}
+    for wanted_us in (20_000, 200_000):
+        steps = plan([{period: wanted_us, quota: wanted_us, burst: 10_000}], now)
+        written = [(step.key, step.value) for step in steps]
+        assert written[0] == (quota, -1)
+        assert set(written[1:-1]) == {(period, wanted_us), (burst, 10_000)}
+        assert written[-1] == (quota, wanted_us)
+    assert order(now, {quota: -1, period: 20_000}) == [("pod1", -1), ("pod1", 20_000)]
+    assert order(now, {quota: 2_000}) == [("pod1", 2_000)]
+
+
+def test_a_smaller_period_is_looser() -> None:
+    pod, container = (Key(path, "cpu.cfs_period_us") for path in PATHS[1:])
+    smaller = order({pod: 20_000, container: 20_000}, {pod: 10_000}, {container: 10_000})
+    larger = order({pod: 10_000, container: 10_000}, {pod: 20_000}, {container: 20_000})
+    assert smaller == [("pod1", 10_000), ("container1", 10_000)]
+    assert larger == [("container1", 20_000), ("pod1", 20_000)]
+
+
 def test_a_weight_is_written_while_the_group_is_not_idle() -> None:
     idle, shares = Key(PATHS[1], "cpu.idle"), Key(PATHS[1], "cpu.shares")
     woken = plan([{shares: 2, idle: 0}], {shares: 3, idle: 1})

@@ -1,0 +1,308 @@
+"""Loads the strategies of a node: from a ConfigMap's keys, a NodeSLO, and the node's labels and annotations.
+
+The merge is that of koord-manager and koordlet together (policies spec 4.3): default < cluster strategy <
+first matching node strategy < the node's own annotations and labels; then disabled classes get the values
+that switch them off. A section of a NodeSLO is merged by koord-manager already and stands in the place of
+cluster strategy and node strategies; pod strategies stand in the ConfigMap only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from runtimeproxy.slo.checks import bandwidth_problem
+from runtimeproxy.slo.keys import (
+    SECTION_BY_KEY,
+    SECTIONS,
+    UNUSED_KEYS,
+    KeyConfig,
+    Section,
+    read_key,
+    read_node_slo_section,
+)
+from runtimeproxy.slo.names import COLOCATION_STRATEGY, CPU_NORMALIZATION_ENABLED, NETWORK_BANDWIDTH
+from runtimeproxy.slo.pods import CAN_BE_DISABLED, PodBasis, PodRule, switch_off
+from runtimeproxy.slo.problems import Problem
+from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
+from runtimeproxy.slo.reading import (
+    MAX_ANNOTATION_LENGTH,
+    InvalidError,
+    Overlay,
+    Path,
+    Report,
+    build,
+    child,
+    parse_json,
+    read_overlay,
+    shown,
+)
+from runtimeproxy.slo.schema import Colocation, QoSStrategy
+from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.units import quantity_bytes
+
+_RATIO_LABELS: Final = {
+    "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
+    "node.koordinator.sh/memory-reclaim-ratio": "memory_reclaim_threshold_percent",
+    "node.koordinator.sh/mid-static-cpu-reserved-ratio": "mid_static_cpu_reserved_percent",
+    "node.koordinator.sh/mid-static-memory-reserved-ratio": "mid_static_memory_reserved_percent",
+}
+"""Labels of a node, with the field of `colocation-config` that each replaces. Source: policies spec 1.1."""
+_BOOLS: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
+    ("0", "f", "F", "FALSE", "false", "False"), False
+)
+"""Source: Go strconv.ParseBool."""
+_SWITCHED: Final = ("cpu_qos", "memory_qos", "resctrl_qos")
+_MAX_PERCENT: Final = 10_000
+
+
+class Text(NamedTuple):
+    """The text of one key of a ConfigMap."""
+
+    file: str
+    """Where it was read, for provenance and problems."""
+    text: str
+
+
+class NodeSlo(NamedTuple):
+    """The `spec` of a NodeSLO object."""
+
+    file: str
+    spec: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Strategies, and what was wrong while they were loaded."""
+
+    strategies: Strategies = field(default_factory=Strategies)
+    problems: tuple[Problem, ...] = ()
+    """Errors: the key counts as it was read last; warnings: only the named field does not count."""
+    good: Mapping[str, KeyConfig] = field(default_factory=dict)
+    """The last good state of each key, and of each section of a NodeSLO by its name there."""
+
+
+def load(
+    texts: Mapping[str, Text],
+    *,
+    node_slo: NodeSlo | None = None,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    previous: Loaded | None = None,
+) -> Loaded:
+    """Returns the strategies of a node.
+
+    A key that cannot be used counts as in `previous`, and as absent without one; a key that is absent now is
+    withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
+
+    Args:
+        texts: the `data` of the ConfigMap, by key.
+        node_slo: the node's NodeSLO, if there is one.
+        labels: of the node.
+        annotations: of the node.
+        previous: what was loaded last, for the keys that cannot be used now.
+    """
+    loading = _Loading(labels or {}, annotations or {}, previous.good if previous else {})
+    return loading.run(texts, node_slo)
+
+
+_Layer: TypeAlias = tuple[Overlay, Provenance]
+
+
+class _Loading:
+    def __init__(
+        self, labels: Mapping[str, str], annotations: Mapping[str, str], previous: Mapping[str, KeyConfig]
+    ) -> None:
+        self._labels = labels
+        self._previous = previous
+        self._problems: list[Problem] = []
+        self._good: dict[str, KeyConfig] = {}
+        self._own = {
+            "system": list(self._own_bandwidth(annotations)),
+            "colocation": list(self._own_colocation(annotations)),
+            "cpu_normalization": list(self._own_normalization()),
+        }
+        """By attribute, what the node itself says."""
+
+    def run(self, texts: Mapping[str, Text], node_slo: NodeSlo | None) -> Loaded:
+        self._read_keys(texts)
+        if node_slo is not None:
+            self._read_node_slo(node_slo)
+        self._check_bandwidth()
+        values: dict[str, Any] = {}
+        provenance: dict[str, Provenance] = {}
+        for section in SECTIONS:
+            self._warn_of_several(section)
+            values[section.attribute], of_section = _merged(section, self._layers(section))
+            provenance |= of_section
+        values["host_applications"] = values["host_applications"].applications
+        values["pod_basis"] = self._pod_basis(values["qos"], provenance)
+        values["qos"] = _with_disabled(values["qos"], provenance)
+        strategies = Strategies(**values, provenance=provenance)
+        return Loaded(strategies=strategies, problems=tuple(self._problems), good=self._good)
+
+    def _read_keys(self, texts: Mapping[str, Text]) -> None:
+        for key, (file, text) in texts.items():
+            section = SECTION_BY_KEY.get(key)
+            if section is None:
+                reason = UNUSED_KEYS.get(key, "is not used: no such strategy is known")
+                self._problems.append(Problem(file, child("", key), "", reason, is_warning=True))
+                continue
+            self._keep(key, *read_key(section, file, text))
+
+    def _read_node_slo(self, node_slo: NodeSlo) -> None:
+        for section in SECTIONS:
+            raw = node_slo.spec.get(section.node_slo) if section.node_slo else None
+            if raw is None:
+                continue
+            self._keep(section.node_slo, *read_node_slo_section(section, node_slo.file, raw))
+            of_map = self._good.get(section.key)
+            if section.node_slo in self._good and of_map is not None and (of_map.cluster or of_map.nodes):
+                reason = f"is used for the node, and not {section.key} in {of_map.file}"
+                self._problems.append(Problem(node_slo.file, section.node_slo, "", reason, is_warning=True))
+
+    def _keep(self, name: str, config: KeyConfig | None, problems: Iterable[Problem] = ()) -> None:
+        self._problems.extend(problems)
+        config = config or self._previous.get(name)
+        if config is not None:
+            self._good[name] = config
+
+    def _check_bandwidth(self) -> None:
+        """Falls back to the last good key where the classes' requests do not fit the node's bandwidth."""
+        section = SECTION_BY_KEY["resource-qos-config"]
+        of_system = SECTION_BY_KEY["system-config"]
+        system, _ = _merged(of_system, self._layers(of_system))
+        strategy, _ = _merged(section, self._layers(section))
+        config = self._used(section)
+        reason = bandwidth_problem(strategy, system.total_network_bandwidth)
+        if reason and config is not None:
+            name = section.node_slo if config.is_node_slo else section.key
+            self._problems.append(Problem(config.file, name, "networkQOS", reason))
+            del self._good[name]
+            self._keep(name, None)
+
+    def _used(self, section: Section) -> KeyConfig | None:
+        """What the strategy of the node stands on."""
+        return self._good.get(section.node_slo) or self._good.get(section.key)
+
+    def _layers(self, section: Section) -> Iterator[_Layer]:
+        config = self._used(section)
+        if config is not None:
+            yield config.cluster, config.cluster_provenance
+            for each in config.nodes:
+                if each.selector.matches(self._labels):
+                    yield each.values, each.provenance
+                    break
+        yield from self._own.get(section.attribute, ())
+
+    def _warn_of_several(self, section: Section) -> None:
+        config = self._used(section)
+        names = [
+            each.name for each in (config.nodes if config else ()) if each.selector.matches(self._labels)
+        ]
+        if config is not None and len(names) > 1:
+            reason = f"match this node: {', '.join(names[:4])}; the first one counts"
+            self._problems.append(
+                Problem(config.file, section.key, "several node strategies", reason, is_warning=True)
+            )
+
+    def _pod_basis(self, classes: QoSStrategy, provenance: Mapping[str, Provenance]) -> PodBasis:
+        return PodBasis(
+            classes=classes,
+            provenance={
+                path: each for path, each in provenance.items() if path.startswith(("cpu_burst.", "qos."))
+            },
+            burst_rules=self._rules("cpu-burst-config"),
+            qos_rules=self._rules("resource-qos-config"),
+            eviction_rules=self._rules("resource-threshold-config"),
+        )
+
+    def _rules(self, key: str) -> tuple[PodRule, ...]:
+        config = self._good.get(key)
+        rules = config.pods if config is not None else ()
+        return tuple(each for each in rules if each.node_selector.matches(self._labels))
+
+    def _own_bandwidth(self, annotations: Mapping[str, str]) -> Iterator[_Layer]:
+        text = annotations.get(NETWORK_BANDWIDTH)
+        if text is None:
+            return
+        try:
+            bits_per_second = quantity_bytes(text.strip(" "))
+        except ValueError:
+            bits_per_second = -1
+        if bits_per_second < 0:
+            self._warn(NETWORK_BANDWIDTH, f"is {shown(text)}, not a quantity in bits/s")
+            return
+        by = Provenance(Source.NODE_ANNOTATION, key=NETWORK_BANDWIDTH)
+        yield {("total_network_bandwidth",): bits_per_second}, by
+
+    def _own_colocation(self, annotations: Mapping[str, str]) -> Iterator[_Layer]:
+        text = annotations.get(COLOCATION_STRATEGY)
+        if text is not None:
+            report = Report("", COLOCATION_STRATEGY)
+            overlay: Overlay = {}
+            with suppress(InvalidError):
+                overlay = read_overlay(Colocation, parse_json(text, report, MAX_ANNOTATION_LENGTH), report)
+            self._problems.extend(each._replace(is_warning=True) for each in report.all_problems())
+            if not report.has_errors:
+                yield overlay, Provenance(Source.NODE_ANNOTATION, key=COLOCATION_STRATEGY)
+        for label, name in _RATIO_LABELS.items():
+            if label in self._labels:
+                percent = _percent(self._labels[label])
+                if percent is None or (percent > 100 and name.startswith("mid_")):
+                    self._warn(label, f"is {shown(self._labels[label])}, not a ratio")
+                else:
+                    yield {(name,): percent}, Provenance(Source.NODE_LABEL, key=label)
+
+    def _own_normalization(self) -> Iterator[_Layer]:
+        text = self._labels.get(CPU_NORMALIZATION_ENABLED)
+        if text is None:
+            return
+        if text not in _BOOLS:
+            self._warn(CPU_NORMALIZATION_ENABLED, f"is {shown(text)}, not true or false")
+            return
+        yield {("enable",): _BOOLS[text]}, Provenance(Source.NODE_LABEL, key=CPU_NORMALIZATION_ENABLED)
+
+    def _warn(self, key: str, reason: str) -> None:
+        """Reports a label or annotation of the node that is ignored."""
+        self._problems.append(Problem("", key, "", f"{reason}, and is ignored", is_warning=True))
+
+
+def _merged(section: Section, layers: Iterable[_Layer]) -> tuple[Any, dict[str, Provenance]]:
+    values: dict[Path, object] = {}
+    provenance: dict[str, Provenance] = {}
+    for overlay, of_layer in layers:
+        values.update(overlay)
+        provenance.update((_dotted(section, path), of_layer) for path in overlay)
+    return build(section.default, values), provenance
+
+
+def _dotted(section: Section, path: Path) -> str:
+    return section.attribute if path == ("applications",) else ".".join((section.attribute, *path))
+
+
+def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> QoSStrategy:
+    """Gives disabled QoS of classes the values that switch it off (policies spec 4.3, step 10)."""
+    classes = {}
+    for name in CAN_BE_DISABLED:
+        of_class = getattr(strategy, name)
+        changes = {}
+        for part in _SWITCHED:
+            value = getattr(of_class, part)
+            if not value.enable:
+                path = f"qos.{name}.{part}"
+                by = provenance.get(f"{path}.enable", BY_DEFAULT)
+                changes[part] = switch_off(value, path, {"enable": by}, provenance)
+        classes[name] = dataclasses.replace(of_class, **changes)
+    return dataclasses.replace(strategy, **classes)
+
+
+def _percent(ratio: str) -> int | None:
+    try:
+        percent = float(ratio) * 100
+    except ValueError:
+        return None
+    return round(percent) if 0 <= percent <= _MAX_PERCENT and "_" not in ratio else None

@@ -1,0 +1,27 @@
+"""Names of Koordinator: the ConfigMap, and labels and annotations about QoS."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONFIG_MAP: Final = "slo-controller-config"
+CONFIG_MAP_NAMESPACE: Final = "koordinator-system"
+"""Name and namespace of the ConfigMap. Source: policies spec 4."""
+
+NETWORK_BANDWIDTH: Final = "node.koordinator.sh/network-bandwidth"
+COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
+"""Annotations of a node. Source: policies spec 1.3."""
+CPU_NORMALIZATION_ENABLED: Final = "node.koordinator.sh/cpu-normalization-enabled"
+"""Label of a node. Source: policies spec 1.1."""
+
+CPU_BURST: Final = "koordinator.sh/cpuBurst"
+CPU_QOS: Final = "koordinator.sh/cpuQOS"
+MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
+BLKIO_QOS: Final = "koordinator.sh/blkioQOS"
+NETWORK_QOS: Final = "koordinator.sh/networkQOS"
+RESCTRL: Final = "node.koordinator.sh/resctrl"
+EVICTION_POLICY: Final = "koordinator.sh/eviction-policy"
+EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+"""Annotations. Source: Koordinator apis/extension (policies spec 1.2)."""
+EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
+"""Label. Source: Koordinator apis/extension (policies spec 1.1)."""

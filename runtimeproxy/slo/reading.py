@@ -1,0 +1,418 @@
+"""Reads the JSON of strategies as Go does, against the schema: what is set, and what is wrong with it.
+
+Go matches the keys of a struct in any case and takes null, and an empty text for one of several words, for
+absent; the keys of a map match exactly (policies spec 1.6). What is set is an overlay: the value of each
+field that is there, by its path. So merging strategies is merging mappings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from runtimeproxy.slo.problems import Problem
+from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
+from runtimeproxy.units import quantity_bytes
+
+MAX_TEXT_BYTES: Final = 1 << 20
+"""Of a ConfigMap's key. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
+MAX_ANNOTATION_LENGTH: Final = 256 << 10
+"""In characters. Source: Kubernetes, the annotations of an object together (256 KiB)."""
+MAX_PROBLEMS: Final = 50
+"""Of one key: more say nothing new."""
+_MAX_SHOWN: Final = 64
+"""Of a key or value in a problem, in characters."""
+
+Path: TypeAlias = tuple[str, ...]
+"""Attribute names from a strategy down to a field; the last one may be the key of a mapping."""
+Overlay: TypeAlias = Mapping[Path, object]
+"""The values that a text sets; a list is one value, and so is each entry of a mapping."""
+
+_Kind = TypeVar("_Kind")
+_Parse: TypeAlias = Callable[[object, "Report", str], object]
+
+_DURATION: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+")
+"""Source: Go time.ParseDuration."""
+_ACRONYMS: Final = {"qos": "QOS", "cpu": "CPU", "be": "BE", "iops": "IOPS", "bps": "BPS", "id": "ID"}
+
+
+class InvalidError(Exception):
+    """A value that cannot be used; the problem is in the report already."""
+
+
+class Report:
+    """Collects the problems of one text."""
+
+    def __init__(self, file: str, key: str) -> None:
+        self.file = file
+        self.key = key
+        self.problems: list[Problem] = []
+        self.has_errors = False
+        self._dropped = 0
+
+    def error(self, path: str, reason: str) -> None:
+        """Adds a problem for which the text cannot be used."""
+        self.has_errors = True
+        self._add(Problem(self.file, self.key, path, reason))
+
+    def warn(self, path: str, reason: str) -> None:
+        """Adds a problem that leaves all else usable."""
+        self._add(Problem(self.file, self.key, path, reason, is_warning=True))
+
+    def fail(self, path: str, reason: str) -> NoReturn:
+        """Adds an error, and leaves the value.
+
+        Raises:
+            InvalidError: always.
+        """
+        self.error(path, reason)
+        raise InvalidError
+
+    def all_problems(self) -> tuple[Problem, ...]:
+        """The problems, errors first; the last one counts those that are left out."""
+        problems = sorted(self.problems, key=lambda each: each.is_warning)
+        if not self._dropped:
+            return tuple(problems)
+        more = Problem(
+            self.file, self.key, "", f"and {self._dropped} more problems", is_warning=not self.has_errors
+        )
+        return (*problems, more)
+
+    def _add(self, problem: Problem) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        elif not problem.is_warning and self.problems[-1].is_warning:
+            self.problems[-1] = problem
+            self._dropped += 1
+        else:
+            self._dropped += 1
+
+
+def parse_json(text: str, report: Report, limit: int = MAX_TEXT_BYTES) -> object:
+    """Returns the value of a JSON text.
+
+    Raises:
+        InvalidError: it is not JSON, or too long.
+    """
+    if len(text) > limit:
+        report.fail("", f"is longer than {limit} characters")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        report.fail("", f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
+    except RecursionError:
+        report.fail("", "is nested too deeply")
+    except ValueError as error:
+        report.fail("", f"is not valid JSON: {str(error)[:_MAX_SHOWN]}")
+
+
+def read_overlay(
+    kind: type, raw: object, report: Report, path: str = "", *, beside: frozenset[str] = frozenset()
+) -> dict[Path, object]:
+    """Returns the fields of a schema's dataclass that a JSON object sets; invalid ones are left out.
+
+    Args:
+        kind: the dataclass.
+        raw: the JSON value; null sets nothing.
+        report: gets the problems.
+        path: of the JSON value, for problems.
+        beside: keys in lower case that the object has for others.
+    """
+    overlay: dict[Path, object] = {}
+    if raw is None:
+        return overlay
+    if not isinstance(raw, Mapping):
+        report.error(path, "is not an object")
+        return overlay
+    known = _fields_of(kind)
+    seen: set[str] = set()
+    for key, value in raw.items():
+        folded = str(key).lower()
+        if folded in beside:
+            continue
+        place = child(path, key)
+        each = known.get(folded)
+        if each is None:
+            _report_unknown(kind, known, folded, place, report)
+            continue
+        if folded in seen:
+            report.warn(place, "is there twice; the last one counts")
+            overlay = {old: set_to for old, set_to in overlay.items() if old[0] != each.name}
+        seen.add(folded)
+        if value is not None:
+            _read_field(each, value, report, place, overlay)
+    return overlay
+
+
+def read_object(kind: type[_Kind], raw: object, report: Report, path: str) -> _Kind:
+    """Returns a schema's dataclass with the fields that a JSON object sets, and else its defaults.
+
+    Raises:
+        InvalidError: it is not an object.
+    """
+    if not isinstance(raw, Mapping):
+        report.fail(path, "is not an object")
+    return build(kind(), read_overlay(kind, raw, report, path))
+
+
+def build(default: _Kind, overlay: Overlay) -> _Kind:
+    """Returns a dataclass with the overlay's values in it, at any depth."""
+    values: dict[str, Any] = {}
+    nested: dict[str, dict[Path, object]] = {}
+    for path, value in overlay.items():
+        if len(path) == 1:
+            values[path[0]] = value
+        else:
+            nested.setdefault(path[0], {})[path[1:]] = value
+    for name, below in nested.items():
+        present = getattr(default, name)
+        if isinstance(present, Mapping):
+            values[name] = {**present, **{path[0]: value for path, value in below.items()}}
+        else:
+            values[name] = build(present, below)
+    return dataclasses.replace(default, **values) if values else default  # type: ignore[type-var]
+
+
+def json_key(name: str) -> str:
+    """Returns Koordinator's JSON key of an attribute: `cpuBurstPercent` for `cpu_burst_percent`."""
+    first, *rest = name.split("_")
+    return first + "".join(_ACRONYMS.get(word) or word.capitalize() for word in rest)
+
+
+def child(path: str, key: object) -> str:
+    """Returns the path of a member, for problems."""
+    text = str(key)
+    text = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return f"{path}.{text}" if path else text
+
+
+def shown(value: object) -> str:
+    """Returns a value for a problem, shortened."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: type | None
+    """The dataclass of a nested object that is always there; None for a value."""
+    parse: _Parse
+    is_mapping: bool = False
+
+
+@cache
+def _fields_of(kind: type) -> Mapping[str, _Field]:
+    """The fields of a dataclass by their JSON keys in lower case."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        each.name.replace("_", ""): _field(each.name, hints[each.name]) for each in dataclasses.fields(kind)
+    }
+
+
+def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - types of all kinds
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _Field(name, hint, _object_parser(hint))
+    if get_origin(hint) is Mapping:
+        return _Field(name, None, _parser(get_args(hint)[1]), is_mapping=True)
+    return _Field(name, None, _parser(hint))
+
+
+def _not_none(hint: Any) -> Any:  # noqa: ANN401 - types of all kinds
+    if get_origin(hint) is types.UnionType or str(get_origin(hint)) == "typing.Union":
+        rest = [each for each in get_args(hint) if each is not types.NoneType]
+        return rest[0] if len(rest) == 1 else hint
+    return hint
+
+
+def _read_field(each: _Field, value: object, report: Report, place: str, overlay: dict[Path, object]) -> None:
+    if each.is_mapping:
+        if not isinstance(value, Mapping):
+            report.error(place, "is not an object")
+            return
+        for key, entry in value.items():
+            if entry is not None:
+                _set(overlay, (each.name, str(key)), each.parse, entry, report, child(place, key))
+    elif each.kind is not None:
+        below = read_overlay(each.kind, value, report, place)
+        overlay.update({(each.name, *path): inner for path, inner in below.items()})
+    else:
+        _set(overlay, (each.name,), each.parse, value, report, place)
+
+
+def _set(
+    overlay: dict[Path, object], path: Path, parse: _Parse, value: object, report: Report, place: str
+) -> None:
+    try:
+        parsed = parse(value, report, place)
+    except InvalidError:
+        return
+    if parsed is not None:
+        overlay[path] = parsed
+
+
+def _report_unknown(kind: type, known: Mapping[str, _Field], folded: str, place: str, report: Report) -> None:
+    refused: Mapping[str, str] = getattr(kind, "refused", {})
+    for name, reason in refused.items():
+        if name.replace("_", "") == folded:
+            report.error(place, reason)
+            return
+    import difflib
+
+    guesses = difflib.get_close_matches(folded, known, n=1) if len(folded) <= _MAX_SHOWN else []
+    guess = f"; did you mean {json_key(known[guesses[0]].name)}?" if guesses else ""
+    report.warn(place, f"is not a known field, and is not used{guess}")
+
+
+@cache
+def _parser(hint: Any) -> _Parse:  # noqa: ANN401 - types of all kinds
+    hint = _not_none(hint)
+    marks: tuple[object, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        marks = tuple(rest)
+    if get_origin(hint) is tuple:
+        return _list_parser(_parser(get_args(hint)[0]))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _object_parser(hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum_parser(hint)
+    within = next((mark for mark in marks if isinstance(mark, Within)), Within())
+    if any(isinstance(mark, Quantity) for mark in marks):
+        return _bounded(_quantity, within)
+    if any(isinstance(mark, Bandwidth) for mark in marks):
+        return _bandwidth
+    if any(isinstance(mark, Duration) for mark in marks):
+        return _duration
+    plain: dict[object, _Parse] = {bool: _bool, int: _int, float: _float, str: _text}
+    return _bounded(plain[hint], within)
+
+
+def _object_parser(kind: type) -> _Parse:
+    return lambda value, report, place: read_object(kind, value, report, place)
+
+
+def _list_parser(parse: _Parse) -> _Parse:
+    def parse_list(value: object, report: Report, place: str) -> tuple[object, ...]:
+        if not isinstance(value, list | tuple):
+            report.fail(place, "is not a list")
+        items = []
+        for index, item in enumerate(value):
+            if item is None:
+                report.fail(f"{place}[{index}]", "is null")
+            items.append(parse(item, report, f"{place}[{index}]"))
+        return tuple(items)
+
+    return parse_list
+
+
+def _enum_parser(kind: type[StrEnum]) -> _Parse:
+    members = {str(each): each for each in kind}
+    words = ", ".join(word for word in members if word)
+
+    def parse_enum(value: object, report: Report, place: str) -> StrEnum | None:
+        if not isinstance(value, str):
+            report.fail(place, "is not a text")
+        if value not in members and value:
+            report.fail(place, f"is {shown(value)}, which is none of {words}")
+        return members.get(value)
+
+    return parse_enum
+
+
+def _bounded(parse: _Parse, within: Within) -> _Parse:
+    def parse_bounded(value: object, report: Report, place: str) -> object:
+        number = parse(value, report, place)
+        low, high, is_above = within
+        if isinstance(number, int | float):
+            if number < low or (is_above and number == low):
+                report.fail(
+                    place, f"is {shown(value)}, which is not {'above' if is_above else 'at least'} {low}"
+                )
+            if number > high:
+                report.fail(place, f"is {shown(value)}, which is not at most {high}")
+        return number
+
+    return parse if within == Within() else parse_bounded
+
+
+def _bool(value: object, report: Report, place: str) -> bool:
+    if not isinstance(value, bool):
+        report.fail(place, f"is {shown(value)}, not true or false")
+    return value
+
+
+def _int(value: object, report: Report, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        report.fail(place, f"is {shown(value)}, not a whole number")
+    return value
+
+
+def _float(value: object, report: Report, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        report.fail(place, f"is {shown(value)}, not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        report.fail(place, "is not a finite number")
+    return number
+
+
+def _text(value: object, report: Report, place: str) -> str:
+    if not isinstance(value, str):
+        report.fail(place, f"is {shown(value)}, not a text")
+    return value
+
+
+def _quantity(value: object, report: Report, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        report.fail(place, f"is {shown(value)}, not a quantity")
+    try:
+        return quantity_bytes(str(value).strip(" "))
+    except ValueError:
+        report.fail(place, f"is {shown(value)}, not a quantity")
+
+
+def _bandwidth(value: object, report: Report, place: str) -> int | str:
+    if isinstance(value, str):
+        if _quantity(value, report, place) < 0:
+            report.fail(place, f"is {shown(value)}, which is negative")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        report.fail(place, f"is {shown(value)}, neither a percentage nor a quantity")
+    if not 0 <= value <= 100:
+        report.fail(place, f"is {shown(value)}, which is not in 0 to 100 percent")
+    return value
+
+
+def _duration(value: object, report: Report, place: str) -> str:
+    text = _text(value, report, place)
+    if not _DURATION.fullmatch(text[: _MAX_SHOWN + 1]):
+        report.fail(place, f"is {shown(value)}, not a duration such as 5m")
+    return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
