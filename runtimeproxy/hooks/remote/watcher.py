@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from runtimeproxy.folder_events import FolderEvents, open_inotify
 from runtimeproxy.hooks.remote.registrations import GRACE_S, Look, Registration, Registrations
 
 if TYPE_CHECKING:
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnRegistrations: TypeAlias = Callable[[tuple[Registration, ...]], Awaitable[None]]
-
-
-def open_inotify() -> INotify:
-    """Opens an inotify instance.
-
-    Raises:
-        OSError: There are too many, or the kernel has none.
-    """
-    import inotify_simple  # loads ctypes: only where folders are watched, and not in the loop's thread
-
-    try:
-        return inotify_simple.INotify(nonblocking=True)
-    except AttributeError as error:
-        raise OSError("the C library has no inotify") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,55 +35,6 @@ class WatchSettings:
     """See `GRACE_S`."""
     open_inotify: Callable[[], INotify] = open_inotify
     """Opens the inotify instance."""
-
-
-class FolderEvents:
-    """Becomes readable when something happens in a folder.
-
-    `renew` and `close` are called in one thread at a time.
-
-    Args:
-        folder: May come, go and be replaced.
-        open_inotify: Opens the inotify instance at the first `renew`.
-    """
-
-    def __init__(self, folder: Path, open_inotify: Callable[[], INotify] = open_inotify) -> None:
-        self._folder = folder
-        self._open = open_inotify
-        self._inotify: INotify | None = None
-        self._watch: int | None = None
-
-    @property
-    def fileno(self) -> int | None:
-        """The descriptor that becomes readable; None while nothing is watched."""
-        if self._inotify is None or self._watch is None:
-            return None
-        fileno: int = self._inotify.fileno()
-        return fileno
-
-    def renew(self) -> None:
-        """Discards the events up to now and watches the folder that is there now.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: There is no such folder just now.
-            OSError: The kernel has no inotify, or no more of it for this user.
-        """
-        inotify = self._inotify = self._inotify or self._open()
-        before, self._watch = self._watch, None
-        try:
-            self._watch = inotify.add_watch(self._folder, _mask())
-        finally:
-            if before is not None and before != self._watch:
-                # The kernel itself ends the watch of a deleted folder.
-                with suppress(OSError):
-                    inotify.rm_watch(before)
-            inotify.read(timeout=0)
-
-    def close(self) -> None:
-        """Closes the inotify instance."""
-        inotify, self._inotify, self._watch = self._inotify, None, None
-        if inotify is not None:
-            inotify.close()
 
 
 class _Found(NamedTuple):
@@ -176,17 +112,7 @@ class RegistrationWatcher:
 
     def _find(self) -> _Found:
         """In the executor's thread: a look, after the watch is renewed so that no event is missed."""
-        no_events: str | None = None
-        try:
-            self._events.renew()
-        except (FileNotFoundError, NotADirectoryError):
-            no_events = ""
-        except (OSError, ImportError) as error:
-            no_events = str(error)
-            # Source: inotify(7), "ERRORS" of inotify_init(2) and inotify_add_watch(2).
-            limits = {errno.EMFILE: "max_user_instances", errno.ENOSPC: "max_user_watches"}
-            if isinstance(error, OSError) and error.errno in limits:
-                no_events += f"; see fs.inotify.{limits[error.errno]}"
+        no_events = self._events.try_renew()
         return _Found(self._files.look(self._default_timeout_s), no_events)
 
     async def _report(self, found: _Found) -> None:
@@ -224,20 +150,3 @@ class RegistrationWatcher:
             if fileno is not None:
                 loop.remove_reader(fileno)
         await asyncio.sleep(self._settings.gather_s)
-
-
-def _mask() -> int:
-    from inotify_simple import flags
-
-    return int(
-        flags.ONLYDIR
-        | flags.CREATE
-        | flags.CLOSE_WRITE
-        | flags.MODIFY
-        | flags.ATTRIB
-        | flags.DELETE
-        | flags.MOVED_FROM
-        | flags.MOVED_TO
-        | flags.DELETE_SELF
-        | flags.MOVE_SELF
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import stat
@@ -11,15 +10,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings, open_inotify
+from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings
 from tests.hooks.remote import registration_files as files
 from tests.hooks.remote.registration_files import ConfigMap, content, write
+from tests.inotify_doubles import Deaf, Exhausted
 from tests.lab.deadline import wait_until
 
 ONE, TWO = "/run/one.sock", "/run/two.sock"
@@ -65,40 +64,6 @@ class Watched:
             self.endpoints = {each.name: each.endpoint for each in registrations}
             self.changes += 1
             self._changed.notify_all()
-
-
-class Deaf:
-    """An inotify instance that never has an event."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0)
-
-    def add_watch(self, path: Path, mask: int) -> int:
-        return 1
-
-    def rm_watch(self, wd: int) -> None:
-        raise OSError(errno.EINVAL, "no such watch")
-
-    def read(self, timeout: int) -> list[object]:
-        return []
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-class Exhausted:
-    """Refuses inotify instances as the kernel does when there are too many, until it is told otherwise."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-    def __call__(self) -> Any:
-        if self.is_over:
-            return open_inotify()
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 WATCHING = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.hooks.remote.watcher import FolderEvents
+from runtimeproxy.folder_events import FolderEvents
 from tests.hooks.remote import registration_files as files
 
 
