@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
-from runtimeproxy.qos import PRIORITY_CLASS_LABEL
+from runtimeproxy.qos import PRIORITY_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, PodTraits, Strategies
 
 
@@ -110,6 +110,8 @@ class KubeletFacts:
     """`kubeReserved` and `systemReserved` together: `cpu` in millicores, all else in bytes or numbers."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     """CPUs that the CPU manager has given to one container alone, by pod uid and container name."""
+    has_memory_qos: bool = False
+    """Whether its feature MemoryQoS is on: then it writes `memory.min` of the QoS classes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +137,25 @@ class Pools:
     """Whether `system_cpus` are for SYSTEM pods alone."""
 
 
-_VALUES: Final[Mapping[Input, tuple[str, ...]]] = {
+FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.CPUS: ("cpus",),
     Input.MEMORY: ("memory_bytes",),
     Input.CGROUPS: ("cgroup_driver", "features"),
     Input.KUBELET: ("kubelet",),
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
     Input.POOLS: ("pools",),
+    Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio",),
     Input.POD_REQUESTS: ("requests",),
 }
 """The fields of `Node` that belong to an input."""
+
+
+class PodCpus(NamedTuple):
+    """CPUs that are allocated to one pod."""
+
+    qos: QoSClass
+    cpus: frozenset[int]
 
 
 class PodLike(PodTraits, Protocol):
@@ -187,6 +197,8 @@ class Node:
     known, or normalization is disabled."""
     requests: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
+    allocations: Mapping[str, PodCpus] = field(default_factory=dict)
+    """CPUs of pods that have some of their own, by pod uid."""
     strategies: Strategies = NO_STRATEGIES
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
@@ -222,7 +234,7 @@ class Node:
     def _has_values(self, of: Input) -> bool:
         if of is Input.STRATEGIES:
             return self.strategies is not NO_STRATEGIES
-        return any(getattr(self, name) for name in _VALUES.get(of, ()))
+        return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 
 class NodeSource(Protocol):

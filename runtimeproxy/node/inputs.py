@@ -1,0 +1,341 @@
+"""All inputs of a node together: one look reads what has changed, and makes the next snapshot of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from runtimeproxy.node.facts import NodeReader
+from runtimeproxy.node.features import guess_cgroup_driver, read_features
+from runtimeproxy.node.files import InputError, parse_json, printable, read_file, replace_file, shortened
+from runtimeproxy.node.kubelet_folder import KubeletFolder
+from runtimeproxy.node.normalization import RATIO, normalization_ratio
+from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder
+from runtimeproxy.node.objects import Kind, NodeObject, Reader
+from runtimeproxy.node.pools import computed_pools, published_pools, topology_of
+from runtimeproxy.node.snapshot import (
+    FIELDS,
+    NO_STRATEGIES,
+    Cpu,
+    Input,
+    InputState,
+    KubeletFacts,
+    Node,
+    PodCpus,
+    Pools,
+)
+from runtimeproxy.node.strategy_texts import StrategyTexts
+from runtimeproxy.node.topology import Processor, read_cpus, read_memory, read_processor
+from runtimeproxy.node.topology_annotations import TopologyFacts
+from runtimeproxy.slo.strategies import Strategies
+
+STATE_FILE: Final = "node.json"
+"""In the state folder: the last good values, for the next start."""
+STATE_VERSION: Final = 1
+MAX_STATE_BYTES: Final = 16 * 1024 * 1024
+
+SLOW_S: Final = 10.0
+"""Between two looks at what changes without events: CPUs, memory, the cgroup tree."""
+
+PoolSource = Literal["nrt", "computed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the inputs are."""
+
+    sysfs: Path = Path("/sys")
+    procfs: Path = Path("/proc")
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    kubelet_dir: Path | None = None
+    """None: none is read."""
+    objects_dir: Path | None = None
+    """None: none is read."""
+    state_dir: Path | None = None
+    """None: nothing is saved."""
+    node_name: str = ""
+    """Name of the Node object; empty for the host's."""
+    pools: PoolSource = "nrt"
+
+
+class Look(NamedTuple):
+    """What a look has found."""
+
+    node: Node
+    changed: frozenset[Input]
+    """Inputs whose value or state is another one than before."""
+    problems: tuple[str, ...]
+    """All present ones."""
+    notes: tuple[str, ...]
+    """What is there and is not used."""
+    wait_s: float | None
+    """Time after which another look is due even without an event; None: none."""
+    needs_polling: bool
+    """Whether there are changes without an event."""
+
+
+class NodeInputs:
+    """Reads all inputs; used in one thread at a time.
+
+    Args:
+        places: Where they are.
+        reader: Reads the facts that values have to suit.
+
+    Attributes:
+        node: The last snapshot.
+    """
+
+    def __init__(self, places: Places, reader: NodeReader) -> None:
+        self._places = places
+        self._reader = reader
+        self._name = places.node_name or os.uname().nodename.strip().lower()
+        self._kubelet = KubeletFolder(places.kubelet_dir) if places.kubelet_dir else None
+        self._objects = ObjectFolder(places.objects_dir) if places.objects_dir else None
+        self._strategies = StrategyTexts()
+        self._local = _Local()
+        self._local_read_s: float | None = None
+        self._pools: Pools | None = None
+        self._ratio: float | None = None
+        self._problems: list[str] = []
+        self._saved: dict[str, Any] | None = None
+        self.node = Node()
+
+    def restore(self, now_s: float) -> Look:
+        """Takes the last good values of a former process; what of them is not usable now is left out."""
+        self._read_local(now_s)
+        path = self._places.state_dir / STATE_FILE if self._places.state_dir is not None else None
+        problem = ""
+        if path is not None:
+            try:
+                self._take(parse_json(read_file(path, MAX_STATE_BYTES)[0]))
+            except FileNotFoundError:
+                pass
+            except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
+                problem = f"{printable(path)}: is not usable: {shortened(str(error))}"
+        self._saved = self._to_save()
+        look = self._assemble({}, is_restored=True)
+        return look._replace(problems=(problem, *look.problems) if problem else look.problems)
+
+    def look(
+        self, now_s: float, allocations: Mapping[str, PodCpus] | None, *, is_first: bool = False
+    ) -> Look:
+        """Looks at everything.
+
+        Args:
+            now_s: Monotonic time.
+            allocations: CPUs of pods, for computed pools; None: not known.
+            is_first: Whether this is the first look of the process, which waits for nothing.
+        """
+        if self._local_read_s is None or now_s - self._local_read_s >= SLOW_S or not self._local.is_complete:
+            self._read_local(now_s)
+        if self._kubelet is not None:
+            self._kubelet.look(now_s, is_first=is_first)
+        if self._objects is not None:
+            self._objects.look(now_s, self._object_reader(), is_first=is_first)
+        look = self._assemble(allocations)
+        problem = self._save()
+        return look._replace(problems=(problem, *look.problems) if problem else look.problems)
+
+    # Reading
+
+    def _read_local(self, now_s: float) -> None:
+        places, facts = self._places, self._reader.facts()
+        self._local_read_s = now_s
+        cpus = self._local.cpus
+        online = frozenset(cpu.id for cpu in cpus or () if cpu.is_online)
+        if cpus is None or online != facts.online_cpus:
+            cpus = read_cpus(places.sysfs)
+        self._local = _Local(
+            cpus=cpus,
+            memory_bytes=read_memory(places.sysfs),
+            processor=read_processor(places.sysfs, places.procfs),
+            features=read_features(facts, places.cgroup_root, places.sysfs, places.procfs),
+            cgroup_driver=guess_cgroup_driver(places.cgroup_root),
+        )
+
+    def _object_reader(self) -> Reader:
+        cpus = self._local.cpus
+        return Reader(self._name, None if cpus is None else frozenset(cpu.id for cpu in cpus))
+
+    # Making a snapshot
+
+    def _assemble(self, allocations: Mapping[str, PodCpus] | None, *, is_restored: bool = False) -> Look:
+        kubelet, objects, local = self._kubelet, self._objects, self._local
+        found = objects.found if objects is not None else FolderObjects()
+        self._problems = []
+        states = {Input.CPUS: _known(local.cpus), Input.MEMORY: _known(local.memory_bytes)}
+        facts = self._reader.facts()
+        states[Input.CGROUPS] = _known(facts.cgroup_version)
+        config = kubelet.config.value if kubelet is not None else None
+        of_kubelet = kubelet.facts(found.topology) if kubelet is not None else None
+        is_kubelet_unknown = kubelet is not None and kubelet.is_unknown
+        states[Input.KUBELET] = _state(of_kubelet is not None, is_kubelet_unknown)
+        node = found.node or NodeObject()
+        states[Input.NODE_OBJECT] = _state(found.node is not None, Kind.NODE in found.unknown)
+        strategies = self._strategies.update(found, node)
+        has_bad = bool({Kind.CONFIG_MAP, Kind.NODE_SLO} & found.unknown) or self._strategies.is_unknown
+        states[Input.STRATEGIES] = _state(strategies is not NO_STRATEGIES, has_bad)
+        states[Input.POOLS] = self._update_pools(found, of_kubelet, allocations)
+        unknown = {
+            each for each in (Input.NODE_OBJECT, Input.STRATEGIES) if states[each] is InputState.UNKNOWN
+        }
+        states[Input.NORMALIZATION] = self._update_ratio(node, strategies, found.topology, bool(unknown))
+        requests = kubelet.allocated_pods.value if kubelet is not None else None
+        states[Input.POD_REQUESTS] = _known(requests)
+        if is_restored:
+            # A source that is not there now may be there at the first look: nothing is withdrawn yet.
+            states = {
+                each: InputState.UNKNOWN if state is InputState.WITHDRAWN else state
+                for each, state in states.items()
+            }
+        values: dict[str, Any] = {
+            "cpus": local.cpus,
+            "memory_bytes": local.memory_bytes,
+            "features": local.features,
+            "cgroup_driver": (config.cgroup_driver if config is not None else None) or local.cgroup_driver,
+            "kubelet": of_kubelet,
+            "labels": node.labels,
+            "annotations": node.annotations,
+            "capacity": node.capacity or None,
+            "allocatable": node.allocatable or None,
+            "strategies": strategies,
+            "pools": self._pools,
+            "normalization_ratio": self._ratio,
+            "requests": requests or {},
+        }
+        changed = self._publish(Node(facts=facts, **values), states)
+        parts = [part for part in (kubelet, objects) if part is not None]
+        return Look(
+            node=self.node,
+            changed=changed,
+            problems=(
+                *(text for part in parts for text in part.problems),
+                *self._strategies.problems,
+                *self._problems,
+            ),
+            notes=(*(objects.notes if objects is not None else ()), *self._strategies.notes),
+            wait_s=min((part.wait_s for part in parts if part.wait_s is not None), default=None),
+            needs_polling=any(part.needs_polling for part in parts),
+        )
+
+    def _publish(self, node: Node, states: Mapping[Input, InputState]) -> frozenset[Input]:
+        """Makes it the snapshot, with the old values where they are equal; returns what has changed."""
+        old = self.node
+        changed = frozenset(
+            each
+            for each, names in FIELDS.items()
+            if states[each] is not old.states.get(each, InputState.UNKNOWN)
+            or any(getattr(node, name) != getattr(old, name) for name in names)
+        )
+        if changed or node.facts is not old.facts:
+            generations = {each: old.generations.get(each, 0) + (each in changed) for each in FIELDS}
+            self.node = replace(node, states=states, generations=generations)
+        return changed
+
+    def _update_pools(
+        self,
+        found: FolderObjects,
+        kubelet: KubeletFacts | None,
+        allocations: Mapping[str, PodCpus] | None,
+    ) -> InputState:
+        if self._places.pools == "nrt":
+            self._pools = published_pools(found.topology) if found.topology is not None else None
+            return _state(self._pools is not None, Kind.TOPOLOGY in found.unknown)
+        if self._local.cpus is None or allocations is None:
+            return InputState.UNKNOWN if self._pools is None else InputState.KNOWN
+        try:
+            topology = topology_of(found.topology, found.node.annotations if found.node else {})
+        except InputError as error:
+            self._problems.append(f"Node: {error}; the pools stay as they are")
+            return _known(self._pools)
+        static = kubelet.static_cpus.values() if kubelet is not None else ()
+        self._pools = computed_pools(self._local.cpus, static, allocations.values(), topology)
+        return InputState.KNOWN
+
+    def _update_ratio(
+        self, node: NodeObject, strategies: Strategies, topology: TopologyFacts | None, is_unknown: bool
+    ) -> InputState:
+        published = topology.processor if topology is not None else None
+        processor = published if published is not None and published.model else self._local.processor
+        try:
+            ratio = normalization_ratio(node.annotations, strategies.cpu_normalization, processor)
+        except InputError as error:
+            where = "Node" if error.place == RATIO else "cpu-normalization-config"
+            self._problems.append(f"{where}: {error}" + ("; the ratio stays as it is" if self._ratio else ""))
+            return _known(self._ratio)
+        if ratio is None and is_unknown:
+            return _known(self._ratio)
+        self._ratio = ratio
+        return _state(ratio is not None, is_unknown=False)
+
+    # The next start
+
+    def _take(self, saved: Any) -> None:  # noqa: ANN401 - JSON
+        if saved["version"] != STATE_VERSION:
+            return
+        if self._kubelet is not None:
+            self._kubelet.restore(saved["kubelet"])
+        if self._objects is not None and saved["objects"]["folder"] == printable(self._objects.folder):
+            self._objects.restore(saved["objects"]["files"], self._object_reader())
+            self._strategies.restore(saved["strategies"])
+            ratio = saved["normalization_ratio"]
+            self._ratio = float(ratio) if ratio is not None else None
+
+    def _to_save(self) -> dict[str, Any]:
+        objects = self._objects
+        return {
+            "version": STATE_VERSION,
+            "kubelet": self._kubelet.saved() if self._kubelet is not None else None,
+            "objects": {
+                "folder": printable(objects.folder) if objects is not None else "",
+                "files": objects.saved() if objects is not None else {},
+            },
+            "strategies": self._strategies.saved(),
+            "normalization_ratio": self._ratio,
+        }
+
+    def _save(self) -> str:
+        """Saves the last good values if they have changed; returns the problem."""
+        folder, saved = self._places.state_dir, self._to_save()
+        if folder is None or saved == self._saved:
+            return ""
+        path = folder / STATE_FILE
+        data = json.dumps(saved, separators=(",", ":")).encode()
+        if len(data) > MAX_STATE_BYTES:
+            return f"{printable(path)}: not saved: it would have more than {MAX_STATE_BYTES} bytes"
+        try:
+            replace_file(path, data)
+        except OSError as error:
+            return f"{printable(path)}: not saved: {error.strerror}"
+        self._saved = saved
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """What sysfs, procfs and the cgroup tree say."""
+
+    cpus: tuple[Cpu, ...] | None = None
+    memory_bytes: Mapping[int, int] = field(default_factory=dict)
+    processor: Processor = field(default_factory=Processor)
+    features: frozenset[str] = frozenset()
+    cgroup_driver: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether only changes of the hardware can change it."""
+        return self.cpus is not None and self.cgroup_driver is not None
+
+
+def _known(value: object) -> InputState:
+    return InputState.KNOWN if value not in (None, {}) else InputState.UNKNOWN
+
+
+def _state(is_known: bool, is_unknown: bool) -> InputState:
+    if is_known:
+        return InputState.KNOWN
+    return InputState.UNKNOWN if is_unknown else InputState.WITHDRAWN

@@ -1,0 +1,252 @@
+"""The folder of Kubernetes objects: files of objects, or a mounted ConfigMap, or both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from runtimeproxy.node.files import InputError, printable, shortened
+from runtimeproxy.node.objects import (
+    MAX_CONFIG_MAP_BYTES,
+    ConfigMapObject,
+    Kind,
+    NodeObject,
+    NodeSloObject,
+    Object,
+    Reader,
+    Rejected,
+    config_map_data,
+)
+from runtimeproxy.node.topology_annotations import TopologyFacts
+from runtimeproxy.node.watched_file import Parsed, WatchedFile
+from runtimeproxy.node.yaml_documents import parse_documents
+from runtimeproxy.slo.loading import NodeSlo, Text
+from runtimeproxy.slo.names import CONFIG_MAP
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""Of files with objects."""
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+MAX_FILES: Final = 256
+
+
+class FileObjects(NamedTuple):
+    """What one file gives."""
+
+    objects: Mapping[Kind, Object]
+    rejected: frozenset[Kind] = frozenset()
+    """Kinds of which the file has an object that cannot be used and has never been good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderObjects:
+    """What all files together give."""
+
+    config: Mapping[str, Text] = field(default_factory=dict)
+    """By key; all that there is of `slo-controller-config`."""
+    node: NodeObject | None = None
+    topology: TopologyFacts | None = None
+    node_slo: NodeSlo | None = None
+    unknown: frozenset[Kind] = frozenset()
+    """Kinds that may be in a file that was never good."""
+
+
+class ObjectFolder:
+    """A folder whose files are looked at again and again in one thread at a time.
+
+    Args:
+        folder: May be missing.
+
+    Attributes:
+        folder: The folder.
+        found: What the files give; replaced when it changes.
+        problems: Of the folder and its files.
+        notes: What is there and is not used.
+        wait_s: Time after which another look is due even without an event; None: none.
+        needs_polling: Whether there are changes without an event.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, WatchedFile[FileObjects]] = {}
+        self._reader = Reader("")
+        self.found = FolderObjects()
+        self.problems: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.wait_s: float | None = None
+        self.needs_polling = False
+
+    def look(self, now_s: float, reader: Reader, *, is_first: bool = False) -> None:
+        """Looks at all files, and reads those that have changed.
+
+        Args:
+            now_s: Monotonic time.
+            reader: Decides which objects are about this node; with another one all files are read again.
+            is_first: Whether this is the first look of the process.
+        """
+        if reader != self._reader:
+            self._reader = reader
+            for file in self._files.values():
+                if not is_first:
+                    file.forget_stamp()
+        names, problems, notes = self._names()
+        for name in names:
+            if name not in self._files:
+                self._files[name] = self._file(name)
+        for name, file in list(self._files.items()):
+            file.look(now_s, is_first=is_first)
+            if file.is_missing and file.value is None:
+                del self._files[name]
+        files = [self._files[name] for name in sorted(self._files)]
+        self.found, doubles = _joined(files)
+        self.problems = (*problems, *(text for file in files for text in file.problems), *doubles)
+        self.notes = (*notes, *(text for file in files for text in file.notes))
+        self.wait_s = min((file.wait_s for file in files if file.wait_s is not None), default=None)
+        is_linked = Path(os.path.realpath(self.folder)) != self.folder
+        self.needs_polling = is_linked or not all(file.is_watchable for file in files)
+
+    def saved(self) -> dict[str, Any]:
+        """The values of all files as JSON can hold them."""
+        return {
+            name: {"stamp": file.stamp, "objects": file.source}
+            for name, file in self._files.items()
+            if file.source is not None
+        }
+
+    def restore(self, saved: Mapping[str, Any], reader: Reader) -> None:
+        """Sets what `saved` gave in a former process; what of it is not usable now is left out."""
+        self._reader = reader
+        for name, entry in saved.items():
+            file = self._file(name)
+            parsed = self._parse_documents(entry["objects"], None)
+            if parsed.value.objects:
+                stamp = entry["stamp"]
+                file.restore(parsed, tuple(stamp) if stamp and not parsed.problems else None)
+                self._files[name] = file
+        self.found, _ = _joined([self._files[name] for name in sorted(self._files)])
+
+    def _names(self) -> tuple[list[str], list[str], list[str]]:
+        """Names of the files that count, problems and notes."""
+        try:
+            with os.scandir(self.folder) as entries:
+                there = {entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}
+        except (FileNotFoundError, NotADirectoryError):
+            return [], [], []
+        except OSError as error:
+            text = f"{printable(self.folder)}: cannot be read: {error.strerror}; all stays as it is"
+            return [], [text], []
+        names = sorted(name for name, is_folder in there.items() if not is_folder and _counts(name))
+        others = sorted(there.keys() - names)
+        notes = [f"{printable(self.folder / name)}: {_UNUSED}" for name in others[:MAX_FILES]]
+        if len(names) > MAX_FILES:
+            problem = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
+            return names[:MAX_FILES], [problem], notes
+        return names, [], notes
+
+    def _file(self, name: str) -> WatchedFile[FileObjects]:
+        path = self.folder / name
+        if name.endswith(SUFFIXES):
+            return WatchedFile(path, MAX_FILE_BYTES, self._parse_objects)
+        return WatchedFile(path, MAX_CONFIG_MAP_BYTES, lambda data, _: _parse_key(name, data))
+
+    def _parse_objects(self, data: bytes, before: FileObjects | None) -> Parsed[FileObjects]:
+        documents = parse_documents(data)
+        if not documents:
+            # A file that is being written is empty at first.
+            raise InputError("is empty; delete the file to withdraw what was in it")
+        return self._parse_documents(documents, before)
+
+    def _parse_documents(self, documents: list[Any], before: FileObjects | None) -> Parsed[FileObjects]:
+        objects: dict[Kind, Object] = {}
+        problems: list[str] = []
+        notes: list[str] = []
+        rejected: set[Kind] = set()
+        for each in self._reader.read(documents):
+            if isinstance(each, Object):
+                if each.kind in objects:
+                    problems.append(f"{each.kind}: is there twice; the first one counts")
+                objects.setdefault(each.kind, each)
+            elif isinstance(each, Rejected):
+                old = before.objects.get(each.kind) if before is not None else None
+                if old is not None:
+                    objects.setdefault(each.kind, old)
+                elif each.kind not in objects:
+                    rejected.add(each.kind)
+                kept = "; what was there before stays" if old is not None else ""
+                problems.append(f"{each.kind}: {each.reason}{kept}")
+            else:
+                notes.append(each.reason)
+        value = FileObjects(objects, frozenset(rejected - objects.keys()))
+        source = [each.source for each in objects.values()]
+        return Parsed(value, source, tuple(problems), tuple(dict.fromkeys(notes)))
+
+
+_UNUSED: Final = (
+    f"is not read; files with objects end in {', '.join(SUFFIXES)}, a ConfigMap's keys have no dot"
+)
+
+
+def _counts(name: str) -> bool:
+    return name.endswith(SUFFIXES) or ("." not in name and not name.endswith("~"))
+
+
+def _parse_key(name: str, data: bytes) -> Parsed[FileObjects]:
+    """A key of a mounted ConfigMap, as a ConfigMap that has it alone."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"byte {error.start} is not UTF-8") from None
+    if not text.strip():
+        raise InputError("is empty; delete the file to withdraw what was in it")
+    value = ConfigMapObject(data=config_map_data({name: text}))
+    document = {"kind": Kind.CONFIG_MAP.value, "metadata": {"name": CONFIG_MAP}, "data": {name: text}}
+    return Parsed(FileObjects({Kind.CONFIG_MAP: Object(Kind.CONFIG_MAP, value, document)}), [document])
+
+
+def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str]]:
+    """What the files give together, and problems: the first one counts, those of missing files come last."""
+    config: dict[str, Text] = {}
+    single: dict[Kind, tuple[str, Object]] = {}
+    problems: list[str] = []
+
+    def report_double(what: str, file: WatchedFile[FileObjects], first: str) -> None:
+        if not file.is_missing:
+            problems.append(f"{printable(file.path)}: {what} is in {first}, too, which counts")
+
+    for file, found in _by_presence(files):
+        path = printable(file.path)
+        for kind, each in found.objects.items():
+            if isinstance(each.value, ConfigMapObject):
+                for key, text in each.value.data.items():
+                    if key in config:
+                        report_double(shortened(key), file, config[key].file)
+                    config.setdefault(key, Text(path, text))
+            else:
+                if kind in single:
+                    report_double(kind, file, single[kind][0])
+                single.setdefault(kind, (path, each))
+    known = {*single, *([Kind.CONFIG_MAP] if config else [])}
+    unknown = {kind for _, found in _by_presence(files) for kind in found.rejected}
+    if any(file.value is None and not file.is_missing for file in files):
+        unknown = set(Kind)
+    values = {kind: each.value for kind, (_, each) in single.items()}
+    node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
+    joined = FolderObjects(
+        config=config,
+        node=node if isinstance(node, NodeObject) else None,
+        topology=topology if isinstance(topology, TopologyFacts) else None,
+        node_slo=NodeSlo(single[Kind.NODE_SLO][0], slo.spec) if isinstance(slo, NodeSloObject) else None,
+        unknown=frozenset(unknown - known),
+    )
+    return joined, problems
+
+
+def _by_presence(
+    files: list[WatchedFile[FileObjects]],
+) -> Iterator[tuple[WatchedFile[FileObjects], FileObjects]]:
+    for is_missing in (False, True):
+        for file in files:
+            if file.value is not None and file.is_missing is is_missing:
+                yield file, file.value

@@ -1,0 +1,99 @@
+"""The shared CPUs of a node: as koordlet has published them, or computed as koordlet computes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from runtimeproxy.node.files import InputError, cpus_of, mapping_of, member, parse_json, text_of, within
+from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
+from runtimeproxy.node.topology_annotations import (
+    RESERVATION,
+    SYSTEM_QOS,
+    TopologyFacts,
+    parse_topology,
+)
+from runtimeproxy.qos import QoSClass, qos_class
+
+RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
+"""The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
+
+
+def pod_cpus(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodCpus | None:
+    """The CPUs in a pod's annotation; None without any. An invalid annotation is the policies' affair."""
+    text = annotations.get(RESOURCE_STATUS)
+    if text is None:
+        return None
+    try:
+        cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")))
+    except InputError:
+        return None
+    return PodCpus(qos_class(labels), cpus) if cpus else None
+
+
+def published_pools(topology: TopologyFacts) -> Pools | None:
+    """The pools of the annotations; None if there are none."""
+    if topology.ls_pools is None and topology.be_pools is None and topology.system_cpus is None:
+        return None
+    return Pools(
+        ls=tuple(pool for pool in topology.ls_pools or () if pool.cpus),
+        be=tuple(pool for pool in topology.be_pools or () if pool.cpus),
+        system_cpus=topology.system_cpus or frozenset(),
+        is_system_exclusive=topology.is_system_exclusive,
+    )
+
+
+def computed_pools(
+    cpus: Iterable[Cpu],
+    static_cpus: Iterable[frozenset[int]],
+    pods: Iterable[PodCpus],
+    topology: TopologyFacts,
+) -> Pools:
+    """The pools as koordlet computes them.
+
+    The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
+    Source: policies spec 2.4, share pool computation.
+
+    Args:
+        cpus: Of the node.
+        static_cpus: What the kubelet's CPU manager has given to containers alone.
+        pods: Those with CPUs of the scheduler's.
+        topology: The system CPUs and the node's reservation.
+    """
+    system = topology.system_cpus or frozenset()
+    taken = frozenset[int]().union(*static_cpus, topology.reserved_cpus)
+    if topology.is_system_exclusive:
+        taken |= system
+    there = tuple(pods)
+    bound = frozenset[int]().union(*(pod.cpus for pod in there))
+    exclusive = frozenset[int]().union(*(pod.cpus for pod in there if pod.qos is QoSClass.LSE))
+    online = [cpu for cpu in cpus if cpu.is_online]
+    return Pools(
+        ls=_by_numa_node(cpu for cpu in online if cpu.id not in taken | bound),
+        be=_by_numa_node(cpu for cpu in online if cpu.id not in taken | exclusive),
+        system_cpus=system,
+        is_system_exclusive=topology.is_system_exclusive,
+    )
+
+
+def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, str]) -> TopologyFacts:
+    """What counts for computed pools: the node's own annotations, which koordlet copies, before its copies.
+
+    Raises:
+        InputError: An annotation is invalid.
+    """
+    own = {name: node_annotations[name] for name in (SYSTEM_QOS, RESERVATION) if name in node_annotations}
+    copies = topology.source if topology is not None else {}
+    others = {name: copies[name] for name in (SYSTEM_QOS, RESERVATION) if name in copies}
+    with within("metadata.annotations"):
+        return parse_topology({**others, **own}, None)
+
+
+def _by_numa_node(cpus: Iterable[Cpu]) -> tuple[Pool, ...]:
+    pools: dict[tuple[int, int], set[int]] = {}
+    for cpu in cpus:
+        pools.setdefault((cpu.socket, cpu.numa_node), set()).add(cpu.id)
+    return tuple(
+        Pool(socket=socket, numa_node=numa_node, cpus=frozenset(members))
+        for (socket, numa_node), members in sorted(pools.items())
+    )

@@ -1,0 +1,208 @@
+"""Watches the inputs of a node by the kernel's events and by polling, and has the present snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.node.facts import NodeFacts, NodeReader
+from runtimeproxy.node.inputs import Look, NodeInputs, Places
+from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
+
+if TYPE_CHECKING:
+    from inotify_simple import INotify
+
+logger = logging.getLogger(__name__)
+
+OnChange = Callable[[Node, frozenset[Input]], None]
+Allocations = Callable[[], Mapping[str, PodCpus] | None]
+
+_NONE: Final[Mapping[str, PodCpus]] = {}
+_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
+"""Inputs that many nodes do not have: kubelets before 1.33 write none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """How the inputs are watched."""
+
+    poll_s: float = 1.0
+    """Time between two looks without events. Default 1 s: a changed file counts in well under 3 s."""
+    rescan_s: float = 10.0
+    """Time between two looks with events, for changes that have none (sysfs) or whose events were lost."""
+    gather_s: float = 0.05
+    """How long events are gathered, so that many changes do not make many looks."""
+    least_s: float = 1.0
+    """Least time between two snapshots."""
+    open_inotify: Callable[[], INotify] = open_inotify
+    """Opens an inotify instance."""
+
+
+class NodeSources:
+    """The node that these places describe; used in the event loop's thread, but for `snapshot`.
+
+    Args:
+        places: Where the inputs are.
+        executor: One thread for reading files; it may hang with them.
+        allocations: The CPUs of pods that have some of their own; in any thread.
+        settings: None for the defaults.
+        clock: Monotonic time in seconds.
+
+    Attributes:
+        on_change: Called with each new snapshot and the inputs that have changed; None for nobody.
+        settled: Set once everything has been looked at.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        executor: Executor,
+        allocations: Allocations = dict,
+        settings: WatchSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.on_change: OnChange | None = None
+        self.settled = asyncio.Event()
+        self._executor = executor
+        self._allocations = allocations
+        self._settings = settings or WatchSettings()
+        self._clock = clock
+        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
+        self._inputs = NodeInputs(places, self._facts)
+        self._folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
+        self._events = [FolderEvents(folder, self._settings.open_inotify) for folder in self._folders]
+        self._base = Node()
+        self._merged: tuple[Node, NodeFacts, Mapping[str, PodCpus], Node] | None = None
+        self._problems: tuple[str, ...] = ()
+        self._reported: set[str] = set()
+        self._wake = asyncio.Event()
+        self._is_restored = False
+        self._is_polled = False
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether `snapshot` reads no file just now."""
+        return self._facts.is_fresh
+
+    def snapshot(self) -> Node:
+        """The present node, with facts that are at most a second old; in any thread while `is_fresh`."""
+        base, facts, allocations = self._base, self._facts.facts(), self._allocations() or _NONE
+        merged = self._merged
+        # Replaced as one, so that threads need no lock: at worst two of them make the same node.
+        if merged is None or merged[0] is not base or merged[1] is not facts or merged[2] is not allocations:
+            node = replace(base, facts=facts, allocations=allocations)
+            self._merged = merged = (base, facts, allocations, node)
+        return merged[3]
+
+    def facts(self) -> NodeFacts:
+        """The present facts; in any thread while `is_fresh`."""
+        return self._facts.facts()
+
+    @property
+    def summary(self) -> str:
+        """A part of the status line; empty if everything is known and usable."""
+        unknown = [
+            each
+            for each, state in self._base.states.items()
+            if state is InputState.UNKNOWN and each not in _NOT_MISSED
+        ]
+        parts = [f"{', '.join(unknown)} unknown"] if unknown else []
+        if self._problems:
+            count = len(self._problems)
+            parts.append("1 problem" if count == 1 else f"{count} problems")
+        return f"node: {', '.join(parts)}" if parts else ""
+
+    async def restore(self) -> None:
+        """Takes the last good values of the process before this one, which count until the first look."""
+        if not self._is_restored:
+            self._is_restored = True
+            run = asyncio.get_running_loop().run_in_executor
+            self._publish(await run(self._executor, self._inputs.restore, self._clock()))
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        await self.restore()
+        job: Future[tuple[Look, str | None]] | None = None
+        is_first = True
+        try:
+            while True:
+                self._wake.clear()
+                job = self._executor.submit(self._look, self._allocations(), is_first)
+                look, no_events = await asyncio.wrap_future(job)
+                changed_s = self._clock() if self._publish(look) else None
+                self._report_events(no_events)
+                self.settled.set()
+                is_first = False
+                await self._rest(look, no_events)
+                if changed_s is not None:
+                    await asyncio.sleep(changed_s + self._settings.least_s - self._clock())
+        finally:
+            # A thread may still use the events, so they are closed after it.
+            if job is not None:
+                job.add_done_callback(lambda _: self._close())
+
+    def look_soon(self) -> None:
+        """Has the next look begin at once: allocations have changed."""
+        self._wake.set()
+
+    def _look(self, allocations: Mapping[str, PodCpus] | None, is_first: bool) -> tuple[Look, str | None]:
+        """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
+        reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
+        look = self._inputs.look(self._clock(), allocations, is_first=is_first)
+        return look, next(filter(None, reasons), "") if reasons else None
+
+    def _publish(self, look: Look) -> bool:
+        """Makes the look's node the present one; returns whether something has changed."""
+        self._base = look.node
+        self._problems = look.problems
+        self._report(look.problems, logging.WARNING)
+        self._report(look.notes, logging.INFO)
+        self._reported &= {*look.problems, *look.notes}
+        if look.changed and self.on_change is not None:
+            self.on_change(self.snapshot(), look.changed)
+        return bool(look.changed)
+
+    def _report(self, texts: Iterable[str], level: int) -> None:
+        for text in texts:
+            if text not in self._reported:
+                self._reported.add(text)
+                logger.log(level, "node: %s", text)
+
+    def _report_events(self, no_events: str | None) -> None:
+        if no_events and not self._is_polled:
+            self._is_polled = True
+            text = "node: no events from the kernel (%s), files are polled every %g s"
+            logger.warning(text, no_events, self._settings.poll_s)
+        elif not no_events and self._is_polled:
+            self._is_polled = False
+            logger.info("node: the kernel reports changes of files now")
+
+    async def _rest(self, look: Look, no_events: str | None) -> None:
+        """Waits until it is time for the next look."""
+        needs_polling = bool(no_events) or look.needs_polling
+        rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
+        if look.wait_s is not None:
+            rest_s = min(rest_s, look.wait_s)
+        filenos = [events.fileno for events in self._events if events.fileno is not None]
+        loop = asyncio.get_running_loop()
+        for fileno in filenos:
+            loop.add_reader(fileno, self._wake.set)
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            for fileno in filenos:
+                loop.remove_reader(fileno)
+        await asyncio.sleep(self._settings.gather_s)
+
+    def _close(self) -> None:
+        for events in self._events:
+            events.close()

@@ -1,0 +1,177 @@
+"""One file that other programs write: its last good value, whatever becomes of it."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from runtimeproxy.node.files import InputError, Stamp, printable, read_file, stamp_of
+
+T = TypeVar("T")
+
+GRACE_S: Final = 60.0
+"""How long the value of a missing file counts on: a ConfigMap that is swapped looks like one, and so does an
+editor that saves."""
+SETTLE_S: Final = 0.25
+"""How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
+which each but the last may look complete."""
+
+
+class Parsed(NamedTuple, Generic[T]):
+    """What a file holds."""
+
+    value: T
+    source: Any = None
+    """The value as JSON can hold it, to be saved; None: not to be saved."""
+    problems: tuple[str, ...] = ()
+    """About parts of it that cannot be used, and for which the last good ones stand in the value."""
+    notes: tuple[str, ...] = ()
+    """About parts of it that are not used."""
+
+
+class WatchedFile(Generic[T]):
+    """A file, looked at again and again in one thread at a time.
+
+    Args:
+        path: Of the file.
+        max_bytes: Its largest size.
+        parse: Makes a value of the content and the last good value, or raises InputError.
+        settle_s: See `SETTLE_S`; 0 for files that are replaced as a whole.
+
+    Attributes:
+        value: The last good value; None if there is none, or the file was withdrawn.
+        source: The value as JSON can hold it.
+        problems: Of the present content, with the path.
+        notes: Of the present content, with the path.
+        is_missing: Whether there was no such file at the last look.
+        is_watchable: Whether each change of the file is an event in its folder.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        parse: Callable[[bytes, T | None], Parsed[T]],
+        *,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self.path = path
+        self.value: T | None = None
+        self.source: Any = None
+        self.problems: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.is_missing = True
+        self.is_watchable = True
+        self._max_bytes = max_bytes
+        self._parse = parse
+        self._settle_s = settle_s
+        self._stamp: Stamp | None = None
+        self._changed: tuple[Stamp | None, float] | None = None
+        """The stamp of a new content that is not read yet, and since when it is the same."""
+        self._missing_since_s: float | None = None
+        self._wait_s: float | None = None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Time after which another look is due even without an event; None: none."""
+        return self._wait_s
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """The stamp of the content that the value is of."""
+        return self._stamp
+
+    def restore(self, parsed: Parsed[T], stamp: Stamp | None) -> None:
+        """Sets the last good value of a former process; a file with the same stamp is not read again."""
+        self.value, self.source, self._stamp = parsed.value, parsed.source, stamp
+        self.is_missing = False
+
+    def forget_stamp(self) -> None:
+        """Has the next look read the file again: something else that its value depends on has changed."""
+        self._stamp = None
+
+    def look(self, now_s: float, *, is_first: bool = False) -> bool:
+        """Looks at the file.
+
+        Args:
+            now_s: Monotonic time.
+            is_first: Whether this is the first look of the process, which waits for nothing.
+
+        Returns:
+            Whether the value has changed.
+        """
+        self._wait_s = None
+        stamp = stamp_of(self.path)
+        if stamp is not None and stamp == self._stamp:
+            self._changed = self._missing_since_s = None
+            self.is_missing = False
+            return False
+        if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
+            return False
+        self._changed = None
+        try:
+            data, stamp = read_file(self.path, self._max_bytes)
+        except FileNotFoundError:
+            return self._miss(now_s)
+        except InputError as error:
+            # Not known to be the same the next time.
+            self._fail(error, None)
+            self.is_watchable = False
+            return False
+        self.is_watchable = _is_watchable(self.path)
+        try:
+            parsed = self._parse(data, self.value)
+        except InputError as error:
+            self._fail(error, stamp)
+            return False
+        has_changed = parsed.value != self.value
+        self.value, self.source, self._stamp = parsed.value, parsed.source, stamp
+        self.problems, self.notes = self._with_path(parsed.problems), self._with_path(parsed.notes)
+        self.is_missing, self._missing_since_s = False, None
+        return has_changed
+
+    def _has_settled(self, stamp: Stamp, now_s: float) -> bool:
+        if self._settle_s == 0:
+            return True
+        if self._changed is None or self._changed[0] != stamp:
+            self._changed = stamp, now_s
+        left_s = self._changed[1] + self._settle_s - now_s
+        if left_s > 0:
+            self._wait_s = left_s
+            return False
+        return True
+
+    def _miss(self, now_s: float) -> bool:
+        self.is_missing, self._stamp, self.problems, self.notes = True, None, (), ()
+        self.is_watchable = True
+        if self.value is None:
+            return False
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        left_s = self._missing_since_s + GRACE_S - now_s
+        if left_s > 0:
+            self._wait_s = left_s
+            return False
+        self.value = self.source = self._missing_since_s = None
+        return True
+
+    def _fail(self, error: InputError, stamp: Stamp | None) -> None:
+        kept = "" if self.value is None else "; what was there before stays"
+        self._stamp, self.problems, self.notes = stamp, self._with_path((f"{error}{kept}",)), ()
+        self.is_missing, self._missing_since_s = False, None
+
+    def _with_path(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{printable(self.path)}: {text}" for text in texts)
+
+
+def _is_watchable(path: Path) -> bool:
+    """Whether it has one name and is no link, except one of a ConfigMap, whose folder has an event."""
+    try:
+        about = path.lstat()
+        if stat.S_ISLNK(about.st_mode):
+            return str(path.readlink()).startswith("..data/")
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_nlink == 1

@@ -1,0 +1,174 @@
+"""YAML and JSON as Kubernetes' tools print them, read into plain values.
+
+Less than YAML: no anchors, aliases and tags, and no key twice. So a text never becomes much more than it is,
+and no value depends on a reader's rules for tags.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from runtimeproxy.node.files import InputError, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from yaml.events import Event
+
+MAX_EVENTS: Final = 200_000
+"""Values, beginnings and ends in one text: many times those of the largest Node object."""
+MAX_DEPTH: Final = 64
+"""Kubernetes' objects have less than 20 levels."""
+
+_PREFIX: Final = "tag:yaml.org,2002:"
+_CONVERTED: Final = frozenset({"null", "bool", "int", "float"})
+"""All else that is not quoted is a text, dates too."""
+
+
+def parse_documents(data: bytes) -> list[Any]:
+    """The documents of a text, without those that are empty.
+
+    Values are None, bool, int, float, str, lists, and mappings from texts.
+
+    Raises:
+        InputError: It is not such a text; the place is line and column.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"byte {error.start} is not UTF-8") from None
+    if text.lstrip()[:1] == "{":
+        with suppress(json.JSONDecodeError):  # may still be YAML
+            return [_json_document(text)]
+    return _yaml_documents(text)
+
+
+def _json_document(text: str) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text, object_pairs_hook=_mapping)
+    except RecursionError:
+        raise InputError("has too many levels") from None
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        twice = next(key for key in mapping if sum(name == key for name, _ in pairs) > 1)
+        raise InputError(f"the key {shortened(repr(twice))} is there twice")
+    return mapping
+
+
+def _yaml_documents(text: str) -> list[Any]:
+    import yaml  # takes 50 ms and 3 MB: only where there is something to read
+
+    try:
+        return list(_documents(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(part for part in (error.context, error.problem) if part)
+        raise InputError(shortened(reason), _place(mark)) from None
+    except yaml.YAMLError as error:
+        raise InputError(shortened(str(error))) from None
+
+
+class _Builder:
+    """Makes values of events, without recursion, so that no nesting can exhaust the stack."""
+
+    def __init__(self) -> None:
+        from yaml.constructor import SafeConstructor
+        from yaml.resolver import Resolver
+
+        self._resolver = Resolver()
+        self._constructor = SafeConstructor()
+        self._open: list[tuple[list[Any] | dict[str, Any], str | None]] = []
+        """Lists and mappings that have begun, each with the key that waits for its value."""
+        self.document: Any = None
+
+    def add(self, event: Event) -> None:
+        import yaml
+
+        if isinstance(event, yaml.AliasEvent):
+            _fail(event, "aliases are not allowed")
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            _fail(event, "anchors are not allowed")
+        if isinstance(event, yaml.ScalarEvent):
+            self._add_scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
+            self._begin(event)
+        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
+            self._open.pop()
+
+    def _begin(self, event: Any) -> None:  # noqa: ANN401 - untyped in PyYAML
+        import yaml
+
+        if event.tag is not None:
+            _fail(event, "tags are not allowed")
+        if len(self._open) == MAX_DEPTH:
+            _fail(event, f"more than {MAX_DEPTH} levels")
+        value: list[Any] | dict[str, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
+        self._add_value(event, value)
+        self._open.append((value, None))
+
+    def _add_scalar(self, event: Any) -> None:  # noqa: ANN401 - untyped in PyYAML
+        if event.tag is not None:
+            _fail(event, "tags are not allowed")
+        if self._open and isinstance(self._open[-1][0], dict) and self._open[-1][1] is None:
+            mapping = self._open[-1][0]
+            if event.value in mapping:
+                _fail(event, f"the key {shortened(repr(event.value))} is there twice")
+            self._open[-1] = (mapping, event.value)
+            return
+        self._add_value(event, self._value(event))
+
+    def _value(self, event: Any) -> Any:  # noqa: ANN401 - any scalar
+        import yaml
+
+        text: str = event.value
+        if not event.implicit[0]:
+            return text
+        tag = self._resolver.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        if tag.removeprefix(_PREFIX) not in _CONVERTED:
+            return text
+        try:
+            return self._constructor.construct_object(yaml.ScalarNode(tag, text))
+        except ValueError:
+            _fail(event, "is not a number that can be read")
+
+    def _add_value(self, event: Event, value: Any) -> None:  # noqa: ANN401 - any value
+        if not self._open:
+            self.document = value
+            return
+        container, key = self._open[-1]
+        if isinstance(container, list):
+            container.append(value)
+        elif key is None:
+            _fail(event, "a key is not a text")
+        else:
+            container[key] = value
+            self._open[-1] = (container, None)
+
+
+def _documents(events: Iterator[Event]) -> Iterator[Any]:
+    import yaml
+
+    builder = _Builder()
+    for count, event in enumerate(events):
+        if count == MAX_EVENTS:
+            _fail(event, f"more than {MAX_EVENTS} values")
+        if isinstance(event, yaml.DocumentStartEvent):
+            builder = _Builder()
+        elif isinstance(event, yaml.DocumentEndEvent):
+            if builder.document is not None:
+                yield builder.document
+        else:
+            builder.add(event)
+
+
+def _place(mark: Any) -> str:  # noqa: ANN401 - one of two classes
+    return f"line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
+
+
+def _fail(event: Event, reason: str) -> NoReturn:
+    raise InputError(reason, _place(event.start_mark))

@@ -1,0 +1,228 @@
+"""Shared pools, published and computed, and the normalization ratio."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.node.files import InputError
+from runtimeproxy.node.normalization import RATIO, normalization_ratio
+from runtimeproxy.node.pools import computed_pools, pod_cpus, published_pools, topology_of
+from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
+from runtimeproxy.node.topology import Processor
+from runtimeproxy.node.topology_annotations import TopologyFacts
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.schema import CpuNormalization, ModelRatio
+
+CPUS = tuple(Cpu(id=cpu, core=cpu // 2 % 2, socket=cpu // 4, numa_node=cpu // 4, l3=0) for cpu in range(8))
+"""Two sockets with four CPUs each."""
+
+
+def cpus(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+def pool(numa_node: int, *numbers: int) -> Pool:
+    return Pool(socket=numa_node, numa_node=numa_node, cpus=cpus(*numbers))
+
+
+LS, LSR, LSE = PodCpus(QoSClass.LS, cpus(1)), PodCpus(QoSClass.LSR, cpus(2)), PodCpus(QoSClass.LSE, cpus(3))
+FIRST, SECOND = pool(0, 0, 1, 2, 3), pool(1, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("static", "pods", "topology", "ls", "be"),
+    [
+        (
+            [],
+            [],
+            TopologyFacts(),
+            [FIRST, SECOND],
+            [FIRST, SECOND],
+        ),
+        (
+            [cpus(4, 5)],
+            [],
+            TopologyFacts(),
+            [FIRST, pool(1, 6, 7)],
+            [FIRST, pool(1, 6, 7)],
+        ),
+        (
+            [],
+            [LS, LSR, LSE],
+            TopologyFacts(),
+            [pool(0, 0), SECOND],
+            [pool(0, 0, 1, 2), SECOND],
+        ),
+        (
+            [],
+            [],
+            TopologyFacts(reserved_cpus=cpus(0, 1, 2, 3), system_cpus=cpus(7)),
+            [pool(1, 4, 5, 6)],
+            [pool(1, 4, 5, 6)],
+        ),
+        (
+            [],
+            [],
+            TopologyFacts(system_cpus=cpus(7), is_system_exclusive=False, kubelet_reserved_cpus=cpus(0)),
+            [FIRST, SECOND],
+            [FIRST, SECOND],
+        ),
+        ([cpus(*range(8))], [LSE], TopologyFacts(), [], []),
+    ],
+)
+def test_computed_pools(
+    static: list[frozenset[int]], pods: list[PodCpus], topology: TopologyFacts, ls: list[Pool], be: list[Pool]
+) -> None:
+    found = computed_pools(CPUS, static, pods, topology)
+    assert (list(found.ls), list(found.be)) == (ls, be)
+    assert found.system_cpus == (topology.system_cpus or frozenset())
+    assert found.is_system_exclusive is topology.is_system_exclusive
+
+
+def test_computed_pools_have_online_cpus_by_socket_and_numa_node() -> None:
+    there = [
+        Cpu(id=0, core=0, socket=1, numa_node=0, l3=0),
+        Cpu(id=1, core=0, socket=0, numa_node=1, l3=0),
+        Cpu(id=2, core=0, socket=0, numa_node=0, l3=0, is_online=False),
+    ]
+    found = computed_pools(there, [], [], TopologyFacts())
+    assert [(each.socket, each.numa_node, sorted(each.cpus)) for each in found.ls] == [
+        (0, 1, [1]),
+        (1, 0, [0]),
+    ]
+
+
+some_cpus = st.frozensets(st.integers(0, 7))
+some_pods = st.lists(st.builds(PodCpus, st.sampled_from(QoSClass), some_cpus), max_size=4)
+
+
+@given(st.lists(some_cpus, max_size=3), some_pods, some_cpus, some_cpus)
+def test_no_shared_cpu_is_somebodys_own(
+    static: list[frozenset[int]], pods: list[PodCpus], reserved: frozenset[int], system: frozenset[int]
+) -> None:
+    found = computed_pools(CPUS, static, pods, TopologyFacts(reserved_cpus=reserved, system_cpus=system))
+    ls, be = (frozenset[int]().union(*(each.cpus for each in pools)) for pools in (found.ls, found.be))
+    assert ls <= be
+    assert not be & frozenset[int]().union(*static, reserved, system)
+    assert not ls & frozenset[int]().union(*(pod.cpus for pod in pods))
+    assert not be & frozenset[int]().union(*(pod.cpus for pod in pods if pod.qos is QoSClass.LSE))
+
+
+def test_published_pools() -> None:
+    empty = Pool(socket=0, numa_node=2, cpus=frozenset())
+    facts = TopologyFacts(
+        ls_pools=(pool(1, 4), empty, pool(0, 0)), be_pools=(pool(1, 5),), system_cpus=cpus(7)
+    )
+    assert published_pools(facts) == Pools(ls=(pool(1, 4), pool(0, 0)), be=(pool(1, 5),), system_cpus=cpus(7))
+    assert published_pools(TopologyFacts()) is None
+    assert published_pools(TopologyFacts(system_cpus=cpus(7))) == Pools(system_cpus=cpus(7))
+
+
+SYSTEM = "node.koordinator.sh/system-qos-resource"
+RESERVATION = "node.koordinator.sh/reservation"
+
+
+def test_the_nodes_own_annotations_count_before_their_copies() -> None:
+    copies = TopologyFacts(source={SYSTEM: '{"cpuset":"1"}', RESERVATION: '{"reservedCPUs":"2"}', "x": "{"})
+    found = topology_of(copies, {SYSTEM: '{"cpuset":"7"}'})
+    assert (found.system_cpus, found.reserved_cpus) == (cpus(7), cpus(2))
+    assert topology_of(None, {}) == TopologyFacts()
+    with pytest.raises(InputError, match=f"metadata.annotations.{SYSTEM}.cpuset: not a CPU list"):
+        topology_of(copies, {SYSTEM: '{"cpuset":"x"}'})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"cpuset":"0-1"}', cpus(0, 1)),
+        ('{"CPUSet":"3"}', cpus(3)),
+        ('{"cpuset":""}', None),
+        ("{}", None),
+        ("[]", None),
+        ("{", None),
+        ('{"cpuset":1}', None),
+        ('{"cpuset":"x"}', None),
+        (None, None),
+    ],
+)
+def test_cpus_of_a_pod(text: str | None, found: frozenset[int] | None) -> None:
+    annotations = {} if text is None else {"scheduling.koordinator.sh/resource-status": text}
+    expected = None if found is None else PodCpus(QoSClass.LSR, found)
+    assert pod_cpus({"koordinator.sh/qosClass": "LSR"}, annotations) == expected
+
+
+MODEL = ModelRatio(
+    base_ratio=1.1,
+    hyper_thread_enabled_ratio=1.25,
+    turbo_enabled_ratio=1.333,
+    hyper_thread_turbo_enabled_ratio=1.5,
+)
+STRATEGY = CpuNormalization(enable=True, ratio_model={"X": MODEL, "Y": ModelRatio(base_ratio=1.2)})
+
+
+def processor(model: str = "X", **flags: Any) -> Processor:
+    return Processor(model=model, **flags)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "strategy", "of", "ratio"),
+    [
+        (None, STRATEGY, processor(), 1.1),
+        (None, STRATEGY, processor(has_hyper_threads=True), 1.25),
+        (None, STRATEGY, processor(has_turbo=True), 1.33),
+        (None, STRATEGY, processor(has_hyper_threads=True, has_turbo=True), 1.5),
+        (None, STRATEGY, processor("Y"), 1.2),
+        (None, CpuNormalization(enable=True, default_ratio=1.4), processor("Z"), 1.4),
+        (None, CpuNormalization(ratio_model={"X": MODEL}), processor(), None),
+        (None, CpuNormalization(), processor(), None),
+        ("1.20", STRATEGY, processor(), 1.2),
+        ("1.00", CpuNormalization(), processor(), 1.0),
+        ("5", CpuNormalization(), processor(), 5.0),
+    ],
+)
+def test_the_normalization_ratio(
+    annotation: str | None, strategy: CpuNormalization, of: Processor, ratio: float | None
+) -> None:
+    annotations = {} if annotation is None else {RATIO: annotation}
+    assert normalization_ratio(annotations, strategy, of) == ratio
+
+
+@pytest.mark.parametrize(
+    ("annotation", "strategy", "of", "problem"),
+    [
+        ("", STRATEGY, processor(), f"{RATIO}: is not a number: ''"),
+        ("fast", STRATEGY, processor(), f"{RATIO}: is not a number: 'fast'"),
+        ("0.99", STRATEGY, processor(), f"{RATIO}: is 0.99, not in 1 to 5"),
+        ("-1", STRATEGY, processor(), f"{RATIO}: is -1, not in 1 to 5"),
+        ("5.01", STRATEGY, processor(), f"{RATIO}: is 5.01, not in 1 to 5"),
+        ("nan", STRATEGY, processor(), f"{RATIO}: is nan, not in 1 to 5"),
+        (
+            None,
+            STRATEGY,
+            processor("Z"),
+            "ratioModel: has nothing for the CPU 'Z', and there is no defaultRatio",
+        ),
+        (
+            None,
+            STRATEGY,
+            processor("Y", has_turbo=True),
+            "ratioModel.turboEnabledRatio: of the CPU 'Y' is missing",
+        ),
+    ],
+)
+def test_a_bad_ratio(annotation: str | None, strategy: CpuNormalization, of: Processor, problem: str) -> None:
+    with pytest.raises(InputError) as error:
+        normalization_ratio({} if annotation is None else {RATIO: annotation}, strategy, of)
+    assert str(error.value) == problem
+
+
+def test_annotations_are_texts_of_json() -> None:
+    text = json.dumps({"cpuset": "0-1", "numaNodeResources": [{"node": 0, "resources": {"cpu": "2"}}]})
+    assert pod_cpus({}, {"scheduling.koordinator.sh/resource-status": text}) == PodCpus(
+        QoSClass.NONE, cpus(0, 1)
+    )

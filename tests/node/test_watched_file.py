@@ -1,0 +1,188 @@
+"""One file that other programs write, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.node.files import InputError
+from runtimeproxy.node.watched_file import GRACE_S, SETTLE_S, Parsed, WatchedFile
+
+
+def number(data: bytes, before: int | None) -> Parsed[int]:
+    """Reads a number; of a text with `?` the value before stands in."""
+    if b"?" in data:
+        return Parsed(before or 0, None, ("a part is bad",))
+    try:
+        return Parsed(int(data), int(data), notes=("odd",) if int(data) % 2 else ())
+    except ValueError:
+        raise InputError("not a number", "line 1") from None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "number"
+
+
+@pytest.fixture
+def file(path: Path) -> WatchedFile[int]:
+    return WatchedFile(path, 16, number, settle_s=0)
+
+
+def seen(file: WatchedFile[int]) -> WatchedFile[int]:
+    """The file, of whose attributes nothing is known: each look may change them."""
+    return file
+
+
+def test_a_file_comes_changes_and_goes(path: Path, file: WatchedFile[int]) -> None:
+    assert not file.look(0)
+    assert (file.value, file.is_missing, file.wait_s) == (None, True, None)
+    path.write_text("2")
+    assert file.look(1)
+    assert (file.value, file.source, file.is_missing) == (2, 2, False)
+    assert not file.look(2)
+    path.write_text("3")
+    assert file.look(3)
+    assert (file.value, file.notes) == (3, (f"{path}: odd",))
+    path.unlink()
+    assert not file.look(10)
+    assert (file.value, file.is_missing, file.wait_s, file.notes) == (3, True, GRACE_S, ())
+    assert not file.look(10 + GRACE_S - 1)
+    assert (file.value, file.wait_s) == (3, 1)
+    assert file.look(10 + GRACE_S)
+    assert (file.value, file.source, file.wait_s) == (None, None, None)
+
+
+def test_a_file_that_is_back_within_the_grace_was_never_away(path: Path, file: WatchedFile[int]) -> None:
+    path.write_text("2")
+    file.look(0)
+    path.unlink()
+    file.look(10)
+    path.write_text("2")
+    assert not file.look(60)
+    path.unlink()
+    assert not file.look(100)
+    assert (file.value, file.wait_s) == (2, GRACE_S)
+
+
+def test_the_same_file_that_is_back_counts_as_present(path: Path, file: WatchedFile[int]) -> None:
+    path.write_text("2")
+    file.look(0)
+    path.rename(path.with_name("away"))
+    file.look(10)
+    path.with_name("away").rename(path)
+    assert not file.look(60)
+    assert not file.is_missing
+    assert not file.look(10 + GRACE_S)
+    assert file.value == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("x", "line 1: not a number"),
+        ("", "line 1: not a number"),
+        ("1" * 17, "has more than 16 bytes"),
+    ],
+)
+def test_a_broken_file_keeps_the_last_good_value(
+    path: Path, file: WatchedFile[int], content: str, problem: str
+) -> None:
+    path.write_text(content)
+    file.look(0)
+    assert (file.value, file.is_missing, file.problems) == (None, False, (f"{path}: {problem}",))
+    path.write_text("2")
+    assert file.look(1)
+    assert seen(file).problems == ()
+    path.write_text(content)
+    for now_s in (2, 2 + 10 * GRACE_S):
+        assert not file.look(now_s)
+        assert seen(file).problems == (f"{path}: {problem}; what was there before stays",)
+        assert (file.value, file.source) == (2, 2)
+
+
+def test_of_a_file_with_a_bad_part_the_rest_counts(path: Path, file: WatchedFile[int]) -> None:
+    path.write_text("2")
+    file.look(0)
+    path.write_text("?")
+    assert not file.look(1)
+    assert (file.value, file.problems) == (2, (f"{path}: a part is bad",))
+
+
+@pytest.mark.parametrize("make", ["folder", "fifo", "loop"])
+def test_what_is_no_file_is_a_problem(path: Path, file: WatchedFile[int], make: str) -> None:
+    path.write_text("2")
+    file.look(0)
+    path.unlink()
+    if make == "folder":
+        path.mkdir()
+    elif make == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path)
+    assert not file.look(1)
+    assert (file.value, file.is_missing, file.is_watchable) == (2, False, False)
+    assert len(file.problems) == 1
+
+
+def test_a_change_is_read_once_it_has_settled(path: Path) -> None:
+    file = WatchedFile(path, 16, number)
+    path.write_text("2")
+    assert file.look(0, is_first=True)
+    path.write_text("4")
+    assert not file.look(1)
+    assert seen(file).wait_s == SETTLE_S
+    path.write_text("44")
+    assert not file.look(1 + SETTLE_S / 2)
+    assert seen(file).wait_s == SETTLE_S
+    assert not file.look(1 + SETTLE_S)
+    assert seen(file).wait_s == SETTLE_S / 2
+    assert file.look(1 + 1.5 * SETTLE_S)
+    assert seen(file).value == 44
+    assert seen(file).wait_s is None
+
+
+def test_a_restored_value_counts_until_the_file_is_another_one(path: Path) -> None:
+    path.write_text("2")
+    before = WatchedFile(path, 16, number)
+    before.look(0, is_first=True)
+    after: WatchedFile[int] = WatchedFile(path, 16, lambda *_: pytest.fail("is not to be read again"))
+    after.restore(Parsed(2, 2), before.stamp)
+    assert not after.look(0, is_first=True)
+    assert after.value == 2
+    changed = WatchedFile(path, 16, number)
+    changed.restore(Parsed(2, 2), before.stamp)
+    path.write_text("4")
+    assert changed.look(0, is_first=True)
+    assert changed.value == 4
+
+
+def test_a_restored_value_of_a_missing_file_counts_for_the_grace(path: Path) -> None:
+    file = WatchedFile(path, 16, number)
+    file.restore(Parsed(2, 2), (1, 2, 3, 4, 5))
+    assert not file.look(5, is_first=True)
+    assert (file.value, file.wait_s) == (2, GRACE_S)
+    assert file.look(5 + GRACE_S)
+    assert file.value is None
+
+
+def test_changes_without_events_are_told(path: Path, file: WatchedFile[int]) -> None:
+    path.write_text("2")
+    file.look(0)
+    assert seen(file).is_watchable
+    os.link(path, path.with_name("other"))
+    path.write_text("4")
+    file.look(1)
+    assert not seen(file).is_watchable
+    path.unlink()
+    path.symlink_to("other")
+    file.look(2)
+    assert not seen(file).is_watchable
+    (path.parent / "..data").mkdir()
+    (path.parent / "..data/number").write_text("6")
+    path.unlink()
+    path.symlink_to("..data/number")
+    assert file.look(3)
+    assert seen(file).is_watchable
