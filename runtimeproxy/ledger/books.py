@@ -15,8 +15,9 @@ from typing import Final, NamedTuple, Protocol
 from runtimeproxy.cgroups.parameters import check_value
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
+from runtimeproxy.ledger.fields import CLASS_KUBELET, CONTAINER_CRI, Base, field_class
 from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.ledger.tree import BURST, QUOTA, rounded_quota
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
 
 Value = int | str
@@ -25,11 +26,6 @@ SERVER: Final = "server:"
 """Begins the owner of a claim that a hook server has answered."""
 RECOVERED: Final = "recovered"
 """The owner of a value that is ours, as long as it is not known whose."""
-CRI_PARAMETERS: Final = frozenset(RESOURCE_PARAMETERS.values())
-"""What the kubelet and the runtime write for a container."""
-KUBELET_ON_CLASSES: Final = frozenset({"cpu.shares"})
-"""What the kubelet always writes to the cgroups of QoS classes: never ours there. Source: kubelet
-pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups; memory.min only with its feature MemoryQoS."""
 
 
 class Formats(Protocol):
@@ -99,7 +95,7 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
     """The book with the answer of all policies for its cgroup; values of hook servers stay."""
     entries: dict[str, Entry] = {}
     for name in {**book.entries, **wanted.claims}:
-        if book.level is Level.QOS_CLASS and name in KUBELET_ON_CLASSES:
+        if field_class(book.level, name) is CLASS_KUBELET:
             continue
         before = book.entries.get(name, Entry())
         claims = wanted.claims.get(name, ())
@@ -125,7 +121,8 @@ def with_message(book: Book) -> Book:
         return book
     entries = dict(book.entries)
     for name, entry in book.entries.items():
-        if name in CRI_PARAMETERS and entry.claims and entry.resolved is None and entry.booked is not None:
+        is_cri = field_class(book.level, name) is CONTAINER_CRI
+        if is_cri and entry.claims and entry.resolved is None and entry.booked is not None:
             entries[name] = entry._replace(resolved=entry.booked)
     return book if entries == book.entries else replace(book, entries=entries)
 
@@ -247,9 +244,10 @@ def resolved(
     """What the claims on one parameter come to."""
     base: Value | None = None
     is_known = True
-    if level is Level.CONTAINER and name in CRI_PARAMETERS:
+    counted_from = field_class(level, name).base
+    if counted_from is Base.REQUESTED:
         base = entry.requested
-    elif level is Level.POD:
+    elif counted_from is Base.ORIGINAL:
         original = originals.get(found.file) if found is not None else None
         text = original.text if original is not None else None
         base = formats.decode(name, text) if text is not None else entry.requested
@@ -261,18 +259,27 @@ def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText
     """What has become of a value that was written, by the present content of its file."""
     if entry.resolved is None or formats.matches(name, entry.resolved, found.text):
         return Change.NONE
-    if level is Level.CONTAINER and name in CRI_PARAMETERS:
-        known = [entry.booked, entry.requested, NEUTRAL.get(name)]
-    else:
-        known = [NEUTRAL.get(name)]
-    if any(value is not None and formats.matches(name, value, found.text) for value in known):
-        return Change.RESET
     original = book.originals.get(found.file)
-    if original is not None and original.text is not None:
-        value = formats.decode(name, original.text)
-        if value is not None and formats.matches(name, value, found.text):
-            return Change.RESET
-    return Change.FOREIGN
+    text = original.text if original is not None else None
+    known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
+    if field_class(level, name) is CONTAINER_CRI:
+        known += [entry.booked, entry.requested]
+    known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
+    is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
+    return Change.RESET if is_reset else Change.FOREIGN
+
+
+def _reset_by_others(name: str, value: Value | None) -> Value | None:
+    """What systemd or the kernel make of a value by themselves; None for nothing."""
+    if name == QUOTA and isinstance(value, int):
+        # runc writes the quota to the file, and a rounded one to the unit, which systemd applies when it
+        # reloads.
+        return rounded_quota(value)
+    if name == BURST and isinstance(value, int):
+        # Before version 6.10, and without the fix 49217ea147df, Linux divides the burst by 1,000 whenever
+        # cpu.max is written.
+        return value // 1_000
+    return None
 
 
 def with_requests_of_the_kubelet(book: Book, present: Mapping[str, FileText], formats: Formats) -> Book:
@@ -372,7 +379,7 @@ def _original(level: Level, name: str, entry: Entry, found: FileText, formats: F
 
     That of a container's file is not known where the runtime was told a value at the creation: None.
     """
-    if level is Level.CONTAINER and name in CRI_PARAMETERS:
+    if field_class(level, name) is CONTAINER_CRI:
         requested = NEUTRAL.get(name) if entry.requested is None else entry.requested
         if requested is None or not formats.matches(name, requested, found.text):
             return None
@@ -396,7 +403,7 @@ def _give_back(
     if value is None:
         left[name] = UNKNOWN_ORIGINAL
         return None
-    is_cri = book.level is Level.CONTAINER and name in CRI_PARAMETERS
+    is_cri = field_class(book.level, name) is CONTAINER_CRI
     # Until the runtime's book has caught up, an update of another field would bring our value back.
     stays = is_cri and entry.booked is not None and entry.booked != value
     kept = entry._replace(resolved=value) if stays else None
@@ -428,7 +435,8 @@ def release_value(
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
-    if book.level is Level.CONTAINER and name in CRI_PARAMETERS:
+    base = field_class(book.level, name).base
+    if base is Base.REQUESTED:
         wanted = neutral if entry.requested is None else entry.requested
         if (
             value is not None
@@ -438,15 +446,13 @@ def release_value(
         ):
             return wanted, _alone(book, name, found, text)
         return wanted, None
-    if book.level in (Level.QOS_CLASS, Level.NODE):
+    if base is Base.NEUTRAL and book.level is not Level.CONTAINER:
         if text is not None and neutral is not None and formats.matches(name, neutral, text):
             return neutral, _alone(book, name, found, text)
         return neutral, None
     if value is not None and text is not None:
         return value, _alone(book, name, found, text)
-    if book.level is Level.POD:
-        return (entry.requested, None)
-    return neutral, None
+    return (entry.requested if base is Base.ORIGINAL else neutral), None
 
 
 def _alone(book: Book, name: str, found: FileText, text: str) -> str | None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import ledger as module
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Change, Target, Wanted, change_of
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import UNCLAIMED_S, Ledger
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, ManagedValue, Original
@@ -736,3 +736,29 @@ def test_claims_that_come_and_go_leave_no_trace(
     assert texts(files) == before
     assert len(ledger) == 0
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "change"),
+    [
+        pytest.param("cpu.cfs_quota_us", 50_000, 50_000, Change.NONE, id="ours"),
+        pytest.param("cpu.cfs_quota_us", 50_000, -1, Change.RESET, id="neutral"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 70_500, Change.RESET, id="original"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 71_000, Change.RESET, id="as-systemd-rounds-the-original"),
+        pytest.param("cpu.cfs_quota_us", 50_500, 51_000, Change.RESET, id="as-systemd-rounds-ours"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 60_000, Change.FOREIGN, id="foreign"),
+        pytest.param("cpu.cfs_burst_us", 50_000, 50, Change.RESET, id="the-kernel-divides-bursts"),
+        pytest.param("cpu.cfs_burst_us", 50_000, 60, Change.FOREIGN, id="foreign-burst"),
+    ],
+)
+def test_who_has_changed_a_value(
+    files: CgroupFiles, name: str, ours: int, theirs: int, change: Change
+) -> None:
+    writer = CgroupWriter(files.root)
+    put(files, POD, "cpu.cfs_quota_us", 70_500)
+    original = writer.look(("kubepods", "besteffort", "podone"), ["cpu.cfs_quota_us"])["cpu.cfs_quota_us"]
+    entry = Entry((Claim("batch", Role.SET, ours),), ours)
+    book = Book(POD, Level.POD, {name: entry}, {original.file: Original(original.text, original.inode)})
+    put(files, POD, name, theirs)
+    found = writer.look(("kubepods", "besteffort", "podone"), [name])[name]
+    assert change_of(Level.POD, name, entry, book, found, writer) is change
