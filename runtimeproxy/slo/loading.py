@@ -27,7 +27,7 @@ from runtimeproxy.slo.keys import (
 from runtimeproxy.slo.names import COLOCATION_STRATEGY, CPU_NORMALIZATION_ENABLED, NETWORK_BANDWIDTH
 from runtimeproxy.slo.pods import CAN_BE_DISABLED, PodBasis, PodRule, switch_off
 from runtimeproxy.slo.problems import Problem
-from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
+from runtimeproxy.slo.provenance import Provenance, Source
 from runtimeproxy.slo.reading import (
     MAX_ANNOTATION_LENGTH,
     InvalidError,
@@ -294,8 +294,9 @@ def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> 
             value = getattr(of_class, part)
             if not value.enable:
                 path = f"qos.{name}.{part}"
-                by = provenance.get(f"{path}.enable", BY_DEFAULT)
-                changes[part] = switch_off(value, path, {"enable": by}, provenance)
+                enable = provenance.get(f"{path}.enable")
+                by = {} if enable is None else {"enable": enable}
+                changes[part] = switch_off(value, path, by, provenance)
         classes[name] = dataclasses.replace(of_class, **changes)
     return dataclasses.replace(strategy, **classes)
 

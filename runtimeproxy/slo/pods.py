@@ -260,6 +260,8 @@ def switch_off(
 ) -> _Value:
     """Return the values that switch a QoS off, which its type has by default, and note who disabled it.
 
+    Of a QoS that no layer says anything about nothing is noted.
+
     Args:
         value: the QoS, which is not enabled.
         path: of the QoS, for `into`.
@@ -267,9 +269,9 @@ def switch_off(
         into: gets the provenance of the values that switch it off.
     """
     off = provenance.get("enable", BY_DEFAULT)._replace(is_off=True)
-    for each in fields(value):  # type: ignore[arg-type]
-        if each.name != "enable":
-            into[f"{path}.{each.name}"] = off
+    names = [each.name for each in fields(value)]  # type: ignore[arg-type]
+    if provenance or any(f"{path}.{name}" in into for name in names):
+        into.update((f"{path}.{name}", off) for name in names if name != "enable")
     return type(value)()
 
 
@@ -364,7 +366,8 @@ class _Resolving:
         is_enabled = name in _RESCTRL_GROUPS and getattr(self._classes, name).resctrl_qos.enable
         if is_enabled and named and rule is not None:
             provenance = rule.provenance
-        self._provenance["resctrl_qos.class_name"] = provenance._replace(is_off=not is_enabled)
+        if provenance != BY_DEFAULT:
+            self._provenance["resctrl_qos.class_name"] = provenance._replace(is_off=not is_enabled)
         self._values["resctrl_qos"] = PodResctrl(class_name=_RESCTRL_GROUPS[name] if is_enabled else "")
 
     def network_qos(self, rule: PodRule | None) -> None:
@@ -415,8 +418,9 @@ class _Resolving:
         if rule is not None:
             value = self._overlay(part, value, of_pod, rule.provenance)
         if name in CAN_BE_DISABLED and not value.enable:
-            enable = self._provenance.get(f"{part}.enable", BY_DEFAULT)
-            value = switch_off(value, part, {"enable": enable}, self._provenance)
+            enable = self._provenance.get(f"{part}.enable")
+            by = {} if enable is None else {"enable": enable}
+            value = switch_off(value, part, by, self._provenance)
         return value
 
     def _note(self, part: str, provenance: Mapping[str, Provenance]) -> None:

@@ -1,0 +1,444 @@
+"""The command `check-slo`: what strategies of given files say, where each value comes from, and what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.views import PodView
+from runtimeproxy.node.files import InputError, read_file
+from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
+from runtimeproxy.node.objects import ConfigMapObject, NodeObject, NodeSloObject, Object, Reader, Rejected
+from runtimeproxy.node.yaml_documents import parse_documents
+from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
+from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
+from runtimeproxy.slo.keys import SECTIONS
+from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
+from runtimeproxy.slo.names import CONFIG_MAP
+from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
+from runtimeproxy.slo.reading import json_key
+from runtimeproxy.slo.strategies import PodStrategy, Strategies
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+SKIP_LABEL: Final = "runtimeproxy.koordinator.sh/skip-hookserver"
+"""A pod with the value `true` is left alone. Source: policies spec 1.1."""
+
+_PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
+_PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
+
+
+class UsageError(RuntimeProxyError):
+    """A file or argument that cannot be used."""
+
+
+class Row(NamedTuple):
+    """One field of a strategy."""
+
+    path: str
+    """In Koordinator's words, such as `lsClass.cpuQOS.enable`."""
+    value: object
+    provenance: Provenance
+
+
+class Running(NamedTuple):
+    """What the strategies mean for the pods of this node."""
+
+    file: str
+    """The checkpoint."""
+    pods: int
+    """All that run."""
+    skipped: int
+    """Those whose label says that they are left alone."""
+    touched: int
+    """Those for which something is other than without any strategy."""
+    by_part: Mapping[str, int]
+    by_pod_strategy: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Input:
+    """What the files hold."""
+
+    texts: dict[str, Text] = field(default_factory=dict)
+    node: NodeObject = field(default_factory=NodeObject)
+    node_slo: NodeSlo | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(arguments: Namespace, state_dir: Path) -> tuple[str, bool]:
+    """Returns what to print, and whether the strategies are good.
+
+    Raises:
+        UsageError: a file or argument cannot be used.
+    """
+    found = _read_files(arguments.files)
+    labels = {**found.node.labels, **_pairs(arguments.node_labels, "--node-labels")}
+    annotations = {**found.node.annotations, **_pairs(arguments.node_annotations, "--node-annotations")}
+    loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
+    pod = _read_pod(Path(arguments.pod)) if arguments.pod else None
+    strategy = loaded.strategies.for_pod(pod) if pod is not None else None
+    running, reason = _running(loaded.strategies, state_dir)
+    report = _Report(found, labels, loaded, pod, strategy, running, reason)
+    lines = report.as_json() if arguments.output == "json" else report.as_text()
+    return "\n".join(lines), report.is_good
+
+
+class _Report(NamedTuple):
+    found: _Input
+    labels: Mapping[str, str]
+    loaded: Loaded
+    pod: PodView | None
+    strategy: PodStrategy | None
+    running: Running | None
+    no_running: str
+
+    @property
+    def is_good(self) -> bool:
+        errors = [*self.found.problems, *(each for each in self._problems() if not each.is_warning)]
+        return not errors
+
+    def _problems(self) -> list[Any]:
+        return [*self.loaded.problems, *(self.strategy.problems if self.strategy else ())]
+
+    def as_text(self) -> Iterator[str]:
+        yield from (f"note: {each}" for each in self.found.notes)
+        yield from (f"error: {each}" for each in self.found.problems)
+        for each in self._problems():
+            yield f"{'warning' if each.is_warning else 'error'}: {each}"
+        for title, rows in self._sections():
+            yield from _table(title, [row for row in rows if row.provenance != BY_DEFAULT])
+        if self.pod is not None and self.strategy is not None:
+            title = f"pod {self.pod.namespace}/{self.pod.name} ({self.pod.qos or 'no QoS class'}, {self.pod.kube_qos})"
+            rows = [row for row in _rows(self.strategy, self.strategy.provenance)]
+            yield from _table(title, [row for row in rows if row.provenance != BY_DEFAULT])
+        yield from self._running_text()
+        count = sum(not each.is_warning for each in self._problems()) + len(self.found.problems)
+        yield f"{count} problems" if count else "the strategies are valid"
+
+    def _running_text(self) -> Iterator[str]:
+        if self.running is None:
+            yield f"running pods: {self.no_running}"
+            return
+        _, pods, skipped, touched, by_part, by_strategy = self.running
+        yield f"running pods: {touched} of {pods} get other values than without strategies"
+        yield from (f"  {json_key(part)}: {count}" for part, count in by_part.items())
+        yield from (f"  pod strategy {name}: {count}" for name, count in by_strategy.items())
+        if skipped:
+            yield f"  left alone by their label {SKIP_LABEL}: {skipped}"
+
+    def as_json(self) -> Iterator[str]:
+        problems = [
+            {"file": each.file, "key": each.key, "path": each.path, "reason": each.reason, "warning": each.is_warning}
+            for each in self._problems()
+        ]
+        problems += [{"file": "", "key": "", "path": "", "reason": each, "warning": False} for each in self.found.problems]
+        report: dict[str, object] = {
+            "valid": self.is_good,
+            "problems": problems,
+            "notes": self.found.notes,
+            "nodeLabels": self.labels,
+            "strategies": {title: [_as_json(row) for row in rows] for title, rows in self._sections()},
+        }
+        if self.pod is not None and self.strategy is not None:
+            report["pod"] = {
+                "namespace": self.pod.namespace,
+                "name": self.pod.name,
+                "qosClass": self.pod.qos,
+                "kubeQOSClass": self.pod.kube_qos,
+                "strategy": [_as_json(row) for row in _rows(self.strategy, self.strategy.provenance)],
+            }
+        report["runningPods"] = (
+            {
+                "checkpoint": self.running.file,
+                "pods": self.running.pods,
+                "touched": self.running.touched,
+                "skipped": self.running.skipped,
+                "byPart": {json_key(part): count for part, count in self.running.by_part.items()},
+                "byPodStrategy": self.running.by_pod_strategy,
+            }
+            if self.running is not None
+            else {"unknown": self.no_running}
+        )
+        yield json.dumps(report, indent=2, ensure_ascii=False)
+
+    def _sections(self) -> Iterator[tuple[str, list[Row]]]:
+        strategies = self.loaded.strategies
+        for section in SECTIONS:
+            value = getattr(strategies, section.attribute)
+            provenance = {
+                path.removeprefix(f"{section.attribute}."): each
+                for path, each in strategies.provenance.items()
+                if path.split(".")[0] == section.attribute
+            }
+            if section.attribute == "host_applications":
+                yield section.key, [Row("applications", value, provenance.get(section.attribute, BY_DEFAULT))]
+            else:
+                yield section.key, list(_rows(value, provenance))
+
+
+# Input
+
+
+def _read_files(names: Sequence[str]) -> _Input:
+    found = _Input()
+    documents: list[tuple[str, object]] = []
+    for path in _files(names):
+        data = _content(path)
+        if path.name.endswith(SUFFIXES):
+            try:
+                documents += [(str(path), each) for each in parse_documents(data)]
+            except InputError as error:
+                found.problems.append(f"{path}: {error}")
+        else:
+            try:
+                found.texts.setdefault(path.name, Text(str(path), data.decode("utf-8-sig")))
+            except UnicodeDecodeError:
+                found.problems.append(f"{path}: is not UTF-8")
+    reader = Reader(_node_name(document for _, document in documents))
+    for file, document in documents:
+        for each in reader.read([document]):
+            _take(each, file, found)
+    return found
+
+
+def _take(each: object, file: str, found: _Input) -> None:
+    if isinstance(each, Rejected):
+        found.problems.append(f"{file}: {each.kind}: {each.reason}")
+    elif not isinstance(each, Object):
+        found.notes.append(f"{file}: {getattr(each, 'reason', each)}")
+    elif isinstance(each.value, ConfigMapObject):
+        for key, text in each.value.data.items():
+            if key in found.texts:
+                found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which counts")
+            found.texts.setdefault(key, Text(file, text))
+    elif isinstance(each.value, NodeObject):
+        found.node = each.value
+    elif isinstance(each.value, NodeSloObject):
+        found.node_slo = NodeSlo(file, each.value.spec)
+
+
+def _files(names: Iterable[str]) -> Iterator[Path]:
+    """The files themselves, and those of folders that the daemon would read."""
+    for name in names:
+        path = Path(name)
+        if not path.is_dir():
+            yield path
+            continue
+        for each in sorted(path.iterdir()):
+            is_hidden = each.name.startswith(".")
+            if not is_hidden and each.is_file() and (each.name.endswith(SUFFIXES) or "." not in each.name):
+                yield each
+
+
+def _content(path: Path) -> bytes:
+    try:
+        data, _ = read_file(path, MAX_FILE_BYTES)
+    except (FileNotFoundError, InputError) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else str(error)
+        raise UsageError(f"{path}: {reason}") from None
+    return data
+
+
+def _node_name(documents: Iterable[object]) -> str:
+    """The name of the first Node or NodeSLO: of several nodes the first one counts."""
+    for document in documents:
+        items = document.get("items") if isinstance(document, dict) else None
+        for each in items if isinstance(items, list) else [document]:
+            if isinstance(each, dict) and each.get("kind") in ("Node", "NodeSLO"):
+                metadata = each.get("metadata")
+                return str(metadata.get("name")) if isinstance(metadata, dict) else ""
+    return ""
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        for pair in _PAIR_SEPARATOR.split(text):
+            key, equals, value = pair.partition("=")
+            if not (key.strip() and equals):
+                raise UsageError(f"{option}: {pair!r} is not KEY=VALUE")
+            pairs[key.strip()] = value
+    return pairs
+
+
+def _read_pod(path: Path) -> PodView:
+    try:
+        documents = parse_documents(_content(path))
+    except InputError as error:
+        raise UsageError(f"{path}: {error}") from None
+    document = documents[0] if len(documents) == 1 else None
+    if not isinstance(document, dict) or document.get("kind") != "Pod":
+        raise UsageError(f"{path}: is not one object of the kind Pod")
+    metadata = _mapping(document.get("metadata"))
+    labels = {str(key): str(value) for key, value in _mapping(metadata.get("labels")).items()}
+    annotations = {str(key): str(value) for key, value in _mapping(metadata.get("annotations")).items()}
+    return PodView(
+        namespace=str(metadata.get("namespace") or "default"),
+        name=str(metadata.get("name") or ""),
+        labels=labels,
+        annotations=annotations,
+        qos=qos_class(labels),
+        kube_qos=kube_qos_of_pod(document),
+    )
+
+
+def kube_qos_of_pod(pod: Mapping[str, Any]) -> KubeQoSClass:
+    """Returns the QoS class that the status of a Pod names, or that Kubernetes derives from its containers.
+
+    Source: Kubernetes pkg/apis/core/v1/helper/qos.
+    """
+    named = _mapping(pod.get("status")).get("qosClass")
+    if isinstance(named, str) and named in set(KubeQoSClass):
+        return KubeQoSClass(named)
+    spec = _mapping(pod.get("spec"))
+    containers = [
+        _mapping(_mapping(each).get("resources"))
+        for kind in ("containers", "initContainers")
+        for each in (spec.get(kind) or ())
+    ]
+    amounts = [
+        (_amounts(_mapping(each.get("requests"))), _amounts(_mapping(each.get("limits")))) for each in containers
+    ]
+    if not any(requests or limits for requests, limits in amounts):
+        return KubeQoSClass.BEST_EFFORT
+    is_guaranteed = all(
+        set(limits) == {"cpu", "memory"} and all(limits[name] == each for name, each in requests.items())
+        for requests, limits in amounts
+    )
+    return KubeQoSClass.GUARANTEED if is_guaranteed else KubeQoSClass.BURSTABLE
+
+
+def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
+    """CPU and memory above 0; an amount that cannot be read is one of its own."""
+    from runtimeproxy.units import quantity_millicores
+
+    amounts = {}
+    for name in ("cpu", "memory"):
+        if name in resources:
+            try:
+                amounts[name] = quantity_millicores(str(resources[name]))
+            except ValueError:
+                amounts[name] = -1
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# Running pods
+
+
+def _running(strategies: Strategies, state_dir: Path) -> tuple[Running | None, str]:
+    checkpoint = CheckpointFile(state_dir, read_only=True)
+    if not checkpoint.path.exists():
+        return None, f"not known, there is no checkpoint {checkpoint.path}"
+    try:
+        saved = checkpoint.load()
+    except CheckpointError as error:
+        return None, f"not known: {error}"
+    finally:
+        checkpoint.close()
+    return _touched(strategies, saved.pods, str(checkpoint.path)), ""
+
+
+def _touched(strategies: Strategies, records: Iterable[PodRecord], file: str) -> Running:
+    running = [each for each in records if each.state is Lifecycle.RUNNING]
+    pods = [each for each in running if each.labels.get(SKIP_LABEL) != "true"]
+    without = Strategies()
+    touched = 0
+    by_part: Counter[str] = Counter()
+    by_strategy: Counter[str] = Counter()
+    for record in pods:
+        view = PodView(
+            namespace=record.namespace,
+            labels=record.labels,
+            annotations=record.annotations,
+            qos=qos_class(record.labels),
+            kube_qos=kube_qos_class(record.cgroup_parent),
+        )
+        now, before = strategies.for_pod(view), without.for_pod(view)
+        parts = [part for part in _PARTS if getattr(now, part) != getattr(before, part)]
+        touched += bool(parts)
+        by_part.update(parts)
+        by_strategy.update({each.strategy for each in now.provenance.values() if each.source is Source.POD})
+    return Running(file, len(running), len(running) - len(pods), touched, dict(by_part), dict(by_strategy))
+
+
+# Output
+
+
+def _rows(value: object, provenance: Mapping[str, Provenance], path: str = "", name: str = "") -> Iterator[Row]:
+    """The fields of a strategy; those of a QoS that is off are one row."""
+    for each in dataclasses.fields(value):  # type: ignore[arg-type]
+        if each.name in ("problems", "provenance"):
+            continue
+        below = getattr(value, each.name)
+        key, attribute = f"{path}{json_key(each.name)}", f"{name}{each.name}"
+        if dataclasses.is_dataclass(below) and not isinstance(below, type):
+            off = {
+                by for at, by in provenance.items() if at.startswith(f"{attribute}.") and by.is_off
+            }
+            if off and not getattr(below, "enable", True):
+                yield Row(key, "off", off.pop())
+            else:
+                yield from _rows(below, provenance, f"{key}.", f"{attribute}.")
+        elif isinstance(below, Mapping) and below:
+            for entry, inner in below.items():
+                yield Row(f"{key}.{entry}", inner, provenance.get(f"{attribute}.{entry}", BY_DEFAULT))
+        else:
+            yield Row(key, below, provenance.get(attribute, BY_DEFAULT))
+
+
+def _table(title: str, rows: Sequence[Row]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f"{title}:"
+    cells = [(row.path, _shown(row.value), str(row.provenance)) for row in rows]
+    widths = [max(len(cell[column]) for cell in cells) for column in range(2)]
+    for path, value, by in cells:
+        yield f"  {path.ljust(widths[0])}  {value.ljust(widths[1])}  {by}"
+
+
+def _shown(value: object) -> str:
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it, in Koordinator's words."""
+    if isinstance(value, StrEnum):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            json_key(each.name): _plain(inner)
+            for each in dataclasses.fields(value)
+            if (inner := getattr(value, each.name)) is not None
+        }
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value
+
+
+def _as_json(row: Row) -> dict[str, object]:
+    by = row.provenance
+    parts = {"source": str(by.source), "file": by.file, "key": by.key, "strategy": by.strategy}
+    found: dict[str, object] = {"path": row.path, "value": _plain(row.value)}
+    found |= {name: text for name, text in parts.items() if text}
+    return found | {"disabled": True} if by.is_off else found
