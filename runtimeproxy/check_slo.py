@@ -23,7 +23,7 @@ from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
-from runtimeproxy.slo.names import CONFIG_MAP
+from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
 from runtimeproxy.slo.reading import json_key
 from runtimeproxy.slo.strategies import PodStrategy, Strategies
@@ -109,7 +109,7 @@ class _Report(NamedTuple):
         errors = [*self.found.problems, *(each for each in self._problems() if not each.is_warning)]
         return not errors
 
-    def _problems(self) -> list[Any]:
+    def _problems(self) -> list[Problem]:
         return [*self.loaded.problems, *(self.strategy.problems if self.strategy else ())]
 
     def as_text(self) -> Iterator[str]:
@@ -118,11 +118,11 @@ class _Report(NamedTuple):
         for each in self._problems():
             yield f"{'warning' if each.is_warning else 'error'}: {each}"
         for title, rows in self._sections():
-            yield from _table(title, [row for row in rows if row.provenance != BY_DEFAULT])
+            yield from _table(title, _configured(rows))
         if self.pod is not None and self.strategy is not None:
-            title = f"pod {self.pod.namespace}/{self.pod.name} ({self.pod.qos or 'no QoS class'}, {self.pod.kube_qos})"
-            rows = [row for row in _rows(self.strategy, self.strategy.provenance)]
-            yield from _table(title, [row for row in rows if row.provenance != BY_DEFAULT])
+            qos = self.pod.qos or "no QoS class"
+            title = f"pod {self.pod.namespace}/{self.pod.name} ({qos}, {self.pod.kube_qos})"
+            yield from _table(title, _configured(_rows(self.strategy, self.strategy.provenance)))
         yield from self._running_text()
         count = sum(not each.is_warning for each in self._problems()) + len(self.found.problems)
         yield f"{count} problems" if count else "the strategies are valid"
@@ -139,14 +139,10 @@ class _Report(NamedTuple):
             yield f"  left alone by their label {SKIP_LABEL}: {skipped}"
 
     def as_json(self) -> Iterator[str]:
-        problems = [
-            {"file": each.file, "key": each.key, "path": each.path, "reason": each.reason, "warning": each.is_warning}
-            for each in self._problems()
-        ]
-        problems += [{"file": "", "key": "", "path": "", "reason": each, "warning": False} for each in self.found.problems]
+        problems = [*(Problem("", "", "", each) for each in self.found.problems), *self._problems()]
         report: dict[str, object] = {
             "valid": self.is_good,
-            "problems": problems,
+            "problems": [_problem_as_json(each) for each in problems],
             "notes": self.found.notes,
             "nodeLabels": self.labels,
             "strategies": {title: [_as_json(row) for row in rows] for title, rows in self._sections()},
@@ -309,7 +305,8 @@ def kube_qos_of_pod(pod: Mapping[str, Any]) -> KubeQoSClass:
         for each in (spec.get(kind) or ())
     ]
     amounts = [
-        (_amounts(_mapping(each.get("requests"))), _amounts(_mapping(each.get("limits")))) for each in containers
+        (_amounts(_mapping(each.get("requests"))), _amounts(_mapping(each.get("limits"))))
+        for each in containers
     ]
     if not any(requests or limits for requests, limits in amounts):
         return KubeQoSClass.BEST_EFFORT
@@ -380,17 +377,18 @@ def _touched(strategies: Strategies, records: Iterable[PodRecord], file: str) ->
 # Output
 
 
-def _rows(value: object, provenance: Mapping[str, Provenance], path: str = "", name: str = "") -> Iterator[Row]:
+def _rows(
+    value: object, provenance: Mapping[str, Provenance], path: str = "", name: str = ""
+) -> Iterator[Row]:
     """The fields of a strategy; those of a QoS that is off are one row."""
-    for each in dataclasses.fields(value):  # type: ignore[arg-type]
+    fields = dataclasses.fields(value)  # type: ignore[arg-type]
+    for each in sorted(fields, key=lambda each: each.name != "enable"):
         if each.name in ("problems", "provenance"):
             continue
         below = getattr(value, each.name)
         key, attribute = f"{path}{json_key(each.name)}", f"{name}{each.name}"
         if dataclasses.is_dataclass(below) and not isinstance(below, type):
-            off = {
-                by for at, by in provenance.items() if at.startswith(f"{attribute}.") and by.is_off
-            }
+            off = {by for at, by in provenance.items() if at.startswith(f"{attribute}.") and by.is_off}
             if off and not getattr(below, "enable", True):
                 yield Row(key, "off", off.pop())
             else:
@@ -400,6 +398,20 @@ def _rows(value: object, provenance: Mapping[str, Provenance], path: str = "", n
                 yield Row(f"{key}.{entry}", inner, provenance.get(f"{attribute}.{entry}", BY_DEFAULT))
         else:
             yield Row(key, below, provenance.get(attribute, BY_DEFAULT))
+
+
+def _configured(rows: Iterable[Row]) -> list[Row]:
+    """The rows of those parts of a strategy about which some layer says something."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(row.path.rpartition(".")[0], []).append(row)
+    return [
+        row
+        for part in parts.values()
+        if any(each.provenance != BY_DEFAULT for each in part)
+        for row in part
+        if row.value is not None or row.provenance != BY_DEFAULT
+    ]
 
 
 def _table(title: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -434,6 +446,14 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     return value
+
+
+def _problem_as_json(problem: Problem) -> dict[str, object]:
+    file, key, path, reason, is_warning = problem
+    found: dict[str, object] = {
+        name: text for name, text in (("file", file), ("key", key), ("path", path)) if text
+    }
+    return found | {"reason": reason, "severity": "warning" if is_warning else "error"}
 
 
 def _as_json(row: Row) -> dict[str, object]:

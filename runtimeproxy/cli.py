@@ -39,7 +39,17 @@ _DOCKER: Final = (
     "--remote-runtime-service-endpoint (usually /run/cri-dockerd.sock)"
 )
 
-_OTHER_OPTIONS: Final = ("--config", "--dry-run", "--backend-runtime-mode", "--help", "--version")
+_OTHER_OPTIONS: Final = (
+    "--config",
+    "--dry-run",
+    "--backend-runtime-mode",
+    "--help",
+    "--version",
+    "--node-labels",
+    "--node-annotations",
+    "--pod",
+    "--output",
+)
 
 _KLOG_VALUES: Final = frozenset(
     [
@@ -157,6 +167,19 @@ def _check_config(arguments: argparse.Namespace) -> int:
     source = path if is_named or Path(path).exists() else "no file, defaults"
     print(f"{source}: the configuration is valid")
     return EXIT_OK
+
+
+def _check_slo(arguments: argparse.Namespace) -> int:
+    settings = _load_settings(arguments)
+    from runtimeproxy.check_slo import UsageError, check
+
+    try:
+        text, is_good = check(arguments, Path(settings.state.dir))
+    except UsageError as error:
+        _fail(str(error))
+        return EXIT_USAGE
+    print(text)
+    return EXIT_OK if is_good else EXIT_FAILED
 
 
 def _list_policies(arguments: argparse.Namespace) -> int:
@@ -289,12 +312,30 @@ class _Command(NamedTuple):
     arguments: Mapping[str, Mapping[str, Any]] = {}
 
 
+_PAIRS: Final = {"action": "append", "default": [], "metavar": "K=V,..."}
+
 _COMMANDS: Final = (
     _Command(
         "check-config",
         _check_config,
         "check flags, environment, file, policies and hook servers' registrations",
         ". Prints every problem, and the exit code is 2 then; warnings leave it 0.",
+    ),
+    _Command(
+        "check-slo",
+        _check_slo,
+        "show what strategies say, where each value comes from, and what is wrong",
+        ". FILE holds Kubernetes objects (the ConfigMap slo-controller-config, this node's Node and "
+        "NodeSLO), or is a folder of such files or of a mounted ConfigMap. Nothing is changed, and no "
+        "instance need run; the exit code is 1 if something cannot be used.",
+        "FILE... [--node-labels K=V,...] [--node-annotations K=V,...] [--pod FILE] [--output text|json] ",
+        {
+            "files": {"nargs": "+", "metavar": "FILE", "help": "file or folder with the objects"},
+            "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
+            "--node-annotations": {**_PAIRS, "help": "annotations of the node, in the same way"},
+            "--pod": {"metavar": "FILE", "help": "also show what counts for the Pod in this file"},
+            "--output": {"choices": ("text", "json"), "default": "text", "help": "(default: text)"},
+        },
     ),
     _Command(
         "list-policies",
