@@ -1,4 +1,4 @@
-"""The command `check-slo`: what strategies of given files say, where each value comes from, and what is wrong."""
+"""The command `check-slo`: what strategies in files say, where each value comes from, and what is wrong."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _Report(NamedTuple):
             yield from _table(title, _configured(_rows(self.strategy, self.strategy.provenance)))
         yield from self._running_text()
         count = sum(not each.is_warning for each in self._problems()) + len(self.found.problems)
-        yield f"{count} problems" if count else "the strategies are valid"
+        yield f"not valid: {count} error{'s' if count > 1 else ''}" if count else "valid"
 
     def _running_text(self) -> Iterator[str]:
         if self.running is None:
@@ -302,7 +302,7 @@ def kube_qos_of_pod(pod: Mapping[str, Any]) -> KubeQoSClass:
     containers = [
         _mapping(_mapping(each).get("resources"))
         for kind in ("containers", "initContainers")
-        for each in (spec.get(kind) or ())
+        for each in _list(spec.get(kind))
     ]
     amounts = [
         (_amounts(_mapping(each.get("requests"))), _amounts(_mapping(each.get("limits"))))
@@ -329,6 +329,10 @@ def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
             except ValueError:
                 amounts[name] = -1
     return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

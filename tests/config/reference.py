@@ -28,7 +28,8 @@ _HEAD: Final = f"""\
 Every key of `{DEFAULT_CONFIG_PATH}` with its default; its type (or unit) and range; the
 environment variable and the flag that set it; whether a reload applies a change of it, or only a restart. A
 flag wins over an environment variable, that over the file, that over the default. [config.toml](config.toml)
-is a file to start from; `koord-runtime-proxy check-config` checks one.
+is a file to start from; `koord-runtime-proxy check-config` checks one. Strategies of the
+cluster have files of their own: [STRATEGIES.md](../policies/STRATEGIES.md).
 
 Made by `python -m tests.config.reference` from the settings in `runtimeproxy/config`.
 """

@@ -1,0 +1,286 @@
+"""The command `check-slo`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.check_slo import kube_qos_of_pod
+from runtimeproxy.cli import main
+from runtimeproxy.pods.checkpoint.codec import Change, Kind
+from runtimeproxy.pods.checkpoint.file import CheckpointFile
+from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.qos import KubeQoSClass
+
+DOCUMENT = Path(__file__).parents[1] / "policies" / "STRATEGIES.md"
+
+CONFIG_MAP = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "slo-controller-config", "namespace": "koordinator-system"},
+    "data": {
+        "cpu-burst-config": json.dumps(
+            {
+                "clusterStrategy": {"policy": "auto"},
+                "nodeStrategies": [
+                    {
+                        "name": "gold",
+                        "nodeSelector": {"matchLabels": {"pool": "gold"}},
+                        "cpuBurstPercent": 500,
+                    }
+                ],
+                "podStrategies": [{"name": "tests", "namespace": "test", "policy": "none"}],
+            }
+        )
+    },
+}
+NODE = {"kind": "Node", "metadata": {"name": "node-1", "labels": {"pool": "gold"}}, "status": {}}
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in a folder of its own; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_STATE_DIR", str(tmp_path / "state"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["check-slo", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def write(name: str, *objects: object) -> str:
+    Path(name).write_text("\n---\n".join(map(json.dumps, objects)))
+    return name
+
+
+def test_the_documents_example_is_a_real_run(run: Run) -> None:
+    text = DOCUMENT.read_text()
+    for name in ("slo.yaml", "pod.yaml"):
+        found = re.search(rf"```yaml\n# {name}\n(.*?)```", text, re.DOTALL)
+        assert found is not None
+        Path(name).write_text(found[1])
+    found = re.search(r"```console\n\$ koord-runtime-proxy check-slo (.*?)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    code, out, _ = run(*found[1].split())
+    assert out.replace(str(Path("state").resolve()), "/var/lib/koord-runtime-proxy") == found[2]
+    assert code == 1
+
+
+def test_every_json_of_the_document_is_valid(run: Run) -> None:
+    for found in re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL):
+        data = {"cpu-burst-config": found}
+        code, out, _ = run(write("slo.json", {**CONFIG_MAP, "data": data}))
+        assert code == 0, out
+
+
+def test_strategies_of_the_node_in_the_files(run: Run) -> None:
+    code, out, _ = run(write("slo.json", {"kind": "List", "items": [CONFIG_MAP, NODE]}))
+    assert code == 0
+    assert "cpuBurstPercent             500   node strategy gold of cpu-burst-config in slo.json\n" in out
+    assert out.endswith("\nvalid\n")
+    code, out, _ = run("slo.json", "--node-labels", "pool=blue,disk=ssd")
+    assert "node strategy" not in out
+
+
+def test_json_has_every_field_with_its_source(run: Run) -> None:
+    pod = {
+        "kind": "Pod",
+        "metadata": {"name": "t", "namespace": "test"},
+        "spec": {"containers": [{"name": "a"}]},
+    }
+    code, out, _ = run(write("slo.json", CONFIG_MAP), "--pod", write("pod.json", pod), "--output", "json")
+    assert code == 0
+    report: dict[str, Any] = json.loads(out)
+    assert report["valid"]
+    assert report["strategies"]["cpu-burst-config"] == [
+        {
+            "path": "policy",
+            "value": "auto",
+            "source": "cluster strategy",
+            "file": "slo.json",
+            "key": "cpu-burst-config",
+        },
+        {"path": "cpuBurstPercent", "value": 1000, "source": "default"},
+        {"path": "cfsQuotaBurstPercent", "value": 300, "source": "default"},
+        {"path": "cfsQuotaBurstPeriodSeconds", "value": -1, "source": "default"},
+        {"path": "sharePoolThresholdPercent", "value": 50, "source": "default"},
+    ]
+    assert report["pod"]["kubeQOSClass"] == "BestEffort"
+    assert report["pod"]["strategy"][0]["strategy"] == "tests"
+    assert len(report["strategies"]["resource-qos-config"]) > 100
+    assert report["runningPods"]["unknown"].startswith("not known, there is no checkpoint")
+
+
+def test_all_sources_of_a_node(run: Run) -> None:
+    slo = {
+        "kind": "NodeSLO",
+        "metadata": {"name": "node-1"},
+        "spec": {"systemStrategy": {"watermarkScaleFactor": 7}},
+    }
+    other = {**NODE, "metadata": {"name": "node-2", "labels": {"pool": "blue"}}}
+    Path("folder").mkdir()
+    write("folder/node.yaml", NODE, slo, other)
+    Path("folder/.hidden.yaml").write_text("{")
+    Path("folder/cpu-normalization-config").write_text('{"enable": true, "defaultRatio": 1.2}')
+    bandwidth = 'node.koordinator.sh/network-bandwidth=10G,a={"b": 1, "c": 2}'
+    code, out, err = run("folder", "--node-annotations", bandwidth)
+    assert (code, err) == (0, "")
+    assert "NodeSLO systemStrategy in folder/node.yaml" in out
+    assert "1.2   cluster strategy of cpu-normalization-config in folder/cpu-normalization-config" in out
+    assert "10000000000  node annotation" in out
+    assert "note: folder/node.yaml: Node 'node-2' is not read" in out
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"cpu-burst-config": "{"}, "error: slo.json: cpu-burst-config is not valid JSON"),
+        ({"cpu-burst-config": 3}, "error: slo.json: ConfigMap: data.cpu-burst-config: is a number"),
+    ],
+)
+def test_problems_of_strategies_are_shown(run: Run, data: object, reason: str) -> None:
+    code, out, _ = run(write("slo.json", {**CONFIG_MAP, "data": data}))
+    assert code == 1
+    assert reason in out
+    assert "not valid: 1 error" in out
+    code, out, _ = run("slo.json", "--output", "json")
+    assert code == 1
+    (problem,) = json.loads(out)["problems"]
+    assert problem["severity"] == "error"
+
+
+def test_a_text_that_is_no_yaml_is_a_problem(run: Run) -> None:
+    Path("slo.yaml").write_text("a: &x [1]\nb: *x\n")
+    code, out, _ = run("slo.yaml")
+    assert code == 1
+    assert "error: slo.yaml: line 1 column 4: anchors are not allowed" in out
+
+
+def test_a_key_in_two_files_is_a_problem(run: Run) -> None:
+    code, out, _ = run(write("a.json", CONFIG_MAP), write("b.json", CONFIG_MAP))
+    assert code == 1
+    assert "error: b.json: cpu-burst-config: is in a.json, too, which counts" in out
+
+
+def test_an_invalid_annotation_of_the_pod_is_a_problem(run: Run) -> None:
+    pod = {"kind": "Pod", "metadata": {"annotations": {"koordinator.sh/cpuBurst": "{"}}}
+    code, out, _ = run(write("slo.json", CONFIG_MAP), "--pod", write("pod.json", pod))
+    assert code == 1
+    assert "error: koordinator.sh/cpuBurst is not valid JSON" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "the following arguments are required: FILE"),
+        (["missing.yaml"], "missing.yaml: does not exist"),
+        (["slo.json", "--node-labels", "pool"], "--node-labels: 'pool' is not KEY=VALUE"),
+        (["slo.json", "--pod", "slo.json"], "slo.json: is not one object of the kind Pod"),
+        (["slo.json", "--output", "xml"], "invalid choice: 'xml'"),
+        (["slo.json", "--node-label", "a=b"], "unknown flag --node-label; did you mean --node-labels?"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: list[str], reason: str) -> None:
+    write("slo.json", CONFIG_MAP)
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert reason in err
+
+
+def record(number: int, **values: Any) -> Change:
+    pod = PodRecord(id=f"p{number}", cgroup_parent="/kubepods/burstable/pod", **values)
+    return Change(Kind.POD, pod.id, pod)
+
+
+def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    file = CheckpointFile(tmp_path / "state")
+    file.write(
+        [
+            record(1, namespace="prod"),
+            record(2, namespace="test"),
+            record(3, namespace="prod", annotations={"koordinator.sh/cpuBurst": '{"policy": "none"}'}),
+            record(4, namespace="prod", labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"}),
+            record(5, namespace="prod", state=Lifecycle.STOPPED),
+        ]
+    )
+    file.close()
+    before = (tmp_path / "state" / "records.db").read_bytes()
+    code, out, _ = run(write("slo.json", CONFIG_MAP))
+    assert code == 0
+    assert out.partition("running pods: ")[2] == (
+        "1 of 4 get other values than without strategies\n"
+        "  cpuBurst: 1\n"
+        "  pod strategy tests: 1\n"
+        "  left alone by their label runtimeproxy.koordinator.sh/skip-hookserver: 1\n"
+        "valid\n"
+    )
+    _, out, _ = run("slo.json", "--output", "json")
+    assert json.loads(out)["runningPods"]["touched"] == 1
+    assert (tmp_path / "state" / "records.db").read_bytes() == before
+
+
+def test_an_unusable_checkpoint_is_said(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "records.db").write_text("not a database" * 100)
+    code, out, _ = run(write("slo.json", CONFIG_MAP))
+    assert code == 0
+    assert "running pods: not known: " in out
+
+
+FULL = {"limits": {"cpu": "1", "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        ({"status": {"qosClass": "Guaranteed"}}, KubeQoSClass.GUARANTEED),
+        ({"spec": {"containers": [{"resources": FULL}]}}, KubeQoSClass.GUARANTEED),
+        (
+            {"spec": {"containers": [{"resources": {**FULL, "requests": {"cpu": "1000m"}}}]}},
+            KubeQoSClass.GUARANTEED,
+        ),
+        (
+            {"spec": {"containers": [{"resources": {**FULL, "requests": {"cpu": "500m"}}}]}},
+            KubeQoSClass.BURSTABLE,
+        ),
+        ({"spec": {"containers": [{"resources": FULL}, {}]}}, KubeQoSClass.BURSTABLE),
+        ({"spec": {"containers": [{"resources": FULL}], "initContainers": [{}]}}, KubeQoSClass.BURSTABLE),
+        ({"spec": {"containers": [{"resources": {"requests": {"cpu": "x"}}}]}}, KubeQoSClass.BURSTABLE),
+        ({"spec": {"containers": [{"resources": {"requests": {"cpu": "0"}}}]}}, KubeQoSClass.BEST_EFFORT),
+        (
+            {"spec": {"containers": [{"resources": {"requests": {"batch-cpu": "1"}}}]}},
+            KubeQoSClass.BEST_EFFORT,
+        ),
+        ({}, KubeQoSClass.BEST_EFFORT),
+        ({"spec": {"containers": 3}}, KubeQoSClass.BEST_EFFORT),
+    ],
+)
+def test_kubernetes_qos_class_of_a_pod(pod: dict[str, Any], expected: KubeQoSClass) -> None:
+    assert kube_qos_of_pod(pod) is expected
+
+
+def test_nothing_else_loads_what_the_command_needs() -> None:
+    code = (
+        "import sys\n"
+        "from runtimeproxy.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "found = {'runtimeproxy.check_slo', 'runtimeproxy.slo.loading', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {found}' if found else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
