@@ -20,6 +20,7 @@ from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.executor import Executor, Files, Job, is_there
+from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
 
@@ -76,6 +77,7 @@ class Ledger:
         # value that another one has just written for the original.
         self._write_locks = tuple(RLock() for _ in range(_STRIPES))
         self._held: dict[_Path, _Held] = {}
+        self._foreign_writers = ForeignWriters(clock)
         self._prune_at = MOST_UNCLAIMED
         self.now_s = clock
         self.observed: frozenset[str] = frozenset()
@@ -115,6 +117,10 @@ class Ledger:
             for name, entry in held.book.entries.items()
             if entry.resolved is not None and not entry.is_once
         }
+
+    def yielded(self) -> tuple[Yielded, ...]:
+        """The values that are left to other programs for a time."""
+        return self._foreign_writers.yielded()
 
     # --- claims ------------------------------------------------------------------------------------------
 
@@ -343,6 +349,7 @@ class Ledger:
             ]
             for path in gone:
                 del self._held[path]
+                self._foreign_writers.forget(path)
         self._report(gone)
 
     # --- inside ------------------------------------------------------------------------------------------
@@ -386,20 +393,42 @@ class Ledger:
         present = self._files.look(path, book.entries)
         book = books.still_valid(book, present.values(), self._boot_id)
         kept = set(self.observed)
+        kept |= self._left_to_others(path, held, book, present, is_look=is_look)
         if is_look:
             kept |= book.entries.keys() - present.keys()
-            kept |= self._foreign(path, book, present)
         return Job(path, books.plan(book, present, self._files, kept=kept), present)
 
-    def _foreign(self, path: _Path, book: Book, present: Mapping[str, FileText]) -> set[str]:
-        """The parameters that another program writes, and that are left to it for a time."""
-        return {
-            name
-            for name, entry in book.entries.items()
-            if entry.is_once
-            and name in present
-            and books.change_of(book.level, name, entry, book, present[name], self._files) is not Change.NONE
-        }
+    def _left_to_others(
+        self, path: _Path, held: _Held, book: Book, present: Mapping[str, FileText], *, is_look: bool
+    ) -> set[str]:
+        """The parameters that other programs write, and that are left to them for a time or for good."""
+        left: set[str] = set()
+        for name, entry in book.entries.items():
+            if name not in present or entry.resolved is None:
+                continue
+            change = books.change_of(book.level, name, entry, book, present[name], self._files)
+            if change is Change.NONE:
+                continue
+            if entry.is_once:
+                if is_look:
+                    left.add(name)
+            elif change is Change.FOREIGN and entry.claims:
+                # After an event that resets values, the event is the likelier cause.
+                if is_look and not self._foreign_writers.is_yielding(path, name):
+                    self._count_overwrite(path, held.target, name, entry.resolved, present[name].text)
+                if self._foreign_writers.is_yielding(path, name):
+                    left.add(name)
+        return left
+
+    def _count_overwrite(self, path: _Path, target: Target, name: str, ours: Value, text: str) -> None:
+        theirs = self._files.decode(name, text)
+        theirs = text.strip() if theirs is None else theirs
+        if self._foreign_writers.on_overwrite(path, name, ours, theirs):
+            return
+        yields_s = max(each.left_s for each in self.yielded() if (each.path, each.name) == (path, name))
+        text = "another program keeps writing a cgroup value of %s: %s is %s, not %s, and is left so for %d s"
+        about = {"pod": target.name, "uid": target.uid, "cgroup": _identity(path), "field": name}
+        logger.warning(text, target.name or _identity(path), name, theirs, ours, yields_s, extra=about)
 
     def _keep(self, job: Job, before: _Held, done: Mapping[tuple[str, str], WriteResult]) -> bool:
         """Keeps the book of a batch; returns whether it is still the wanted one."""
@@ -415,6 +444,8 @@ class Ledger:
                 self._held[job.path] = now._replace(book=after)
         if job.plan.given_back:
             self._journal.forget(after.id, job.plan.given_back)
+            for name in job.plan.given_back:
+                self._foreign_writers.forget(job.path, name)
         if now is None or after != before.book:
             self._report([job.path])
         return is_same or now is None

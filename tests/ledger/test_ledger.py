@@ -762,3 +762,78 @@ def test_who_has_changed_a_value(
     put(files, POD, name, theirs)
     found = writer.look(("kubepods", "besteffort", "podone"), [name])[name]
     assert change_of(Level.POD, name, entry, book, found, writer) is change
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def contested(files: CgroupFiles, journal: Journal, clock: Clock) -> Ledger:
+    """A ledger whose quota of the pod another program has overwritten three times."""
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT, clock)
+    ledger.claim([pod(sets(quota=50_000, cpu_shares=512))])
+    for _ in range(3):
+        put(files, POD, "cpu.cfs_quota_us", 30_000)
+        ledger.verify({Level.POD})
+        clock.now_s += 10
+    return ledger
+
+
+def test_a_value_is_left_to_a_program_that_keeps_writing_it(
+    contested: Ledger, files: CgroupFiles, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert number(files, POD, "cpu.cfs_quota_us") == 30_000
+    (yielded,) = contested.yielded()
+    assert (yielded.name, yielded.ours, yielded.theirs) == ("cpu.cfs_quota_us", 50_000, 30_000)
+    (line,) = [each.message for each in caplog.get_records("setup") if "another program" in each.message]
+    assert "default/web: cpu.cfs_quota_us is 30000, not 50000, and is left so for 600 s" in line
+    contested.apply(POD)
+    contested.claim([pod(sets(quota=40_000, cpu_shares=256))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 30_000
+    assert number(files, POD, "cpu.shares") in (256, 236)
+    clock.now_s += 600
+    contested.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 40_000
+    assert contested.yielded() == ()
+
+
+def test_a_reset_is_repaired_while_a_value_is_left_to_another_program(
+    contested: Ledger, files: CgroupFiles
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", -1)
+    contested.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+
+
+def test_resets_are_repaired_for_ever(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(quota=50_000))])
+    for _ in range(10):
+        put(files, POD, "cpu.cfs_quota_us", -1)
+        ledger.verify({Level.POD})
+        assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+
+
+def test_an_overwrite_after_a_call_does_not_count(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(quota=50_000))])
+    for _ in range(10):
+        put(files, POD, "cpu.cfs_quota_us", 30_000)
+        ledger.apply(POD)
+        assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+
+
+def test_a_value_that_nobody_claims_any_more_is_no_contest(contested: Ledger, files: CgroupFiles) -> None:
+    contested.claim([pod({})])
+    assert number(files, POD, "cpu.cfs_quota_us") == 30_000
+    assert contested.yielded() == ()
+    contested.claim([pod(sets(quota=50_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
