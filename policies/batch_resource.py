@@ -27,7 +27,6 @@ from policies.annotations import (
     parse,
 )
 from runtimeproxy.hooks import (
-    CgroupChange,
     ContainerChange,
     ContainerView,
     PodChange,
@@ -37,6 +36,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import (
     MAX_INT64,
@@ -201,7 +201,7 @@ class BatchResource(Policy):
     """Sets CPU shares, quota and memory limit of `BE` pods and their containers from batch resources."""
 
     name: ClassVar[str] = "batch-resource"
-    concern: ClassVar[PodSelector] = PodSelector(
+    selector: ClassVar[PodSelector] = PodSelector(
         qos_classes=frozenset({QoSClass.BE}), annotations=(EXTENDED_RESOURCE_SPEC,)
     )
     priority: ClassVar[int] = 20
@@ -210,48 +210,15 @@ class BatchResource(Policy):
     def __init__(self, options: BatchResourceOptions | None = None) -> None:
         self._options = options or BatchResourceOptions()
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
-        """Set the pod's own cgroup."""
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return the values of the pod's own cgroup."""
         values, problems = self._pod_cgroup(pod)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON)
 
-    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
-        """Set the pod's own cgroup again: the kubelet has just written its own values there."""
-        values, problems = self._pod_cgroup(pod)
-        if not values and not problems:
-            return None
-        return CgroupChange(cgroup=values, problems=problems, reason=_REASON)
-
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
-        """Set the container's resources."""
-        return self._container_change(container)
-
-    def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
-        """Set the container's resources again in the kubelet's updates."""
-        return self._container_change(container)
-
-    def _pod_cgroup(self, pod: PodView) -> tuple[Mapping[str, int], tuple[str, ...]]:
-        """Return the values, and the unreadable parts of the annotation."""
-        if pod.qos is not QoSClass.BE:
-            return {}, ()
-        try:
-            specification = batch_specification(pod.annotations)
-        except AnnotationError as error:
-            return {}, (str(error),)
-        values = pod_values(specification.containers.values(), self._options)
-        if values is None:
-            return {}, ()
-        named = {
-            "cpu.shares": values.cpu_shares,
-            "cpu.cfs_quota_us": values.cpu_quota_us,
-            "memory.limit_in_bytes": values.memory_limit_bytes,
-        }
-        known = {name: value for name, value in named.items() if value is not None}
-        return known, tuple(each for found in specification.problems.values() for each in found)
-
-    def _container_change(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the container's resources."""
         if container.pod.qos is not QoSClass.BE:
             return None
         try:
@@ -271,3 +238,22 @@ class BatchResource(Policy):
         )
         problems = specification.problems.get(container.name, ())
         return ContainerChange(resources=resources, problems=problems, reason=_REASON)
+
+    def _pod_cgroup(self, pod: PodView) -> tuple[Mapping[str, int], tuple[str, ...]]:
+        """Return the values, and the unreadable parts of the annotation."""
+        if pod.qos is not QoSClass.BE:
+            return {}, ()
+        try:
+            specification = batch_specification(pod.annotations)
+        except AnnotationError as error:
+            return {}, (str(error),)
+        values = pod_values(specification.containers.values(), self._options)
+        if values is None:
+            return {}, ()
+        named = {
+            "cpu.shares": values.cpu_shares,
+            "cpu.cfs_quota_us": values.cpu_quota_us,
+            "memory.limit_in_bytes": values.memory_limit_bytes,
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        return known, tuple(each for found in specification.problems.values() for each in found)

@@ -14,7 +14,6 @@ from typing import ClassVar, Final
 
 from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, AnnotationError, parse
 from runtimeproxy.hooks import (
-    CgroupChange,
     ContainerChange,
     ContainerView,
     PodChange,
@@ -23,6 +22,7 @@ from runtimeproxy.hooks import (
     Policy,
     ResourceChange,
 )
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.units import UNLIMITED, is_cpu_list
 
 _REASON: Final = "CPUs allocated by the scheduler"
@@ -62,43 +62,25 @@ class Cpuset(Policy):
     """Sets the CPU set from `resource-status` and removes the CPU quota, for all QoS classes."""
 
     name: ClassVar[str] = "cpuset"
-    concern: ClassVar[PodSelector] = PodSelector(annotations=(RESOURCE_STATUS,))
+    selector: ClassVar[PodSelector] = PodSelector(annotations=(RESOURCE_STATUS,))
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 
     def __init__(self, options: CpusetOptions | None = None) -> None:
         self._unsets_quota = not (options or CpusetOptions()).disable_unset_cpu_quota
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Remove the quota of the pod's own cgroup."""
+        if not self._unsets_quota:
+            return None
         try:
-            values = self._pod_cgroup(pod)
+            cpus = allocated_cpus(pod.annotations)
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
-        return PodChange(cgroup=values, reason=_REASON) if values else None
+        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_REASON) if cpus else None
 
-    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
-        """Remove the pod's quota again: the kubelet has just written its own."""
-        try:
-            values = self._pod_cgroup(pod)
-        except AnnotationError as error:
-            return CgroupChange(problems=(str(error),))
-        return CgroupChange(cgroup=values, reason=_REASON) if values else None
-
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
-        """Set the container's CPUs."""
-        return self._container_change(container)
-
-    def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
-        """Keep the container's CPUs through updates of the kubelet's CPU manager."""
-        return self._container_change(container)
-
-    def _pod_cgroup(self, pod: PodView) -> Mapping[str, int]:
-        if self._unsets_quota and allocated_cpus(pod.annotations):
-            return {"cpu.cfs_quota_us": UNLIMITED}
-        return {}
-
-    def _container_change(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Set the container's CPUs, and remove its quota."""
         try:
             cpus = allocated_cpus(container.pod.annotations)
         except AnnotationError as error:

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 
 from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, read
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
+from runtimeproxy.node.snapshot import Node
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 """The visible GPUs, for NVIDIA's container toolkit."""
@@ -206,17 +207,18 @@ class GpuEnv(Policy):
     """Sets `NVIDIA_VISIBLE_DEVICES`, and HAMi-core's variables and mounts, from `device-allocated`."""
 
     name: ClassVar[str] = "gpu-env"
-    concern: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
+    selector: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
     priority: ClassVar[int] = 60
     options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
 
     def __init__(self, options: GpuEnvOptions | None = None) -> None:
         self._options = options or GpuEnvOptions()
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Set the container's environment and mounts."""
         change = gpu_change(container, self._options)
         has_cache = change is not None and "CUDA_DEVICE_MEMORY_SHARED_CACHE" in change.env
-        if has_cache and not self.dry_run:
+        # Once: a running container uses it.
+        if has_cache and not container.id and not self.dry_run:
             prepare_cache_directory(cache_directory(container, self._options))
         return change

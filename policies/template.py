@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runtimeproxy.hooks import ContainerChange, ContainerView, PodSelector, Policy, ResourceChange
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
 
@@ -30,15 +31,15 @@ class Template(Policy):
     """Sets the OOM score of latency-sensitive containers."""
 
     name: ClassVar[str] = "template"
-    concern: ClassVar[PodSelector] = PodSelector(qos_classes=frozenset({QoSClass.LS}))
+    selector: ClassVar[PodSelector] = PodSelector(qos_classes=frozenset({QoSClass.LS}))
     priority: ClassVar[int] = 70
     options_type: ClassVar[type[TemplateOptions] | None] = TemplateOptions
 
     def __init__(self, options: TemplateOptions | None = None) -> None:
         self._options = options or TemplateOptions()
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
-        """Set the score."""
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the score; the same each time, also while the container runs."""
         score = oom_score_adj(container.pod.qos, self._options)
         if score is None:
             return None

@@ -183,22 +183,30 @@ def _check_slo(arguments: argparse.Namespace) -> int:
 
 
 def _list_policies(arguments: argparse.Namespace) -> int:
+    from runtimeproxy.hooks.loading import is_enabled
+    from runtimeproxy.hooks.settings import PolicySettings
+
     settings = _load_settings(arguments)
     result = _load_policies(settings)
-    running = {policy.name for policy in result.policies}
-    running |= {name for name, chosen in settings.policies.items() if not chosen.enabled}
-    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "HOOKS")]
+    shown = {policy.name for policy in result.policies}
+    unset = PolicySettings()
+    shown |= {
+        policy.name
+        for policy in result.classes
+        if not is_enabled(policy, settings.policies.get(policy.name, unset))
+    }
+    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "METHODS")]
     rows += (
         _policy_row(policy, settings.policies.get(policy.name))
         for policy in result.classes
-        if policy.name in running
+        if policy.name in shown
     )
     rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
-        *columns, hooks = row[:5]
+        *columns, methods = row[:5]
         cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
-        print("  ".join((*cells, hooks)))
+        print("  ".join((*cells, methods)))
         for line in filter(None, row[5:]):
             print(f"    {line}")
     return EXIT_FAILED if result.problems else EXIT_OK
@@ -214,16 +222,17 @@ def _load_policies(settings: Settings) -> LoadResult:
 
 
 def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
-    from runtimeproxy.hooks.loaded import origin_of, overridden_hooks
+    from runtimeproxy.hooks.loaded import origin_of, overridden_methods
+    from runtimeproxy.hooks.loading import is_enabled
     from runtimeproxy.hooks.settings import PolicySettings
 
     chosen = settings or PolicySettings()
     priority = policy.priority if chosen.priority is None else chosen.priority
-    mode = chosen.mode.value if chosen.enabled else "disabled"
-    hooks = ", ".join(overridden_hooks(policy))
+    mode = chosen.mode.value if is_enabled(policy, chosen) else "disabled"
+    methods = ", ".join(overridden_methods(policy))
     summary = str(policy.__doc__ or "").strip().split("\n")[0]
     origin = f"from {origin_of(policy)}"
-    return policy.name, str(priority), mode, chosen.failure_policy.value, hooks, summary, origin
+    return policy.name, str(priority), mode, chosen.failure_policy.value, methods, summary, origin
 
 
 def _bypass(arguments: argparse.Namespace) -> int:
@@ -340,7 +349,7 @@ _COMMANDS: Final = (
     _Command(
         "list-policies",
         _list_policies,
-        "list all policies with their hooks and settings",
+        "list all policies with their methods and settings",
         ". Also those that cannot be loaded, with the reason; the exit code is 1 then.",
     ),
     _Command("version", _version, "show the version"),

@@ -128,10 +128,10 @@ def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
     done = run("list-policies", "--config", path)
     assert done.returncode == 0
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith(" ")}
-    assert rows["NAME"] == ["NAME", "PRIORITY", "MODE", "ON", "FAILURE", "HOOKS"]
+    assert rows["NAME"] == ["NAME", "PRIORITY", "MODE", "ON", "FAILURE", "METHODS"]
     assert rows["batch-resource"][1:4] == ["7", "dry-run", "fail"]
     assert rows["gpu-env"][2] == "disabled"
-    assert "pre_create_container" in done.stdout
+    assert rows["batch-resource"][-2:] == ["pod,", "container"]
     assert all(line.strip() for line in done.stdout.splitlines())
     assert "    from policies.batch_resource:BatchResource" in done.stdout.splitlines()
 
@@ -167,7 +167,7 @@ def test_list_policies_shows_whatever_texts_a_policy_has(tmp_path: Path) -> None
     folder.mkdir(mode=0o755)
     odd = (
         "from runtimeproxy.hooks import Policy\nclass Odd(Policy):\n    __doc__ = 5\n    name = 'odd'\n"
-        "    def post_start_container(self, view): ...\n"
+        "    def on_started(self, view, node): ...\n"
     )
     for name, text in {"odd.py": odd, "raises.py": "raise ValueError('a\\udcffb')\n"}.items():
         (folder / name).write_text(text)

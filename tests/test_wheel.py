@@ -16,12 +16,13 @@ PROGRAM = """\
 from cri_api.runtime.v1 import api_pb2
 from policies.annotations import read
 from runtimeproxy.hooks import ContainerChange, ContainerView, Policy
+from runtimeproxy.node.snapshot import Node
 
 
 class Typed(Policy):
     name = "typed"
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         reveal_type(container.pod.labels)
         reveal_type(api_pb2.VersionRequest().version)
         reveal_type(read({}, "a"))

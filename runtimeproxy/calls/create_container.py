@@ -13,21 +13,21 @@ from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.to_views import (
     LastValues,
-    PodSummary,
-    recorded_container,
-    recorded_pod,
     requested_container,
     requested_pod,
     requested_summary,
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, Resources
+    from runtimeproxy.hooks import ContainerView, PodView, Resources
+    from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.decision import Decision
 
 
 class ContainerDraft:
@@ -56,7 +56,7 @@ class ContainerDraft:
         self._env = cast("LastValues", view.env)
         return view
 
-    def edit(self, change: CgroupChange) -> bool:
+    def edit(self, change: Change) -> bool:
         """Makes a change; returns whether the configuration differs from the kubelet's."""
         asked = cast("ContainerChange", change)
         if self._env is not None and asked.env:
@@ -64,6 +64,11 @@ class ContainerDraft:
         requested = self._requested or read_resources(self.config.linux.resources)
         self._is_changed = edit_container(self.config, asked, requested)
         return self._is_changed
+
+    def keep_decision(self, question: Question, decision: Decision | None) -> None:
+        """Keeps the decision for the record."""
+        if decision is not None:
+            self.owners, self.pending = decision.owners, pending_values(question, decision)
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -105,7 +110,6 @@ class CreateContainer(CriCall):
         self._pod: PodRecord | None = None
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
-        self._record: ContainerRecord | None = None
 
     def find_records(self) -> bool:
         request, pod = self._request, self._pod
@@ -135,9 +139,7 @@ class CreateContainer(CriCall):
         pod = self._summary or self._pod_view()
         make_view = partial(self._draft.view, self._pod_view)
         question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit)
-        decision = yield question
-        if decision is not None:
-            self._draft.owners, self._draft.pending = decision.owners, pending_values(question, decision)
+        self._draft.keep_decision(question, (yield question))
 
     def prepare(self) -> None:
         """Prepares the container's record, and its sandbox's if that is unknown."""
@@ -161,22 +163,6 @@ class CreateContainer(CriCall):
         """Records the container, and its sandbox if that was unknown."""
         self._remember(api_pb2.CreateContainerResponse.FromString(response).container_id)
 
-    def post_questions(self) -> Questions:
-        """The container is created; its cgroup comes with its start."""
-        record, store = self._record, self.services.store
-        if record is None:
-            return
-        self._summary = None
-        pod = self._pod_view()
-        make_view = partial(recorded_container, record, pod)
-        question = Question(Hook.POST_CREATE_CONTAINER, pod, make_view)
-        decision = yield question
-        pending = pending_values(question, decision)
-        if pending and decision is not None and store.containers.get(record.id) is record:
-            pending_cgroup = {**record.pending_cgroup, **pending}
-            owners = {**record.owners, **decision.owners}
-            store.containers.put(replace(record, pending_cgroup=pending_cgroup, owners=owners))
-
     async def confirm(self) -> bool:
         """Whether the runtime has a container of this name and attempt in the sandbox."""
         about = self._request.config.metadata
@@ -191,7 +177,7 @@ class CreateContainer(CriCall):
             return recorded_pod(pod)
         return requested_pod(config, pod, self._summary or requested_summary(config, pod))
 
-    def _edit(self, change: CgroupChange) -> bool:
+    def _edit(self, change: Change) -> bool:
         changed = self._draft.edit(change)
         parent = cast("ContainerChange", change).cgroup_parent
         if parent is not None:
@@ -204,8 +190,7 @@ class CreateContainer(CriCall):
         if self._pod is None and self._request.pod_sandbox_id:
             store.pods.put(self._unseen or self._unseen_pod())
         make = self._draft.make_record or self._draft.prepare()
-        self._record = make(id=identity, pod_id=self.pod_key)
-        store.containers.put(self._record)
+        store.containers.put(make(id=identity, pod_id=self.pod_key))
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

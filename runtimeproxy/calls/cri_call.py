@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.edit_request import given_fields
-from runtimeproxy.calls.to_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
-from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
+from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView
+    from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import View
     from runtimeproxy.hooks.selector import PodTraits
@@ -30,18 +31,20 @@ SCOPE_PREFIXES: Final = {"cri-o": "crio"}
 
 
 class DueWrites(NamedTuple):
-    """Cgroup values of a container that now has its cgroup."""
+    """Cgroup values that waited for the success of a call."""
 
     cgroup: str
     """Empty if its path is not known."""
     values: Mapping[str, int | str]
-    container: ContainerRecord
-    pod: PodRecord | None
     owners: Mapping[str, str]
     """The policies that own the values, by the names of fields."""
+    hook: Hook
+    """For the audit."""
+    make_view: Callable[[], View]
+    """Makes the view of their pod or container."""
 
 
-def no_edit(change: CgroupChange) -> bool:
+def no_edit(change: Change) -> bool:
     """For calls whose message has no fields that a policy may change."""
     return False
 
@@ -56,6 +59,7 @@ class Question:
         make_view: Makes the view for policies; called only when a policy is to run, in any thread, without
             access to the store.
         cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
+        is_deferred: Whether those values wait for the success of the call.
         edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
     """
 
@@ -63,7 +67,8 @@ class Question:
     pod: PodTraits
     make_view: Callable[[], View]
     cgroup: str = ""
-    edit: Callable[[CgroupChange], bool] = no_edit
+    is_deferred: bool = False
+    edit: Callable[[Change], bool] = no_edit
 
 
 Questions: TypeAlias = Generator[Question, "Decision | None", None]
@@ -79,8 +84,10 @@ def next_question(questions: Questions, decision: Decision | None) -> Question |
 
 
 def pending_values(question: Question, decision: Decision | None) -> Mapping[str, int | str]:
-    """The cgroup values of a decision on a container that wait for its cgroup."""
-    if decision is None or decision.change is None or question.cgroup or decision.unwritten:
+    """The cgroup values of a decision that wait for the success of the call, or for a container's cgroup."""
+    if decision is None or decision.change is None or decision.unwritten:
+        return NO_ENTRIES
+    if question.cgroup and not question.is_deferred:
         return NO_ENTRIES
     return plain_cgroup_values(decision.change)
 
@@ -103,7 +110,7 @@ class CriCall(ABC):
             answers UpdatePodSandboxResources with an error.
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
             Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
-        due_writes: The cgroup values to write now that the call has succeeded; None if there are none.
+        due_writes: The cgroup values to write now that the call has succeeded.
         is_long: Whether work on the request takes long, and so belongs into a worker thread.
     """
 
@@ -115,7 +122,7 @@ class CriCall(ABC):
     pod_key = ""
     resized_cgroup = ""
     disturbed_cgroup = ""
-    due_writes: DueWrites | None = None
+    due_writes: tuple[DueWrites, ...] = ()
     is_long = False
 
     def __init__(self, services: CallServices, request: Message) -> None:
@@ -134,9 +141,17 @@ class CriCall(ABC):
         """Makes the edits that follow from earlier decisions; returns whether there were any."""
         return False
 
-    @abstractmethod
     def questions(self) -> Questions:
         """The questions before the runtime sees the call."""
+        yield from ()
+
+    def ride(self, decision: Decision | None) -> bool:
+        """Makes the edits that other decisions make due; returns whether there were any.
+
+        Args:
+            decision: On the call's only question, already part of the request; None if no policy had to run.
+        """
+        return False
 
     def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""
@@ -224,13 +239,7 @@ class ContainerCall(CriCall):
 
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
         """A question about the container; `updated` are the resources that an update asks for."""
-        pod = self.pod
-        cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(self.services, pod, record)
-
-        def make_view() -> ContainerView:
-            return recorded_container(record, PodView() if pod is None else recorded_pod(pod), updated)
-
-        return Question(hook, PodView() if pod is None else recorded_summary(pod), make_view, cgroup)
+        return container_question(self.services, hook, record, self.pod, updated)
 
 
 class PodCall(CriCall):
@@ -252,6 +261,22 @@ class PodCall(CriCall):
 
     async def fetch_records(self) -> None:
         await self.services.lookups.pod(self.pod_id)
+
+
+def container_question(
+    services: CallServices,
+    hook: Hook,
+    record: ContainerRecord,
+    pod: PodRecord | None,
+    updated: Resources | None = None,
+) -> Question:
+    """A question about a recorded container; `updated` are the resources that an update asks for."""
+    cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(services, pod, record)
+
+    def make_view() -> ContainerView:
+        return recorded_container(record, PodView() if pod is None else recorded_pod(pod), updated)
+
+    return Question(hook, PodView() if pod is None else recorded_summary(pod), make_view, cgroup)
 
 
 def pod_question(hook: Hook, record: PodRecord, *, has_cgroup: bool = True) -> Question:
@@ -278,7 +303,10 @@ def slice_of(pod: PodRecord | None) -> str:
 
 
 def merged_owners(
-    before: Mapping[str, str], sent: Resources, decided: Mapping[str, str]
+    before: Mapping[str, str],
+    sent: Resources,
+    decided: Mapping[str, str],
+    released: Collection[str] = (),
 ) -> Mapping[str, str]:
     """The owner of each field after an update; fields that the kubelet sent and no policy set have none.
 
@@ -286,10 +314,11 @@ def merged_owners(
         before: The owners before it.
         sent: The resources from the kubelet.
         decided: The owners of the fields that policies set now.
+        released: The fields that no policy sets any more.
     """
     if not before and not decided:
         return NO_ENTRIES
-    fields = given_fields(sent)
-    owners = {name: owner for name, owner in before.items() if name not in fields}
+    gone = given_fields(sent).union(released)
+    owners = {name: owner for name, owner in before.items() if name not in gone}
     owners.update(decided)
     return owners or NO_ENTRIES

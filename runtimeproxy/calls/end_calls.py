@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import ContainerCall, PodCall, Question, Questions, pod_question
+from runtimeproxy.calls.cri_call import (
+    ContainerCall,
+    PodCall,
+    Question,
+    Questions,
+    container_question,
+    pod_question,
+)
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 
@@ -25,11 +32,6 @@ class StopContainer(ContainerCall):
     def __init__(self, services: CallServices, request: api_pb2.StopContainerRequest) -> None:
         super().__init__(services, request, request.container_id)
         self._was_running = False
-
-    def questions(self) -> Questions:
-        record = self.record
-        if record is not None and record.state is not Lifecycle.STOPPED:
-            yield self.question(Hook.PRE_STOP_CONTAINER, record)
 
     def on_success(self, response: bytes) -> None:
         record = self.record
@@ -60,11 +62,6 @@ class StopPodSandbox(PodCall):
         super().__init__(services, request, request.pod_sandbox_id)
         self._was_running = False
 
-    def questions(self) -> Questions:
-        record = self.record
-        if record is not None and record.state is not Lifecycle.STOPPED:
-            yield pod_question(Hook.PRE_STOP_POD_SANDBOX, record)
-
     def on_success(self, response: bytes) -> None:
         record = self.record
         self._was_running = record is not None and record.state is not Lifecycle.STOPPED
@@ -92,23 +89,25 @@ class RemoveContainer(ContainerCall):
 
     def __init__(self, services: CallServices, request: api_pb2.RemoveContainerRequest) -> None:
         super().__init__(services, request, request.container_id)
-        self._post_question: Question | None = None
+        self._removed: Question | None = None
+        self._is_gone = False
 
-    def questions(self) -> Questions:
-        record = self.record
-        if record is not None:
-            yield self.question(Hook.PRE_REMOVE_CONTAINER, record)
+    async def fetch_records(self) -> None:
+        """The runtime knows nothing of a removed container."""
+        if not self._is_gone:
+            await super().fetch_records()
 
     def on_success(self, response: bytes) -> None:
         record = self.record
         if record is not None:
             self.pod_key = record.pod_id
-            self._post_question = self.question(Hook.POST_REMOVE_CONTAINER, record)
+            self._removed = self.question(Hook.POST_REMOVE_CONTAINER, record)
+        self._is_gone = True
         self.services.store.containers.remove(self.container_id)
 
     def post_questions(self) -> Questions:
-        if self._post_question is not None:
-            yield self._post_question
+        if self._removed is not None:
+            yield self._removed
 
     async def confirm(self) -> bool:
         """Whether the container is gone."""
@@ -125,22 +124,28 @@ class RemovePodSandbox(PodCall):
 
     def __init__(self, services: CallServices, request: api_pb2.RemovePodSandboxRequest) -> None:
         super().__init__(services, request, request.pod_sandbox_id)
-        self._post_question: Question | None = None
+        self._removed: tuple[Question, ...] = ()
+        self._is_gone = False
 
-    def questions(self) -> Questions:
-        record = self.record
-        if record is not None:
-            yield pod_question(Hook.PRE_REMOVE_POD_SANDBOX, record, has_cgroup=False)
+    async def fetch_records(self) -> None:
+        """The runtime knows nothing of a removed sandbox."""
+        if not self._is_gone:
+            await super().fetch_records()
 
     def on_success(self, response: bytes) -> None:
-        removed = self.services.store.remove_pod(self.pod_id)
-        if removed is not None:
-            hook = Hook.POST_REMOVE_POD_SANDBOX
-            self._post_question = pod_question(hook, removed, has_cgroup=False)
+        pod, store = self.record, self.services.store
+        if pod is not None:
+            containers = store.containers.members(pod.id)
+            self._removed = tuple(
+                container_question(self.services, Hook.POST_REMOVE_CONTAINER, each, pod)
+                for each in containers
+            )
+        self._is_gone = True
+        store.remove_pod(self.pod_id)
 
     def post_questions(self) -> Questions:
-        if self._post_question is not None:
-            yield self._post_question
+        """Containers that have gone with the sandbox."""
+        yield from self._removed
 
     async def confirm(self) -> bool:
         """Whether the sandbox is gone."""

@@ -45,6 +45,7 @@ from runtimeproxy.calls.update_resources import UpdateContainerResources, Update
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.hooks.audit import Subject, Written
+from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.interception import Outcome
 
 if TYPE_CHECKING:
@@ -243,8 +244,9 @@ class InterceptedCall:
         question = self._question
         policies: Sequence[LoadedPolicy] = ()
         if question is not None:
-            policies = services.policies_for(chain, question.hook, question.pod)
+            policies = chain.policies_for(question.hook, question.pod)
         if question is None or not policies:
+            self._ride(call, None)
             self._forward(call, self._edited_frame(call))
             return
         self._turn = services.order.enter(self._turn_key)
@@ -275,7 +277,7 @@ class InterceptedCall:
         self._edited = _EDITING
         is_changed = question.edit(change) or self._is_corrected
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
-        return write_decision(self._services.writer, question, decision) if change.cgroup else {}
+        return write_decision(self._services.writer, question, decision)
 
     def _on_decided(self, decision: Decision) -> None:
         """The only question of a call is decided, and applied unless there was no thread for it."""
@@ -286,6 +288,7 @@ class InterceptedCall:
                 self._refuse(decision.refusal.code, decision.refusal.text)
             elif call is not None and question is not None and questions is not None:
                 next_question(questions, decision)
+                self._ride(call, decision)
                 if decision.change is not None and self._edited is None:
                     self._task = self._services.spawn(self._decide_in_task(call, [(question, decision)]))
                     return
@@ -293,6 +296,13 @@ class InterceptedCall:
             self._end_decision()
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
+
+    def _ride(self, call: CriCall, decision: Decision | None) -> None:
+        """Makes the edits that earlier decisions make due now; there are few, so in the loop's thread."""
+        if call.ride(decision):
+            self._is_corrected = True
+            if self._edited is not None and self._edited.is_complete:
+                self._edited = Edited(frame_message(call.request.SerializeToString()))
 
     def _edited_frame(self, call: CriCall) -> bytes | None:
         """The frame to forward when the edits are made; None for the request as it came."""
@@ -353,9 +363,10 @@ class InterceptedCall:
         chain, loop = self._services.chain, asyncio.get_running_loop()
         questions = call.questions()
         question = next(questions, None)
+        decision: Decision | None = None
         while question is not None:
-            decision: Decision | None = None
-            policies = self._services.policies_for(chain, question.hook, question.pod)
+            decision = None
+            policies = chain.policies_for(question.hook, question.pod)
             if policies:
                 self._question = question
                 decision = await chain.decide(
@@ -371,6 +382,7 @@ class InterceptedCall:
                 if decision.change is not None:
                     decisions.append((question, decision))
             question = next_question(questions, decision)
+        self._ride(call, decision)
         return None
 
     async def _view(self, call: CriCall, question: Question) -> View:
@@ -522,8 +534,8 @@ class InterceptedCall:
 
 def _postpone(decision: Decision) -> Mapping[str, Written]:
     """Writes nothing: the values of a call with several questions are written when all are decided."""
-    cgroup = decision.change.cgroup if decision.change is not None else {}
-    return dict.fromkeys(cgroup, Written(is_pending=True))
+    values = plain_cgroup_values(decision.change) if decision.change is not None else {}
+    return dict.fromkeys(values, Written(is_pending=True))
 
 
 def _ignore() -> None:

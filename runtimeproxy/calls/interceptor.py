@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.hooks.policy import Hook
-    from runtimeproxy.hooks.selector import PodTraits
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
 
@@ -50,7 +47,6 @@ class CallSettings:
         on_unreadable: Whether a request that cannot be parsed is forwarded as it came or refused.
         on_failure: Whether a call is forwarded as it came or refused if the proxy itself fails: policies that
             are not loaded in time, an error in its own code.
-        skip_label: Key and value of the label of pods that policies leave alone; None for none.
         max_message_bytes: Longest request, decompressed.
     """
 
@@ -58,19 +54,16 @@ class CallSettings:
     end_wait_s: float = 1.0
     on_unreadable: FailurePolicy = FailurePolicy.IGNORE
     on_failure: FailurePolicy = FailurePolicy.IGNORE
-    skip_label: tuple[str, str] | None = None
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The part of the daemon's settings that is about calls."""
         hooks = settings.hooks
-        key = hooks.skip_label_key
         return cls(
             budget_s=hooks.budget_s,
             on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
             on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
-            skip_label=(key, hooks.skip_label_value) if key else None,
             max_message_bytes=settings.proxy.max_message_bytes,
         )
 
@@ -146,19 +139,6 @@ class CallServices:
     order: CallOrder = field(default_factory=CallOrder)
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
-
-    def policies_for(self, chain: Chain, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
-        """The policies to run at a hook for this pod: those whose selectors match, unless it is skipped."""
-        label = self.settings.skip_label
-        if label is not None and chain.has_policies(hook):
-            key, value = label
-            if pod.annotations.get(key) == value != pod.labels.get(key):
-                name = f"{pod.namespace}/{pod.name}"
-                text = f"{name} has {key} as an annotation: only a label counts"
-                self.failures.report("skip label", name, text)
-            if pod.labels.get(key) == value:
-                return ()
-        return chain.policies_for(hook, pod)
 
 
 class CallInterceptor:

@@ -31,31 +31,27 @@ class Method(NamedTuple):
     kind: CallKind
     before: tuple[Hook, ...]
     """The hooks that may run before the runtime sees the call."""
-    after: tuple[Hook, ...]
+    after: tuple[Hook, ...] = ()
     """The hooks that run once the call has succeeded."""
     is_end: bool = False
     """Whether it stops or removes something: such a call waits for others only a second."""
 
 
-_RESTORE_BEFORE: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
-_RESTORE_AFTER: Final = (Hook.POST_RUN_POD_SANDBOX, Hook.POST_CREATE_CONTAINER, Hook.POST_START_CONTAINER)
-
-
-def _method(kind: CallKind, hook: str, *, is_end: bool = False) -> Method:
-    return Method(kind, (Hook(f"pre_{hook}"),), (Hook(f"post_{hook}"),), is_end)
-
-
 METHODS: Final = (
-    _method(CallKind.RUN_POD_SANDBOX, "run_pod_sandbox"),
-    _method(CallKind.CREATE_CONTAINER, "create_container"),
-    _method(CallKind.START_CONTAINER, "start_container"),
-    _method(CallKind.UPDATE_CONTAINER_RESOURCES, "update_container_resources"),
-    _method(CallKind.UPDATE_POD_SANDBOX_RESOURCES, "update_pod_sandbox_resources"),
-    _method(CallKind.STOP_CONTAINER, "stop_container", is_end=True),
-    _method(CallKind.STOP_POD_SANDBOX, "stop_pod_sandbox", is_end=True),
-    _method(CallKind.REMOVE_CONTAINER, "remove_container", is_end=True),
-    _method(CallKind.REMOVE_POD_SANDBOX, "remove_pod_sandbox", is_end=True),
-    Method(CallKind.RESTORE_POD, _RESTORE_BEFORE, _RESTORE_AFTER),
+    Method(CallKind.RUN_POD_SANDBOX, (Hook.PRE_RUN_POD_SANDBOX,)),
+    Method(CallKind.CREATE_CONTAINER, (Hook.PRE_CREATE_CONTAINER,)),
+    Method(CallKind.START_CONTAINER, (Hook.PRE_START_CONTAINER,), (Hook.POST_START_CONTAINER,)),
+    Method(CallKind.UPDATE_CONTAINER_RESOURCES, (Hook.PRE_UPDATE_CONTAINER_RESOURCES,)),
+    Method(CallKind.UPDATE_POD_SANDBOX_RESOURCES, (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES,)),
+    Method(CallKind.STOP_CONTAINER, (), (Hook.POST_STOP_CONTAINER,), is_end=True),
+    Method(CallKind.STOP_POD_SANDBOX, (), (Hook.POST_STOP_POD_SANDBOX,), is_end=True),
+    Method(CallKind.REMOVE_CONTAINER, (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
+    Method(CallKind.REMOVE_POD_SANDBOX, (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
+    Method(
+        CallKind.RESTORE_POD,
+        (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER),
+        (Hook.POST_START_CONTAINER,),
+    ),
 )
 
 SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")

@@ -1,4 +1,4 @@
-"""After a call: its post hooks, and cgroup values that could not be written before."""
+"""After a call: effects of policies, post hooks of hook servers, and cgroup values that had to wait."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.cri_call import next_question
-from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.cgroups.writer import WriteOutcome
-from runtimeproxy.hooks import ContainerView, Hook, PodChange, PodView
+from runtimeproxy.hooks import ContainerView, PodChange
 from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
@@ -31,12 +30,12 @@ def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> N
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
     chain = services.chain
     is_disturbed = call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup)
-    if call.due_writes is None and not is_disturbed:
+    if not call.due_writes and not is_disturbed:
         if not any(map(chain.has_policies, method.after)):
             return
         if call.has_one_question and call.find_records():
             question = next(call.post_questions(), None)
-            if question is None or not services.policies_for(chain, question.hook, question.pod):
+            if question is None or not chain.policies_for(question.hook, question.pod):
                 return
     work = partial(_run_post_hooks, services, method, call)
     services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
@@ -63,26 +62,26 @@ async def write_due(services: CallServices, due: DueWrites) -> None:
     """Writes and audits cgroup values that have waited for their cgroup."""
     run = asyncio.get_running_loop().run_in_executor
     written = await run(services.executor, write_values, services.writer, due.cgroup, due.values)
-    pod = recorded_pod(due.pod) if due.pod is not None else PodView()
-    subject = Subject(Hook.POST_START_CONTAINER, recorded_container(due.container, pod), time.time())
+    subject = Subject(due.hook, due.make_view(), time.time())
     audit_late_writes(services.chain, subject, due.owners, written)
 
 
 def write_decision(writer: CgroupWriter, question: Question, decision: Decision) -> Mapping[str, Written]:
-    """Writes the cgroup values of a decision, in a worker thread; those of a new container wait.
+    """Writes the cgroup values of a decision, in a worker thread, but those that have to wait.
 
     Returns:
         The results by parameter.
     """
     change = decision.change
-    if change is None or not change.cgroup:
+    values = plain_cgroup_values(change) if change is not None else {}
+    if not values:
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
+    if question.is_deferred or (not target and isinstance(decision.merged.start, ContainerView)):
+        return dict.fromkeys(values, Written(is_pending=True))
     if target:
-        return write_values(writer, target, plain_cgroup_values(change), decision.written_once)
-    if isinstance(decision.merged.start, ContainerView):
-        return dict.fromkeys(change.cgroup, Written(is_pending=True))
-    return dict.fromkeys(change.cgroup, Written(skipped="the pod's cgroup is not known"))
+        return write_values(writer, target, values, decision.written_once)
+    return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
 
 
 def write_values(
@@ -135,8 +134,8 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     if call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup):
         run = asyncio.get_running_loop().run_in_executor
         await run(services.executor, services.writer.reapply, call.disturbed_cgroup)
-    if call.due_writes is not None:
-        await write_due(services, call.due_writes)
+    for due in call.due_writes:
+        await write_due(services, due)
     chain = services.chain
     if not any(map(chain.has_policies, method.after)):
         return
@@ -145,14 +144,10 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     questions = call.post_questions()
     question = next(questions, None)
     while question is not None:
-        policies, decision = services.policies_for(chain, question.hook, question.pod), None
+        policies, decision = chain.policies_for(question.hook, question.pod), None
         if policies:
             decision = await chain.decide(
-                question.hook,
-                question.make_view(),
-                policies,
-                budget_s=services.settings.budget_s,
-                apply=partial(write_decision, services.writer, question),
+                question.hook, question.make_view(), policies, budget_s=services.settings.budget_s
             )
         question = next_question(questions, decision)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.create_container import ContainerDraft
-from runtimeproxy.calls.cri_call import Question, Questions, container_cgroup, pod_question
+from runtimeproxy.calls.cri_call import DueWrites, Question, Questions, container_cgroup
 from runtimeproxy.calls.run_pod_sandbox import NewSandbox
-from runtimeproxy.calls.to_views import recorded_container, recorded_pod
 from runtimeproxy.hooks import Hook, PodView
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
+from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
@@ -38,9 +40,8 @@ class RestorePod(NewSandbox):
         pod = cast("PodView", question.make_view() if decision is None else decision.view)
         for draft in self._containers.values():
             make_view = partial(draft.view, lambda: pod)
-            decision = yield Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=draft.edit)
-            if decision is not None:
-                draft.owners = decision.owners
+            question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=draft.edit)
+            draft.keep_decision(question, (yield question))
 
     def prepare(self) -> None:
         """Prepares the records of the pod and its containers."""
@@ -62,20 +63,28 @@ class RestorePod(NewSandbox):
             self._container(each.name, each.container_id, answer.pod_sandbox_id)
             for each in answer.restored_containers
         )
+        due: list[DueWrites] = []
         for record in self._restored:
-            self.services.store.containers.put(record)
+            running = replace(record, pending_cgroup=NO_ENTRIES)
+            self.services.store.containers.put(running)
+            if record.pending_cgroup:
+                due.append(self._due_writes(record))
+        self.due_writes = tuple(due)
 
     def post_questions(self) -> Questions:
-        """The sandbox runs, and so do its containers."""
-        if self._record is None:
-            return
-        pod = recorded_pod(self._record)
-        yield pod_question(Hook.POST_RUN_POD_SANDBOX, self._record)
+        """The containers run."""
         for record in self._restored:
-            cgroup = container_cgroup(self.services, self._record, record)
-            make_view = partial(recorded_container, record, pod)
-            yield Question(Hook.POST_CREATE_CONTAINER, pod, make_view, cgroup)
-            yield Question(Hook.POST_START_CONTAINER, pod, make_view, cgroup)
+            yield self._question(record)
+
+    def _question(self, record: ContainerRecord) -> Question:
+        pod = recorded_pod(self._record) if self._record is not None else PodView()
+        cgroup = container_cgroup(self.services, self._record, record)
+        return Question(Hook.POST_START_CONTAINER, pod, partial(recorded_container, record, pod), cgroup)
+
+    def _due_writes(self, record: ContainerRecord) -> DueWrites:
+        question = self._question(record)
+        values, owners = record.pending_cgroup, record.owners
+        return DueWrites(question.cgroup, values, owners, question.hook, question.make_view)
 
     def _container(self, name: str, identity: str, pod_id: str) -> ContainerRecord:
         draft = self._containers.get(name)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CriCall, Question, Questions, pod_question, slice_of
+from runtimeproxy.calls.cri_call import CriCall, Question, Questions, slice_of
 from runtimeproxy.calls.edit_request import edit_pod
 from runtimeproxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
@@ -16,8 +16,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import CgroupChange
-    from runtimeproxy.hooks.changes import TextEntries
+    from runtimeproxy.hooks.changes import Change, TextEntries
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -40,7 +39,7 @@ class PodDraft:
         summary = requested_summary(self.config, None)
         make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler)
         parent = self.config.linux.cgroup_parent
-        return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, self._edit)
+        return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, edit=self._edit)
 
     def keep_decision(self, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
@@ -79,7 +78,7 @@ class PodDraft:
         """Drops the parts of the configuration that are not needed once the record is prepared."""
         self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
 
-    def _edit(self, change: CgroupChange) -> bool:
+    def _edit(self, change: Change) -> bool:
         return edit_pod(self.config, cast("PodChange", change))
 
 
@@ -135,10 +134,6 @@ class RunPodSandbox(NewSandbox):
 
     def on_success(self, response: bytes) -> None:
         self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)
-
-    def post_questions(self) -> Questions:
-        if self._record is not None:
-            yield pod_question(Hook.POST_RUN_POD_SANDBOX, self._record)
 
 
 def _changes(entries: TextEntries) -> Mapping[str, str | None]:

@@ -15,8 +15,9 @@ from runtimeproxy.calls.cri_call import (
     pending_values,
     slice_of,
 )
-from runtimeproxy.hooks import Hook
-from runtimeproxy.pods.records import Lifecycle
+from runtimeproxy.hooks import ContainerView, Hook, PodView
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class StartContainer(ContainerCall):
         values = {**record.pending_cgroup, **self._pending}
         if values:
             cgroup, owners = container_cgroup(self.services, pod, running), {**record.owners, **self._owners}
-            self.due_writes = DueWrites(cgroup, values, running, pod, owners)
+            self.due_writes = (due_writes_of(cgroup, values, owners, running, pod),)
 
     def post_questions(self) -> Questions:
         """The container's cgroup exists now."""
@@ -72,6 +73,21 @@ class StartContainer(ContainerCall):
         return started
 
 
+def due_writes_of(
+    cgroup: str,
+    values: Mapping[str, int | str],
+    owners: Mapping[str, str],
+    record: ContainerRecord,
+    pod: PodRecord | None,
+) -> DueWrites:
+    """The cgroup values of a container that has waited for its start."""
+
+    def make_view() -> ContainerView:
+        return recorded_container(record, PodView() if pod is None else recorded_pod(pod))
+
+    return DueWrites(cgroup, values, owners, Hook.POST_START_CONTAINER, make_view)
+
+
 def take_due_writes(services: CallServices) -> list[DueWrites]:
     """The cgroup values that still wait although their container runs: a StartContainer response was lost.
 
@@ -85,6 +101,6 @@ def take_due_writes(services: CallServices) -> list[DueWrites]:
         pod = store.pods.get(record.pod_id)
         cgroup = container_cgroup(services, pod, record)
         if cgroup:
-            due.append(DueWrites(cgroup, record.pending_cgroup, record, pod, record.owners))
+            due.append(due_writes_of(cgroup, record.pending_cgroup, record.owners, record, pod))
             store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
     return due

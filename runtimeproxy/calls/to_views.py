@@ -1,19 +1,17 @@
-"""The views of policies, made from requests and from records."""
+"""The views of policies, made from requests; those made from records are in `pods.record_views`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
-from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
-from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.resources import NO_RESOURCES, overlay, read_entries, read_resources
-from runtimeproxy.qos import QoSClass, kube_qos_class, priority_class, qos_class
+from runtimeproxy.pods.record_views import PodSummary
+from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
+from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,20 +57,6 @@ class LastValues(Mapping[str, bytes]):
         return self._found
 
 
-class PodSummary(NamedTuple):
-    """What selectors look at: for most pods no policy needs a whole view.
-
-    Labels and annotations may be the request's own, for `get` and `in` only: subscription with a missing name
-    would put it into the request. Views have copies.
-    """
-
-    namespace: str
-    name: str
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    qos: QoSClass
-
-
 def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSummary:
     """A pod as a request describes it; `known` is the record of the sandbox, if there is one."""
     about = config.metadata
@@ -87,11 +71,6 @@ def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None)
         if known.annotation_changes and annotations is not known.annotations:
             annotations = _Changed(annotations, known.annotation_changes)
     return PodSummary(about.namespace, about.name, labels, annotations, qos_class(labels))
-
-
-def recorded_summary(record: PodRecord) -> PodSummary:
-    labels, annotations = _frozen(record.labels), _frozen(record.annotations)
-    return PodSummary(record.namespace, record.name, labels, annotations, qos_class(labels))
 
 
 def requested_pod(
@@ -133,26 +112,6 @@ def requested_pod(
     )
 
 
-def recorded_pod(record: PodRecord, resources: Resources | None = None) -> PodView:
-    """A pod as recorded; `resources` are those that an update asks for."""
-    return PodView(
-        id=record.id,
-        name=record.name,
-        namespace=record.namespace,
-        uid=record.uid,
-        attempt=record.attempt,
-        labels=_frozen(record.labels),
-        annotations=_frozen(record.annotations),
-        runtime_handler=record.runtime_handler,
-        cgroup_parent=record.cgroup_parent,
-        overhead=record.overhead,
-        resources=record.requested if resources is None else resources,
-        qos=qos_class(record.labels),
-        kube_qos=kube_qos_class(record.cgroup_parent),
-        priority=priority_class(record.labels),
-    )
-
-
 def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources: Resources) -> ContainerView:
     """A container as the request for its creation describes it; `resources` are the request's."""
     return ContainerView(
@@ -165,45 +124,6 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
         requested=resources,
         current=resources,
     )
-
-
-def recorded_container(
-    record: ContainerRecord, pod: PodView, updated: Resources | None = None
-) -> ContainerView:
-    """A container as recorded; `updated` are the resources that an update asks for."""
-    newer = NO_RESOURCES if updated is None else updated
-    return ContainerView(
-        id=record.id,
-        name=record.name,
-        attempt=record.attempt,
-        pod=pod,
-        labels=_frozen(record.labels),
-        annotations=_frozen(record.annotations),
-        requested=overlay(record.requested, newer),
-        current=overlay(_without_servers(record), newer),
-        updated=updated,
-    )
-
-
-def _without_servers(record: ContainerRecord) -> Resources:
-    """The booked resources; of fields that hook servers own, the requested ones.
-
-    Servers run last, so these are the values that they change. A server that divides a quota, and gets its
-    own value, would divide it again with each update.
-    """
-    owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
-    if not owned:
-        return record.booked
-    asked, booked = record.requested, record.booked
-    changed: dict[str, Any] = {
-        name: getattr(asked, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in owned
-    }
-    keys = {key for key in {*asked.unified, *booked.unified} if str(Field(UNIFIED, key)) in owned}
-    if keys:
-        kept = {key: value for key, value in booked.unified.items() if key not in keys}
-        kept.update((key, value) for key, value in asked.unified.items() if key in keys)
-        changed["unified"] = kept
-    return replace(booked, **changed)
 
 
 class _Changed(Mapping[str, str]):
@@ -233,9 +153,4 @@ def _copied(entries: Mapping[str, str]) -> Mapping[str, str]:
     """Entries for a view; those of a record never change and need no copy."""
     if type(entries) not in (dict, MappingProxyType):
         entries = read_entries(entries)
-    return entries if type(entries) is MappingProxyType else MappingProxyType(entries)
-
-
-def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A read-only view of a record's entries."""
     return entries if type(entries) is MappingProxyType else MappingProxyType(entries)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.cri_call import (
     ContainerCall,
+    DueWrites,
     PodCall,
     Questions,
     merged_owners,
@@ -17,20 +19,26 @@ from runtimeproxy.calls.cri_call import (
 )
 from runtimeproxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.calls.interceptor import PendingUpdate
-from runtimeproxy.hooks import ContainerChange, Hook, PodChange
+from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
+from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
+from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.pods.reconcile import COMPARED, same_value
+from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import CgroupChange, Resources
+    from runtimeproxy.hooks import Resources
+    from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
 class UpdateContainerResources(ContainerCall):
     """The kubelet resizes a container or moves it to other CPUs.
 
-    Only the fields that the kubelet sent or that a policy changes now reach the runtime.
+    The runtime applies its whole specification again, so the update brings that up to date: it carries the
+    fields that the kubelet sent, and those of which the specification has another value than policies want.
     """
 
     request_type = api_pb2.UpdateContainerResourcesRequest
@@ -44,6 +52,7 @@ class UpdateContainerResources(ContainerCall):
         self._update: PendingUpdate | None = None
         self._update_key = ""
         self._owners: Mapping[str, str] = NO_ENTRIES
+        self._released: Collection[str] = ()
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
@@ -57,11 +66,21 @@ class UpdateContainerResources(ContainerCall):
 
     def questions(self) -> Questions:
         """May change resources and annotations."""
+        expected = self._expected()
+        if expected is None:
+            return
+        question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
+        question.edit = self._edit
+        decision = yield question
+        if decision is not None:
+            self._owners, self._pending = decision.owners, pending_values(question, decision)
+
+    def _expected(self) -> ContainerRecord | None:
+        """The record as it is when the runtime has answered the updates that are on their way."""
         record = self.record
         if record is None:
-            return
+            return None
         expected = record
-        # Policies see the values of the updates that the runtime has not answered yet.
         for update in self.services.pending_updates.get(record.id, ()):
             expected = replace(
                 expected,
@@ -70,11 +89,22 @@ class UpdateContainerResources(ContainerCall):
             )
         # Which of two concurrent updates the runtime makes last is not known.
         self._in_force = record.booked if record.detailed and expected is record else None
-        question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
-        question.edit = self._edit
-        decision = yield question
-        if decision is not None:
-            self._owners, self._pending = decision.owners, pending_values(question, decision)
+        return expected
+
+    def ride(self, decision: Decision | None) -> bool:
+        """Puts the kubelet's values back into fields that no policy wants any more."""
+        record = self.record
+        if record is None or not record.owners:
+            return False
+        expected = self._expected() or record
+        requested = overlay(expected.requested, self._sent)
+        self._released = released = _released_fields(expected, requested, decision)
+        if not released:
+            return False
+        change = _without(released, requested)
+        changed = edit_resources(self._request.linux, change, self._sent, self._in_force, update=True)
+        self._forwarded = read_resources(self._request.linux)
+        return changed
 
     def on_sent(self) -> None:
         """Updates that are decided from now on take this one into account."""
@@ -113,15 +143,10 @@ class UpdateContainerResources(ContainerCall):
             record,
             requested=overlay(record.requested, self._sent),
             booked=overlay(record.booked, self._forwarded),
-            owners=merged_owners(record.owners, self._sent, self._owners),
+            owners=merged_owners(record.owners, self._sent, self._owners, self._released),
             annotations=annotations,
             pending_cgroup={**record.pending_cgroup, **self._pending} or NO_ENTRIES,
         )
-
-    def post_questions(self) -> Questions:
-        record = self.record
-        if record is not None:
-            yield self.question(Hook.POST_UPDATE_CONTAINER_RESOURCES, record, self._sent)
 
     async def confirm(self) -> bool:
         """Whether all reported values are those of the update; else it counts as failed."""
@@ -134,7 +159,7 @@ class UpdateContainerResources(ContainerCall):
             self.on_success(b"")
         return done
 
-    def _edit(self, change: CgroupChange) -> bool:
+    def _edit(self, change: Change) -> bool:
         asked = cast("ContainerChange", change)
         changed = edit_entries(self._request.annotations, asked.annotations)
         if asked.resources is not None:
@@ -146,7 +171,7 @@ class UpdateContainerResources(ContainerCall):
 
 
 class UpdatePodSandboxResources(PodCall):
-    """The kubelet has already set the pod's cgroup; post hooks set the values of policies there again."""
+    """The kubelet has already set the pod's cgroup; after success those of policies are set there again."""
 
     request_type = api_pb2.UpdatePodSandboxResourcesRequest
 
@@ -157,6 +182,7 @@ class UpdatePodSandboxResources(PodCall):
         self._overhead = read_resources(request.overhead)
         self._in_force: Resources | None = None
         self._owners: Mapping[str, str] = NO_ENTRIES
+        self._pending: Mapping[str, int | str] = NO_ENTRIES
 
     def find_records(self) -> bool:
         record = self.record
@@ -170,10 +196,10 @@ class UpdatePodSandboxResources(PodCall):
             return
         self._in_force = record.booked if record.detailed else None
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
-        question.edit = self._edit
+        question.edit, question.is_deferred = self._edit, True
         decision = yield question
         if decision is not None:
-            self._owners = decision.owners
+            self._owners, self._pending = decision.owners, pending_values(question, decision)
 
     def on_success(self, response: bytes) -> None:
         """Lays the update over the requested and the booked resources."""
@@ -186,11 +212,10 @@ class UpdatePodSandboxResources(PodCall):
             owners=merged_owners(record.owners, self._sent, self._owners),
         )
         self.services.store.pods.put(updated)
-
-    def post_questions(self) -> Questions:
-        record = self.record
-        if record is not None:
-            yield pod_question(Hook.POST_UPDATE_POD_SANDBOX_RESOURCES, record)
+        if self._pending:
+            hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
+            due = DueWrites(updated.cgroup_parent, self._pending, self._owners, hook, make_view)
+            self.due_writes = (due,)
 
     async def confirm(self) -> bool:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""
@@ -206,7 +231,7 @@ class UpdatePodSandboxResources(PodCall):
             overhead=overlay(record.overhead, self._overhead),
         )
 
-    def _edit(self, change: CgroupChange) -> bool:
+    def _edit(self, change: Change) -> bool:
         resources = cast("PodChange", change).resources
         message = self._request.resources
         changed = resources is not None and edit_resources(
@@ -214,6 +239,49 @@ class UpdatePodSandboxResources(PodCall):
         )
         self._forwarded = read_resources(message)
         return changed
+
+
+def _released_fields(
+    record: ContainerRecord, requested: Resources, decision: Decision | None
+) -> frozenset[str]:
+    """The resources that a policy owns by the record and that none wants any more.
+
+    What a policy without an answer wanted still holds, and so does what a hook server set. A memory limit is
+    not lowered in passing: if the container uses more, the kernel refuses it, and with it the whole update.
+    """
+    wanted = decision.owners if decision is not None else NO_ENTRIES
+    silent = decision.without_answer if decision is not None else frozenset()
+    released: set[str] = set()
+    for name, owner in record.owners.items():
+        is_held = owner.endswith(SUFFIX) or not silent.isdisjoint(owner.split("+"))
+        if name.startswith(RESOURCES) and name not in wanted and not is_held:
+            released.add(name)
+    limits = requested.memory_limit_bytes, record.booked.memory_limit_bytes
+    if is_lower(*limits):
+        released -= _MEMORY_LIMITS
+    return frozenset(released)
+
+
+def is_lower(limit_bytes: int | None, than_bytes: int | None) -> bool:
+    """Whether a limit is lower than another one; None and -1 are no limit."""
+    if limit_bytes is None or limit_bytes < 0:
+        return False
+    return than_bytes is None or than_bytes < 0 or limit_bytes < than_bytes
+
+
+def _without(released: Collection[str], requested: Resources) -> ResourceChange:
+    """The change that sets these fields to what the kubelet has asked for."""
+    values = {name: getattr(requested, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in released}
+    cleared = {name: CLEAR if value is None else value for name, value in values.items()}
+    prefix = f"{UNIFIED}["
+    keys = [name.removeprefix(prefix).removesuffix("]") for name in released if name.startswith(prefix)]
+    unified = {key: requested.unified.get(key, CLEAR) for key in keys}
+    return ResourceChange(**cleared, unified=unified)
+
+
+_MEMORY_LIMITS: Final = frozenset(
+    (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
+)
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:

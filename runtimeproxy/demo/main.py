@@ -407,7 +407,7 @@ def _report(changes: list[Change]) -> int:
 
 
 def _why_untouched(policy: type[Policy], pod: DemoPod) -> str:
-    classes, annotations = policy.concern.qos_classes, policy.concern.annotations
+    classes, annotations = policy.selector.qos_classes, policy.selector.annotations
     if classes is not None and pod.qos not in classes:
         return f"selects QoS class {' or '.join(sorted(classes))} only"
     if annotations and not set(annotations) & set(pod.annotations):

@@ -1,30 +1,31 @@
-"""The policy contract: views in, changes out; order, merging, timeouts, failure policies."""
+"""The policy contract: views in, changes out; order, claims, timeouts, failure policies."""
 
 from runtimeproxy.hooks.changes import (
     CLEAR,
+    Add,
+    AtMost,
     CgroupChange,
     Clear,
     ContainerChange,
     DeviceSpec,
     MountSpec,
+    NodeChange,
     PodChange,
     ResourceChange,
+    Scale,
 )
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
-from runtimeproxy.hooks.selector import (
-    EVERY_POD,
-    Concern,
-    PodSelector,
-)
-from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
+from runtimeproxy.hooks.views import ContainerView, PodView, ResolvedPod, Resources
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
 __all__ = [
     "CLEAR",
     "EVERY_POD",
+    "Add",
+    "AtMost",
     "CgroupChange",
     "Clear",
-    "Concern",
     "ContainerChange",
     "ContainerView",
     "DeviceSpec",
@@ -35,10 +36,13 @@ __all__ = [
     "LabelSelector",
     "Mode",
     "MountSpec",
+    "NodeChange",
     "PodChange",
     "PodSelector",
     "PodView",
     "Policy",
+    "ResolvedPod",
     "ResourceChange",
     "Resources",
+    "Scale",
 ]

@@ -13,12 +13,11 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View
+from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node.facts import FixedNode, Node
+from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
 
 logger = logging.getLogger("runtimeproxy.audit")
 
@@ -33,6 +32,7 @@ LINES_A_TURN: Final = 4
 """Lines that are formatted in one turn of the loop; each takes 50 to 80 microseconds."""
 
 _MAX_VALUE_LENGTH: Final = 256
+_NO_POD: Final = PodView()
 
 
 class AuditKind(StrEnum):
@@ -40,7 +40,7 @@ class AuditKind(StrEnum):
 
     CHANGED = "changed"
     WOULD_CHANGE = "would-change"
-    """The change, write or post hook of a dry-run policy."""
+    """The change, write or effect of a dry-run policy."""
     CONFLICT = "conflict"
     """A field that an earlier policy had set to another value; `old` is that value."""
     REFUSED = "refused"
@@ -53,7 +53,12 @@ class AuditKind(StrEnum):
     """A field that runtime, kernel or node do not accept, or that a policy could not read. The rest of the
     change counts."""
     PENDING = "pending"
-    """A cgroup value of a container that has no cgroup yet: `changed` or `failed` follows its start."""
+    """A cgroup value that waits for the success of the call, or for the container's cgroup: `changed` or
+    `failed` follows."""
+    VOID = "void"
+    """What a policy wanted to scale, add or bound has no effect, or not the whole."""
+    OFF = "off"
+    """The policy is off for this pod: an input is not known. Reported once per pod."""
 
 
 TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
@@ -73,11 +78,11 @@ class AuditEntry(NamedTuple):
     pod_name: str
     pod_uid: str
     container: str
-    """The container's name; empty at hooks of pods."""
+    """The container's name; empty if it is about a pod."""
     sandbox_id: str = ""
     """Empty before the runtime has given one."""
     container_id: str = ""
-    """Empty at hooks of pods, and before the runtime has given one."""
+    """Empty if it is about a pod, and before the runtime has given one."""
     field: str = ""
     """Such as `resources.cpu_shares` or `env[NAME]`; empty when no single field is meant."""
     old: str = ""
@@ -85,6 +90,8 @@ class AuditEntry(NamedTuple):
     reason: str = ""
     note: str = ""
     """A remark on the new value, such as that it differs from the policy's."""
+    target: str = ""
+    """What it is about if not a pod: a QoS class or the node."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
@@ -97,8 +104,6 @@ class Subject(NamedTuple):
     hook: Hook
     view: View
     time_s: float
-    node: Node = FixedNode()
-    """The node, whose features changes have to suit."""
     rule: ConflictRule = ConflictRule.LATER
     """Whose value counts when two policies set one field."""
 
@@ -108,11 +113,25 @@ class Subject(NamedTuple):
         return self.hook.startswith("pre_")
 
     @property
+    def is_creation(self) -> bool:
+        """Whether the pod or container does not exist yet: the only time when a policy can refuse it."""
+        return self.hook in (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
+
+    @property
+    def target(self) -> str:
+        """What it is about if not a pod or container."""
+        if isinstance(self.view, PodView | ContainerView):
+            return ""
+        return f"QoS class {self.view.qos}" if isinstance(self.view, ClassView) else "node"
+
+    @property
     def names(self) -> dict[str, Any]:
         """Pod and container, for log lines."""
-        pod = self.view if isinstance(self.view, PodView) else self.view.pod
+        pod = pod_of(self.view)
+        if pod is None:
+            return {"target": self.target}
         names = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
-        if not isinstance(self.view, PodView):
+        if isinstance(self.view, ContainerView):
             names |= {"container": self.view.name, "container_id": self.view.id}
         return {key: name for key, name in names.items() if name}
 
@@ -133,8 +152,8 @@ class Subject(NamedTuple):
             update: the field with its old and new value.
             note: a remark on the new value.
         """
-        is_pod = isinstance(self.view, PodView)
-        pod = self.view if isinstance(self.view, PodView) else self.view.pod
+        container = self.view if isinstance(self.view, ContainerView) else None
+        pod = pod_of(self.view) or _NO_POD
         return AuditEntry(
             time_s=self.time_s,
             hook=self.hook,
@@ -144,14 +163,15 @@ class Subject(NamedTuple):
             pod_namespace=pod.namespace,
             pod_name=pod.name,
             pod_uid=pod.uid,
-            container="" if is_pod else self.view.name,
+            container="" if container is None else container.name,
             sandbox_id=pod.id,
-            container_id="" if is_pod else self.view.id,
+            container_id="" if container is None else container.id,
             field=str(update.field) if update else "",
             old=shown(update.field, update.old) if update else "",
             new=shown(update.field, update.new) if update else "",
             reason=reason,
             note=note,
+            target="" if pod is not _NO_POD else self.target,
         )
 
 
@@ -183,7 +203,7 @@ class Written(NamedTuple):
     is_unchanged: bool = False
     """Whether the file held it already."""
     is_pending: bool = False
-    """Whether it waits for the container's cgroup."""
+    """Whether it waits for the success of the call, or for the container's cgroup."""
 
     def kind(self) -> AuditKind:
         if self.failed:
@@ -236,7 +256,7 @@ class AuditLog:
             asyncio.get_running_loop().call_later(self._gather_s, self._write)
         # Each failed field gets a line of its own, because its reason differs.
         field = entry.field if entry.kind is AuditKind.FAILED else ""
-        key = (entry.time_s, entry.hook, entry.pod_uid, entry.pod_name, entry.container, entry.kind, field)
+        key = (*entry[:3], entry.pod_uid, entry.pod_name, entry.container, entry.target, field)
         self._decisions.setdefault(key, []).append(entry)
 
     def flush(self) -> None:
@@ -264,17 +284,19 @@ class AuditLog:
 def _log_line(entries: list[AuditEntry]) -> None:
     first = entries[0]
     pod = f"{first.pod_namespace}/{first.pod_name}"
-    name = f"{pod}/{first.container}" if first.container else pod
+    name = first.target or (f"{pod}/{first.container}" if first.container else pod)
     fields = {
         "hook": str(first.hook),
         "kind": str(first.kind),
-        "pod": pod,
+        "pod": "" if first.target else pod,
         "container": first.container,
         "uid": first.pod_uid,
         "sandbox": first.sandbox_id,
         "container_id": first.container_id,
         "changes": [_change(entry) for entry in entries],
     }
+    if first.target:
+        fields["target"] = first.target
     text = f"{name} {first.kind}: {', '.join(_text(entry) for entry in entries)}"
     record = logger.makeRecord(logger.name, _level(first), __file__, 0, text, (), None, extra=fields)
     # The time of the call, not of the writing.

@@ -1,4 +1,7 @@
-"""The chain of policies: runs the policies of one call in order and merges their changes into a decision.
+"""The chain of policies: runs them for one pod or container, and merges their changes into a decision.
+
+Each policy is given the requested values, and never sees what others make of them; hook servers come last,
+and see the merged result.
 
 Everything here runs in the event loop's thread. The policies of this process run in one worker thread, in
 sequence (`workers`), so a call costs one hop there and back. The loop keeps the time: a policy that
@@ -28,25 +31,26 @@ from runtimeproxy.hooks.decision import (
     Refusal,
     add_failure,
     error_texts,
+    evaluation_of,
     make_decision,
     refuse,
     run_policy,
 )
-from runtimeproxy.hooks.fields import CGROUP, Merged, View
+from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of
 from runtimeproxy.hooks.loaded import (
     Cancellable,
-    HookMethod,
     LoadedPolicy,
+    ReadResponse,
     RemoteHook,
     RemoteRequest,
 )
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.views import ContainerView
+from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.facts import FixedNode, Node
+from runtimeproxy.node.snapshot import FixedNode, NodeSource
 
 ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
 """Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
@@ -62,6 +66,12 @@ SMALL_BYTES: Final = 64 * 1024
 
 _ENTRY_BYTES: Final = 64
 """Approximate size of a map's entry beside its value."""
+_MAX_TOLD: Final = 4096
+"""Bound on the remembered reports of policies that are off; the oldest are forgotten first."""
+_REPORTED: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID, AuditKind.OFF})
+"""What the chain audits of an evaluation outside of calls: its changes are not made yet."""
+EVALUATION_S: Final = 10.0
+"""How long all policies together may take for one pod or container outside of calls."""
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
 
@@ -70,12 +80,13 @@ class Chain:
     """All loaded policies. Used in one event loop's thread.
 
     Args:
-        policies: in the order in which they run.
+        policies: any order; they run by (priority, name).
         workers: threads for the policies of this process.
         sink: receives the audit entries.
         rule: whose value counts when two policies set one field.
-        node: the node, whose features changes have to suit.
+        node: the node that policies see and changes have to suit.
         failures: logs failures.
+        skip_label: key and value of the label of pods that policies leave alone; None for none.
 
     Attributes:
         policies: in the order in which they run.
@@ -91,24 +102,27 @@ class Chain:
         *,
         sink: AuditSink | None = None,
         rule: ConflictRule = ConflictRule.LATER,
-        node: Node | None = None,
+        node: NodeSource | None = None,
         failures: FailureLog | None = None,
+        skip_label: tuple[str, str] | None = None,
     ) -> None:
         self.workers = workers
-        self._rule = rule
+        self.rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
         self.hung: Counter[str] = Counter()
         self.timer = RunTimer(self.hung)
         self._sink = sink
+        self._skip_label = skip_label
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
         self._has_dry_run = False
+        self._told: dict[tuple[str, ...], None] = {}
         self.use(policies)
 
     def use(self, policies: Iterable[LoadedPolicy]) -> None:
         """Run other policies from the next call on; those that hang now stay disabled."""
-        self.policies = tuple(policies)
+        self.policies = tuple(sorted(policies, key=lambda policy: (policy.priority, policy.name)))
         self._by_hook = {}
         self._has_dry_run = any(policy.mode is Mode.DRY_RUN for policy in self.policies)
         for policy in self.policies:
@@ -126,8 +140,33 @@ class Chain:
         hook are returned as soon as one matches, and each selector is matched again at its policy's turn.
         """
         policies = self._by_hook.get(hook, ())
+        if not policies or (self._skip_label is not None and self._is_skipped(*self._skip_label, pod)):
+            return ()
         matching = [policy for policy in policies if policy.selector.matches(pod)]
         return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
+
+    def _is_skipped(self, key: str, value: str, pod: PodTraits) -> bool:
+        label = pod.labels.get(key)
+        if pod.annotations.get(key) == value != label:
+            name = f"{pod.namespace}/{pod.name}"
+            text = f"{name} has {key} as an annotation: only a label counts"
+            self.failures.report("skip label", name, text)
+        return label == value
+
+    async def evaluate(self, view: View, *, budget_s: float = EVALUATION_S) -> Decision:
+        """Return what the policies of this process want of something that exists, outside of any call.
+
+        They run as in a call. Only failures are audited: the changes are not made yet.
+
+        Args:
+            view: a recorded pod or container, the pods of a QoS class, or the node.
+            budget_s: the time for all policies.
+        """
+        hook, pod = evaluation_of(view), pod_of(view)
+        policies = self._by_hook.get(hook, ()) if pod is None else self.policies_for(hook, pod)
+        if not policies:
+            return Decision(hook=hook, merged=Merged(view))
+        return await self.decide(hook, view, policies, budget_s=budget_s)
 
     async def decide(
         self,
@@ -179,7 +218,7 @@ class Chain:
             apply: called after the last policy, unless the call is refused or nothing changes.
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
         """
-        subject = Subject(hook, view, time.time(), self.node, self._rule)
+        subject = Subject(hook, view, time.time(), self.rule)
         run = ChainRun(self, subject, apply, on_decided, time.monotonic() + budget_s, is_short)
         merged = Merged(view)
         progress = Progress(merged, merged if self._has_dry_run else None)
@@ -192,13 +231,28 @@ class Chain:
 
     def report(self, decision: Decision, subject: Subject) -> None:
         """Audit a decision, and log its conflicts and failed writes."""
+        is_evaluation = subject.hook.startswith("evaluate_")
         for entry in decision.audit:
+            if is_evaluation and entry.kind not in _REPORTED:
+                continue
+            if entry.kind is AuditKind.OFF and not self._is_new(entry):
+                continue
             if entry.kind is AuditKind.CONFLICT:
                 text = f"{entry.field}: {entry.reason}"
                 self.failures.report(entry.policy, f"conflict {entry.field}", text, **subject.names)
             self.audit(entry)
         if decision.unwritten:
             self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
+
+    def _is_new(self, entry: AuditEntry) -> bool:
+        """Return whether this has not been reported for the pod."""
+        key = (entry.pod_uid or entry.target, entry.policy, entry.reason)
+        if key in self._told:
+            return False
+        if len(self._told) >= _MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[key] = None
+        return True
 
     def audit(self, entry: AuditEntry) -> None:
         """Hand one entry to the audit sink; the entries of decisions need no call."""
@@ -260,7 +314,7 @@ class ChainRun:
         """Apply the decision here if that is short, else in a worker thread, and conclude."""
         decision = make_decision(self.subject, progress)
         if decision.change is not None and self.apply is not None:
-            if decision.change.cgroup or not self._is_short:
+            if not self._is_short or plain_cgroup_values(decision.change):
                 self._start_worker((), progress, now_s)
                 return
             try:
@@ -367,7 +421,8 @@ class ChainRun:
     def _make_request(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
         """Make the request to the first policy, if it is still about the pod as earlier policies left it."""
         policy, view = policies[0], progress.enforced.view
-        if not policy.selector.matches(progress.enforced.pod):
+        pod = progress.enforced.new_pod
+        if not policy.selector.matches(pod):
             self.proceed(policies[1:], progress)
             return
         make = partial(_made_request, policy.remote_hooks[self.subject.hook], view)
@@ -390,17 +445,23 @@ class ChainRun:
             self._pending = request.send(timeout_s, on_response)
 
     def _on_response(
-        self, policies: Sequence[LoadedPolicy], progress: Progress, response: HookMethod, is_long: bool
+        self, policies: Sequence[LoadedPolicy], progress: Progress, response: ReadResponse, is_long: bool
     ) -> None:
         self._pending = None
         if self.is_over:
             return
-        evaluate = partial(run_policy, policies[0], self.subject, progress, response)
+        evaluate = partial(self._evaluate, policies[0], progress, response)
         on_evaluated = partial(self._on_evaluated, policies[1:])
         if is_long or not self.chain.node.is_fresh:
             self._run_elsewhere(evaluate, on_evaluated, partial(self._unread, policies[0], progress))
         else:
             on_evaluated(evaluate())
+
+    def _evaluate(
+        self, policy: LoadedPolicy, progress: Progress, response: ReadResponse
+    ) -> tuple[Progress, Failure | None]:
+        """Take the response; in a worker thread unless it is short and the node known."""
+        return run_policy(policy, self.subject, self.chain.node.snapshot(), progress, response)
 
     def _on_evaluated(
         self, following: Sequence[LoadedPolicy], result: tuple[Progress, Failure | None]
@@ -437,7 +498,7 @@ class ChainRun:
         """Return the decision when its writes were not made, or not to the end."""
         if decision.change is None or self.apply is None:
             return decision
-        failed = {name: Written(failed=reason) for name in decision.change.cgroup}
+        failed = {name: Written(failed=reason) for name in plain_cgroup_values(decision.change)}
         return self._with_written(replace(decision, unwritten=reason), failed)
 
     def _with_written(self, decision: Decision, written: Mapping[str, Written]) -> Decision:
@@ -466,6 +527,8 @@ class ChainRun:
 
 def _is_small(view: View) -> bool:
     """Return whether a view is of the size of a short message; one of a record may be long all the same."""
+    if not isinstance(view, ContainerView | PodView):
+        return False
     pod = view.pod if isinstance(view, ContainerView) else view
     size = 0
     for entries in (pod.labels, pod.annotations, view.annotations):

@@ -111,14 +111,9 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupChange:
-    """Values that the CRI cannot carry, written directly to the cgroup of the pod or container."""
+class Change:
+    """What all changes have."""
 
-    cgroup: Mapping[str, CgroupValue] = field(default_factory=dict)
-    """By cgroup v1 name (`cpu.shares`, `cpu.cfs_quota_us`, `memory.limit_in_bytes`); -1 means unlimited.
-
-    `runtimeproxy.cgroups` maps names and values to version 2.
-    """
     reason: str = ""
     """The reason, for the audit; must not contain secrets."""
     requires: Mapping[str, str] = field(default_factory=dict)
@@ -127,8 +122,31 @@ class CgroupChange:
     problems: tuple[str, ...] = ()
     """Input that the policy could not read, such as one value of an annotation.
 
-    Each is reported with the pod; the rest of the change is applied. Must not contain secrets.
+    Each is reported with the pod; the rest of the change is applied. With nothing else in the change, the
+    policy cannot decide: what it wanted before stays. Must not contain secrets.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupChange(Change):
+    """Values that the CRI cannot carry, written directly to the cgroup of the pod, container or class."""
+
+    cgroup: Mapping[str, CgroupValue] = field(default_factory=dict)
+    """By cgroup v1 name (`cpu.shares`, `cpu.cfs_quota_us`, `memory.limit_in_bytes`); -1 means unlimited.
+
+    `runtimeproxy.cgroups` maps names and values to version 2.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange(Change):
+    """A change of the node itself."""
+
+    sysctl: Mapping[str, int | str] = field(default_factory=dict)
+    """By name, such as `kernel.sched_core`."""
+    cgroups: Mapping[str, Mapping[str, CgroupValue]] = field(default_factory=dict)
+    """Values of cgroups that are no pod's, such as those of host applications: by path below a controller's
+    mount, then by cgroup v1 name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

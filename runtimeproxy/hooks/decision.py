@@ -1,11 +1,12 @@
-"""From the policies of one call to its decision: runs one policy after the other, and sums up.
+"""From policies to a decision: runs one policy after the other for one pod or container, and sums up.
 
 All functions are pure but for the policies that they call: they know no threads and no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,8 +14,9 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
+from runtimeproxy.hooks.algebra import Outcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
-from runtimeproxy.hooks.changes import CgroupChange, PodChange
+from runtimeproxy.hooks.changes import Change, PodChange
 from runtimeproxy.hooks.fields import (
     CGROUP,
     Field,
@@ -25,12 +27,14 @@ from runtimeproxy.hooks.fields import (
     change_from,
     is_same,
     merge,
+    pod_of,
 )
-from runtimeproxy.hooks.loaded import HookMethod, LoadedPolicy
+from runtimeproxy.hooks.loaded import LoadedPolicy, ReadResponse
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable
-from runtimeproxy.hooks.views import ContainerView
+from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
+from runtimeproxy.node.snapshot import Input, InputState, Node
 
 HANGS: Final = "still hangs from an earlier call"
 
@@ -49,21 +53,26 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The result of all policies for one call."""
+    """The result of all policies for one call; outside of calls, for one pod, container, class or node."""
 
     hook: Hook
     merged: Merged
-    """The changes of the enforcing policies."""
-    change: CgroupChange | None = None
-    """The merged change; None when the call goes on as it came. Always None when refused.
+    """The changes of the enforcing policies: of each field the claims, and the value that they lead to."""
+    change: Change | None = None
+    """The merged change, with resolved values; None when the call goes on as it came, or is refused.
 
-    A PodChange before RunPodSandbox and UpdatePodSandboxResources, a ContainerChange before CreateContainer
-    and UpdateContainerResources, else a plain CgroupChange.
+    A PodChange for pods, a ContainerChange when a container is created, updated or evaluated, a NodeChange
+    for the node, else a plain CgroupChange.
+    """
+    without_answer: frozenset[str] = frozenset()
+    """The policies that should have answered and did not: failed, skipped, or off for want of an input.
+
+    What they wanted before still holds; of all others it holds no more if it is not in `merged`.
     """
     owners: Mapping[str, str] = field(default_factory=dict)
-    """The owning policy of each field that a policy has set, by names such as `resources.cpu_shares`.
+    """The owner of each field that policies give a value to, by names such as `resources.cpu_shares`.
 
-    Also fields whose value was there already: the policy runs again when the kubelet changes them.
+    Also of fields whose value was there already.
     """
     written_once: frozenset[str] = frozenset()
     """The parameters of `change.cgroup` that are not written again after foreign changes."""
@@ -105,7 +114,7 @@ class Failure(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The state of one call between two policies. Replaced, never changed: a hung thread cannot spoil it."""
+    """The state between two policies. Replaced, never changed: a hung thread cannot spoil it."""
 
     enforced: Merged
     """The changes of the enforcing policies."""
@@ -113,39 +122,86 @@ class Progress(NamedTuple):
     """With those of the dry-run policies; None if there are no dry-run policies."""
     entries: tuple[AuditEntry, ...] = ()
     refusal: Refusal | None = None
+    without_answer: frozenset[str] = frozenset()
+
+
+def evaluate(
+    policies: Iterable[LoadedPolicy],
+    view: View,
+    node: Node,
+    *,
+    hook: Hook | None = None,
+    rule: ConflictRule = ConflictRule.LATER,
+) -> Decision:
+    """Return what these policies want, in this thread and without time limits; hook servers are left out.
+
+    Args:
+        policies: in the order of (priority, name).
+        view: a recorded pod or container, the pods of a QoS class, or the node; for `hook` what it gets.
+        node: the node.
+        hook: where the policies run; None for the evaluation of something that exists.
+        rule: whose value counts when two policies set one field.
+    """
+    subject = Subject(hook or evaluation_of(view), view, time.time(), rule)
+    pod = pod_of(view)
+    merged = Merged(view)
+    progress = Progress(merged, merged)
+    for policy in policies:
+        if subject.hook in policy.methods and (pod is None or policy.selector.matches(pod)):
+            progress, _ = run_policy(policy, subject, node, progress)
+        if progress.refusal is not None:
+            break
+    return make_decision(subject, progress)
+
+
+def evaluation_of(view: View) -> Hook:
+    """Return where policies run for something that exists."""
+    if isinstance(view, ContainerView):
+        return Hook.EVALUATE_CONTAINER
+    if isinstance(view, PodView):
+        return Hook.EVALUATE_POD
+    return Hook.EVALUATE_QOS_CLASS if isinstance(view, ClassView) else Hook.EVALUATE_NODE
 
 
 def run_policy(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, response: HookMethod | None = None
+    policy: LoadedPolicy,
+    subject: Subject,
+    node: Node,
+    progress: Progress,
+    response: ReadResponse | None = None,
 ) -> tuple[Progress, Failure | None]:
-    """Run one policy's hook, check its change and merge it. Never raises, whatever the policy does.
+    """Run one policy, check its change and merge it. Never raises, whatever the policy does.
 
     Args:
         policy: the policy.
         subject: the call.
+        node: the node.
         progress: as of before the policy.
-        response: the response of the policy's process, instead of a hook in this process.
+        response: the response of the policy's process, instead of a method in this process.
     """
     enforces = policy.mode is Mode.ENFORCE
     merged = progress.enforced if enforces or progress.dry_run is None else progress.dry_run
-    # At RunPodSandbox earlier policies may have changed labels and annotations.
-    is_new_pod = response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX
-    if is_new_pod and not policy.selector.matches(merged.pod):
-        return progress, None
+    view = merged.view if response is not None else merged.start
+    # When a sandbox is created, earlier policies may have changed labels, annotations and cgroup parent.
+    if response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX:
+        view = merged.new_pod
+        if not policy.selector.matches(view):
+            return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
-        entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "the hook is not run in dry-run")
+        entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
         return progress._replace(entries=(*progress.entries, entry)), None
-    view = merged.view
     try:
+        if (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
+            return _with_off(policy, subject, progress, off), None
         try:
-            change = (response or policy.methods[subject.hook])(view)
+            change = policy.methods[subject.hook](view, node) if response is None else response(view)
         except RefusalError as error:
-            return _with_refusal(policy, subject, progress, error)
+            return _with_refusal(policy, subject, progress, error, is_remote=response is not None)
         if change is None:
             return progress, None
         problem = problem_of(subject.hook, change)
-        if problem is None and isinstance(change, CgroupChange):
-            accepted = usable(subject.hook, change, view, subject.node.facts())
+        if problem is None and isinstance(change, Change):
+            accepted = usable(subject.hook, change, merged, node.facts)
             return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything, SystemExit too: it failed
@@ -153,13 +209,45 @@ def run_policy(
     return add_failure(subject, progress, failure), failure
 
 
+class Off(NamedTuple):
+    """Why a policy has no say, although its selector matches."""
+
+    reason: str
+    is_temporary: bool
+    """Whether an input is not known yet: what the policy wanted before still holds."""
+
+
+def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
+    """Return why a policy is off for a pod or container, for a QoS class or the node; None if it is not."""
+    if policy.features and node.state_of(Input.CGROUPS) is InputState.KNOWN:
+        missing = policy.features - node.features
+        if missing:
+            return Off(f"the kernel lacks {', '.join(sorted(missing))}", is_temporary=False)
+    pod = pod_of(view)
+    if pod is None:
+        unknown = tuple(each for each in policy.inputs if node.state_of(each) is InputState.UNKNOWN)
+    else:
+        unknown = node.unknown_inputs(policy.inputs, pod)
+    return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
+
+
+def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, off: Off) -> Progress:
+    if not off.is_temporary:
+        return progress
+    entry = subject.entry(AuditKind.OFF, policy, off.reason)
+    without_answer = progress.without_answer | {policy.name}
+    return progress._replace(entries=(*progress.entries, entry), without_answer=without_answer)
+
+
 def _with_refusal(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, error: RefusalError
+    policy: LoadedPolicy, subject: Subject, progress: Progress, error: RefusalError, *, is_remote: bool
 ) -> tuple[Progress, Failure | None]:
-    if not subject.is_refusable:
-        reason = f"refused after the call: {error.text}"
+    if not (subject.is_creation or (is_remote and subject.is_refusable)):
+        reason = f"refused, which counts when a pod or container is created only: {error.text}"
         failure = Failure(policy, FailureKind.FAILED, reason, "refused too late")
-        return add_failure(subject, progress, failure), failure
+        entry = subject.entry(AuditKind.FAILED, policy, reason)
+        without_answer = progress.without_answer | {policy.name}
+        return progress._replace(entries=(*progress.entries, entry), without_answer=without_answer), failure
     entry = subject.entry(AuditKind.REFUSED, policy, str(error.text))
     progress = progress._replace(entries=(*progress.entries, entry))
     if policy.mode is Mode.ENFORCE:
@@ -172,7 +260,7 @@ def _with_change(
     policy: LoadedPolicy,
     subject: Subject,
     progress: Progress,
-    change: CgroupChange,
+    change: Change,
     accepted: Usable,
 ) -> Progress:
     """Merge the usable fields of a change; each update, conflict and field left out gets an audit entry."""
@@ -183,14 +271,15 @@ def _with_change(
         entry = subject.entry(AuditKind.LEFT_OUT, policy, why)
         entries.append(entry._replace(field=field_name, new=value))
     enforced, dry_run, rule = progress.enforced, progress.dry_run, subject.rule
+    name, fields, priority = policy.name, accepted.fields, policy.priority
     updates: tuple[FieldUpdate, ...] = ()
     kind = AuditKind.WOULD_CHANGE
     if dry_run is not None:
-        dry_run, updates = merge(dry_run, policy.name, accepted.fields, reason=reason, rule=rule)
+        dry_run, updates = merge(dry_run, name, fields, priority=priority, reason=reason, rule=rule)
     if policy.mode is Mode.ENFORCE:
         kind, is_remote = AuditKind.CHANGED, bool(policy.remote_hooks)
         enforced, updates = merge(
-            enforced, policy.name, accepted.fields, reason=reason, rule=rule, is_remote=is_remote
+            enforced, name, fields, priority=priority, reason=reason, rule=rule, is_remote=is_remote
         )
     for update in updates:
         if update.other:
@@ -199,14 +288,21 @@ def _with_change(
         if not update.other or rule is ConflictRule.LATER:
             note = accepted.notes.get(update.field, "")
             entries.append(subject.entry(kind, policy, reason, update, note))
-    return progress._replace(enforced=enforced, dry_run=dry_run, entries=tuple(entries))
+    without_answer = progress.without_answer
+    if change.problems and not fields:
+        # It cannot decide.
+        without_answer |= {policy.name}
+    return Progress(enforced, dry_run, tuple(entries), progress.refusal, without_answer)
 
 
 def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progress:
     """Note that a policy failed; the call is refused if its failure policy says so and it still can be."""
     policy, reason = failure.policy, failure.reason
     kind = AuditKind.INVALID if failure.kind is FailureKind.INVALID else AuditKind.FAILED
-    progress = progress._replace(entries=(*progress.entries, subject.entry(kind, policy, reason)))
+    progress = progress._replace(
+        entries=(*progress.entries, subject.entry(kind, policy, reason)),
+        without_answer=progress.without_answer | {policy.name},
+    )
     if progress.refusal is not None or not policy.refuses_on_failure or not subject.is_refusable:
         return progress
     is_late = failure.kind in (FailureKind.TIMED_OUT, FailureKind.SKIPPED)
@@ -218,24 +314,41 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
     """Return the decision after all policies have run, or one refused."""
     if progress.refusal is not None:
         return refuse(subject, progress.entries, progress.refusal)
-    merged = progress.enforced
+    merged, entries = progress.enforced, progress.entries
     owners: dict[str, str] = {}
     changed: dict[Field, Value] = {}
     written_once: set[str] = set()
-    for changed_field, claim in merged.claims.items():
-        owners[str(changed_field)] = claim.policy
-        if claim.is_remote and changed_field.group == CGROUP:
+    for changed_field, each in merged.fields.items():
+        if each.resolved is not None:
+            entries += tuple(_notes(subject, changed_field, each.resolved))
+        if not each.owner:
+            continue
+        owners[str(changed_field)] = each.owner
+        if each.is_remote and changed_field.group == CGROUP:
             written_once.add(changed_field.key)
-        if not is_same(changed_field, claim.original, claim.value):
-            changed[changed_field] = claim.value
+        if not is_same(changed_field, each.original, each.value):
+            changed[changed_field] = each.value
     return Decision(
         hook=subject.hook,
         merged=merged,
         change=change_from(subject.hook, changed, "; ".join(merged.reasons)) if changed else None,
+        without_answer=progress.without_answer,
         owners=owners,
         written_once=frozenset(written_once),
-        audit=progress.entries,
+        audit=entries,
     )
+
+
+def _notes(subject: Subject, field: Field, resolved: Resolved) -> Iterator[AuditEntry]:
+    """Yield an entry for each claim without its whole effect; of sets the conflict has been reported."""
+    for claim, outcome, why in resolved.notes:
+        if claim.role is not Role.SET or outcome is not Outcome.LOST:
+            reason = f"{claim.role} {claim.value}: {why}"
+            entry = subject.entry(AuditKind.VOID, claim.owner, reason)
+            yield entry._replace(field=str(field), new="" if resolved.value is None else str(resolved.value))
+    if resolved.problem:
+        entry = subject.entry(AuditKind.VOID, resolved.owner, resolved.problem)
+        yield entry._replace(field=str(field), new=str(resolved.value))
 
 
 def refuse(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) -> Decision:

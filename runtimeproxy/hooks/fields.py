@@ -1,9 +1,9 @@
 """Fields of changes and views, and merging the changes of several policies. All functions are pure.
 
 A field is the unit of ownership, such as `resources.cpu_shares` or `annotations[key]`. Changes are merged in
-the policies' order: each policy sees what the earlier ones changed, and every changed field has one owner. A
-field that two policies set to different values is a conflict: it is reported, and the later policy's value
-counts unless the rule says otherwise.
+the order of (priority, name). What policies give for a value of a cgroup becomes claims, which `algebra`
+resolves where they do more than set it. A field that two policies set to different values is a conflict: it
+is reported, and the later policy's value counts unless the rule says otherwise.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
     Add,
     AtMost,
     CgroupChange,
+    Change,
     Clear,
     ContainerChange,
     DeviceSpec,
     MountSpec,
+    NodeChange,
     PodChange,
     ResourceChange,
     Scale,
 )
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.units import UNLIMITED
 
-View: TypeAlias = PodView | ContainerView
+View: TypeAlias = PodView | ContainerView | ClassView | Node
+"""What a policy is asked about; the node itself for `Policy.node`."""
 Value: TypeAlias = int | str | bytes | Clear | Scale | Add | AtMost | MountSpec | DeviceSpec | None
 """A field's value; None if a view has none."""
 
@@ -46,7 +51,12 @@ MOUNTS: Final = "mounts"
 DEVICES: Final = "devices"
 CGROUP: Final = "cgroup"
 CGROUP_PARENT: Final = "cgroup_parent"
+SYSCTL: Final = "sysctl"
+NODE_CGROUP: Final = "cgroups"
+"""Its keys are paths of files: the cgroup's path, a slash and the parameter."""
 
+SERVER_PREFIX: Final = "server:"
+"""Begins the owner of a hook server's claims; the server's name follows."""
 RESOURCE_NAMES: Final = tuple(
     field.name for field in dataclasses.fields(ResourceChange) if field.name != "unified"
 )
@@ -66,25 +76,35 @@ _SAME_AS_ABSENT: Final[Mapping[str, Value]] = {
     "memory_swap_limit_bytes": UNLIMITED,
     "oom_score_adj": 0,
 }
-_POD_GROUPS: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
-_CREATE_GROUPS: Final = frozenset(
-    {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP}
-)
+_CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
+"""The groups whose values are claims, which hold as long as the pod or container runs."""
+_IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
+"""What policies are shown of the changes of earlier ones when a sandbox is created."""
+_CREATE_POD: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
+_CREATE: Final = frozenset({RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP})
+_RUNNING: Final = frozenset({RESOURCES, UNIFIED, CGROUP})
 _GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
-    Hook.PRE_RUN_POD_SANDBOX: _POD_GROUPS,
-    Hook.PRE_CREATE_CONTAINER: _CREATE_GROUPS,
-    Hook.PRE_UPDATE_CONTAINER_RESOURCES: frozenset({RESOURCES, UNIFIED, ANNOTATIONS, CGROUP}),
-    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: frozenset({RESOURCES, UNIFIED, CGROUP}),
+    Hook.PRE_RUN_POD_SANDBOX: _CREATE_POD,
+    Hook.PRE_CREATE_CONTAINER: _CREATE,
+    Hook.PRE_UPDATE_CONTAINER_RESOURCES: _RUNNING | {ANNOTATIONS},
+    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: _RUNNING,
+    Hook.EVALUATE_POD: _RUNNING,
+    Hook.EVALUATE_CONTAINER: _RUNNING,
+    Hook.EVALUATE_NODE: frozenset({SYSCTL, NODE_CGROUP}),
 }
 """The groups of fields that count at a hook; at all others only cgroup values do."""
 _CGROUP_ONLY: Final = frozenset({CGROUP})
-_CHANGE_TYPES: Final[Mapping[Hook, type[CgroupChange]]] = {
+_CHANGE_TYPES: Final[Mapping[Hook, type[Change]]] = {
     Hook.PRE_RUN_POD_SANDBOX: PodChange,
     Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: PodChange,
+    Hook.EVALUATE_POD: PodChange,
     Hook.PRE_CREATE_CONTAINER: ContainerChange,
     Hook.PRE_UPDATE_CONTAINER_RESOURCES: ContainerChange,
+    Hook.EVALUATE_CONTAINER: ContainerChange,
+    Hook.EVALUATE_NODE: NodeChange,
 }
 """The type of the merged change at a hook; at all others it is a plain CgroupChange."""
+_ROLES: Final = (Scale, Add, AtMost)
 
 
 class Field(NamedTuple):
@@ -102,7 +122,7 @@ class Field(NamedTuple):
 Fields: TypeAlias = Mapping[Field, Value]
 
 
-def fields_of(change: CgroupChange, hook: Hook) -> dict[Field, Value]:
+def fields_of(change: Change, hook: Hook) -> dict[Field, Value]:
     """Return a copy of a change as flat fields, without those that do not count at the hook."""
     counting = _GROUPS.get(hook, _CGROUP_ONLY)
     fields: dict[Field, Value] = {}
@@ -113,7 +133,12 @@ def fields_of(change: CgroupChange, hook: Hook) -> dict[Field, Value]:
     return fields
 
 
-def _entries_by_group(change: CgroupChange) -> list[tuple[str, Mapping[str, Value]]]:
+def _entries_by_group(change: Change) -> list[tuple[str, Mapping[str, Value]]]:
+    if isinstance(change, NodeChange):
+        values = {
+            f"{path}/{name}": value for path, each in change.cgroups.items() for name, value in each.items()
+        }
+        return [(SYSCTL, change.sysctl), (NODE_CGROUP, values)]
     groups: list[tuple[str, Mapping[str, Value]]] = []
     if isinstance(change, PodChange | ContainerChange):
         resources = change.resources
@@ -134,11 +159,12 @@ def _entries_by_group(change: CgroupChange) -> list[tuple[str, Mapping[str, Valu
         groups.append((ENV, change.env))
         groups.append((MOUNTS, {mount.container_path: mount for mount in change.mounts}))
         groups.append((DEVICES, {device.container_path: device for device in change.devices}))
-    groups.append((CGROUP, change.cgroup))
+    if isinstance(change, CgroupChange):
+        groups.append((CGROUP, change.cgroup))
     return groups
 
 
-def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
+def change_from(hook: Hook, fields: Fields, reason: str) -> Change:
     """Return the change that sets these fields; the reverse of `fields_of`."""
     groups: dict[str, dict[str, Any]] = {}
     for field, value in fields.items():
@@ -149,6 +175,11 @@ def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
             arguments[group] = tuple(entries.values())
         elif group == CGROUP_PARENT:
             arguments[group] = entries[""]
+        elif group == NODE_CGROUP:
+            cgroups = arguments[group] = {}
+            for place, value in entries.items():
+                path, _, name = place.rpartition("/")
+                cgroups.setdefault(path, {})[name] = value
         elif group not in (RESOURCES, UNIFIED):
             arguments[group] = entries
     if RESOURCES in groups or UNIFIED in groups:
@@ -156,14 +187,18 @@ def change_from(hook: Hook, fields: Fields, reason: str) -> CgroupChange:
     return _CHANGE_TYPES.get(hook, CgroupChange)(**arguments)
 
 
-def plain_cgroup_values(change: CgroupChange) -> Mapping[str, int | str]:
+def plain_cgroup_values(change: Change) -> Mapping[str, int | str]:
     """Return the cgroup values of a merged change, which are those to be written."""
+    if not isinstance(change, CgroupChange):
+        return {}
     return {name: value for name, value in change.cgroup.items() if isinstance(value, int | str)}
 
 
 def current_value(view: View, field: Field) -> Value:
     """Return a view's value of a field; None if there is none, or if views do not have the field."""
     group, key = field
+    if not isinstance(view, PodView | ContainerView):
+        return None
     pod = view if isinstance(view, PodView) else view.pod
     resources = view.resources if isinstance(view, PodView) else view.current
     if group == RESOURCES:
@@ -183,6 +218,13 @@ def current_value(view: View, field: Field) -> Value:
     return entries.get(key)
 
 
+def pod_of(view: View) -> PodView | None:
+    """Return the pod that a view is of; None if it is of no single pod."""
+    if isinstance(view, ContainerView):
+        return view.pod
+    return view if isinstance(view, PodView) else None
+
+
 def is_same(field: Field, old: Value, new: Value) -> bool:
     """Return whether setting a field from `old` to `new` changes nothing.
 
@@ -199,18 +241,25 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
 
 # --- merging ---------------------------------------------------------------------------------------------
 
-_NO_CLAIMS: Final[Mapping[Field, Claim]] = MappingProxyType({})
 
+class MergedField(NamedTuple):
+    """One field with all that policies gave for it."""
 
-class Claim(NamedTuple):
-    """The owner of a field, and its value."""
-
-    policy: str
     value: Value
+    """With all claims; the original one if none of them counts."""
     original: Value
-    """What the field held before any policy."""
+    """Before any policy."""
+    owner: str
+    """Whose value it is, joined by `+` if several contribute; empty if no claim counts."""
+    claims: tuple[Claim, ...] = ()
+    """All that policies gave, in their order; empty for fields that count at creation only."""
+    resolved: Resolved | None = None
+    """How the value came about, if any claim does more than set it."""
     is_remote: bool = False
     """Whether the owner is a hook server."""
+
+
+_NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
 
 
 class FieldUpdate(NamedTuple):
@@ -218,7 +267,7 @@ class FieldUpdate(NamedTuple):
 
     field: Field
     old: Value
-    """What the policy saw there."""
+    """The value before."""
     new: Value
     other: str = ""
     """The earlier owner of the field, if this is a conflict."""
@@ -229,21 +278,26 @@ class Merged(NamedTuple):
 
     start: View
     """Before any policy."""
-    claims: Mapping[Field, Claim] = _NO_CLAIMS
+    fields: Mapping[Field, MergedField] = _NO_FIELDS
     reasons: tuple[str, ...] = ()
 
     @property
     def view(self) -> View:
-        """With these changes; made anew each time, since most calls end without using it."""
-        if not self.claims:
-            return self.start
-        return apply_fields(self.start, {key: claim.value for key, claim in self.claims.items()})
+        """With these changes, as hook servers see it; made anew each time."""
+        return self._view_of({key: each.value for key, each in self.fields.items() if each.owner})
 
     @property
-    def pod(self) -> PodView:
-        """The pod that selectors look at; no change of a container touches that."""
-        view = self.start if isinstance(self.start, ContainerView) else self.view
-        return view.pod if isinstance(view, ContainerView) else view
+    def new_pod(self) -> PodView:
+        """A pod to be created with labels, annotations and cgroup parent of these changes.
+
+        What a container's change has of them does not concern the pod that its policies see.
+        """
+        changed = {key: each.value for key, each in self.fields.items() if key.group in _IDENTITY}
+        view = self._view_of(changed) if isinstance(self.start, PodView) else self.start
+        return pod_of(view) or PodView()
+
+    def _view_of(self, changed: Fields) -> View:
+        return apply_fields(self.start, changed) if changed else self.start
 
 
 def merge(
@@ -251,33 +305,91 @@ def merge(
     policy: str,
     change: Fields,
     *,
+    priority: int = 0,
     reason: str = "",
     rule: ConflictRule = ConflictRule.LATER,
     is_remote: bool = False,
 ) -> tuple[Merged, tuple[FieldUpdate, ...]]:
-    """Merge one policy's change into those of the earlier policies.
+    """Merge one policy's change into those of policies that come before it by (priority, name).
 
     Returns:
         The merged changes and the updates, for the audit. A value that is already there is not an update, but
         the policy owns the field.
     """
-    accepted: dict[Field, Claim] = {}
+    accepted: dict[Field, MergedField] = {}
     updates: list[FieldUpdate] = []
+    claimant = f"{SERVER_PREFIX}{policy}" if is_remote else policy
     for key, value in change.items():
-        claim = merged.claims.get(key)
-        if claim is None:
-            old = current_value(merged.start, key)
-            accepted[key] = Claim(policy, value, old, is_remote)
-            if not is_same(key, old, value):
-                updates.append(FieldUpdate(key, old, value))
-        elif claim.value != value:
-            updates.append(FieldUpdate(key, claim.value, value, claim.policy))
-            if rule is ConflictRule.LATER:
-                accepted[key] = Claim(policy, value, claim.original, is_remote)
+        before = merged.fields.get(key)
+        if before is None:
+            original = current_value(merged.start, key)
+            before = MergedField(original, original, "")
+        claims, rival = before.claims, ""
+        if key.group in _CLAIMED:
+            claims = (*claims, *claims_of(claimant, value, priority=priority, reason=reason))  # type: ignore[arg-type]
+        if before.resolved is not None or isinstance(value, _ROLES) or (value is CLEAR and _is_file(key)):
+            after = _resolved(merged.start, key, before.original, claims, rule)
+            rival = _rival(before, value)
+        else:
+            if before.owner and before.value != value:
+                rival = before.owner
+            if before.owner and (not rival or rule is ConflictRule.EARLIER):
+                after = before._replace(claims=claims)
+            else:
+                after = MergedField(value, before.original, policy, claims, None, is_remote)
+        accepted[key] = after
+        if rival:
+            shown = after.value if isinstance(value, _ROLES) else value
+            updates.append(FieldUpdate(key, before.value, shown, rival))
+        elif not is_same(key, before.value, after.value):
+            updates.append(FieldUpdate(key, before.value, after.value))
     if not accepted:
-        return merged, tuple(updates)
+        return merged, ()
     reasons = (*merged.reasons, f"{policy}: {reason}") if reason else merged.reasons
-    return Merged(merged.start, MappingProxyType({**merged.claims, **accepted}), reasons), tuple(updates)
+    return Merged(merged.start, MappingProxyType({**merged.fields, **accepted}), reasons), tuple(updates)
+
+
+def _is_file(field: Field) -> bool:
+    """Whether a field is a file, which has no way of being taken away but its neutral value."""
+    return field.group in (CGROUP, NODE_CGROUP)
+
+
+def _resolved(
+    start: View, field: Field, original: Value, claims: tuple[Claim, ...], rule: ConflictRule
+) -> MergedField:
+    """Resolve claims of which some do more than set the value."""
+    base: Value = None
+    if field.group == RESOURCES and isinstance(start, PodView | ContainerView):
+        resources = start.resources if isinstance(start, PodView) else start.requested
+        base = getattr(resources, field.key)
+    resolved = resolve(
+        parameter_of(field),
+        base if isinstance(base, int | str) else None,
+        claims,
+        rule=rule,
+        # What the file of a cgroup held before is for the ledger to know.
+        is_base_known=field.group == RESOURCES,
+    )
+    value = CLEAR if resolved.is_clear and not _is_file(field) else resolved.value
+    return MergedField(value if resolved.used else original, original, resolved.owner, claims, resolved)
+
+
+def parameter_of(field: Field) -> str:
+    """Return the cgroup parameter of a claimed field by its version 1 name; its own name if there is none."""
+    if field.group == RESOURCES:
+        return RESOURCE_PARAMETERS.get(field.key, field.key)
+    return field.key.rpartition("/")[2] if field.group == NODE_CGROUP else field.key
+
+
+def _rival(before: MergedField, value: Value) -> str:
+    """Return who has set a field to another value than this one; empty if nobody has, or it sets none."""
+    wanted = value.value if isinstance(value, Scale) else value
+    if wanted is None or isinstance(wanted, _ROLES):
+        return ""
+    if before.resolved is None:
+        return before.owner if before.value != wanted else ""
+    used = before.resolved.used[:1]
+    return next((each.owner for each in used if each.role is Role.SET and each.value != wanted), "")
 
 
 def apply_fields(view: View, change: Fields) -> View:
@@ -285,7 +397,9 @@ def apply_fields(view: View, change: Fields) -> View:
     groups: dict[str, dict[str, Value]] = {}
     for (group, key), value in change.items():
         groups.setdefault(group, {})[key] = value
-    return _changed_pod(view, groups) if isinstance(view, PodView) else _changed_container(view, groups)
+    if isinstance(view, PodView):
+        return _changed_pod(view, groups)
+    return _changed_container(view, groups) if isinstance(view, ContainerView) else view
 
 
 def _changed_pod(pod: PodView, groups: Mapping[str, Mapping[str, Value]]) -> PodView:

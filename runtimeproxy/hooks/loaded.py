@@ -1,4 +1,4 @@
-"""Policies as the chain runs them: an instance with its hooks and effective settings, or a remote server."""
+"""Policies as the chain runs them: an instance with methods and effective settings, or a hook server."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.policy import METHOD_HOOKS, FailurePolicy, Hook, Mode, Policy
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.settings import PolicySettings
 
-HookMethod: TypeAlias = Callable[[Any], object]
-"""A bound hook: gets a view, and should return a change or None, but may return or raise anything."""
+if TYPE_CHECKING:
+    from runtimeproxy.node.snapshot import Input, Node
+
+PolicyMethod: TypeAlias = Callable[[Any, "Node"], object]
+"""A bound method: gets a view and the node, and should return a change or None, but may return or raise
+anything."""
 
 FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
 """Prefix of the module names of policy files."""
-OnResponse: TypeAlias = Callable[[HookMethod, bool], None]
-"""Gets the response of another process as a hook: calling it returns the change, or raises the error.
+ReadResponse: TypeAlias = Callable[[Any], object]
+"""Reads the response of another process to a view: returns the change, or raises the error."""
+OnResponse: TypeAlias = Callable[[ReadResponse, bool], None]
+"""Gets the response of another process.
 
 The second argument says whether that call takes long, and so belongs into a worker thread."""
 
@@ -63,12 +69,16 @@ class LoadedPolicy:
     timeout_s: float
     mode: Mode = Mode.ENFORCE
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
-    methods: Mapping[Hook, HookMethod] = field(default_factory=dict)
-    """The hooks that it implements in this process."""
+    methods: Mapping[Hook, PolicyMethod] = field(default_factory=dict)
+    """What runs in this process."""
     remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
     """The hooks that another process implements for it: a policy has either these or `methods`."""
     selector: PodSelector = EVERY_POD
     """The pods that it runs for: the policy's own selector, narrowed by the settings."""
+    inputs: tuple[Input, ...] = ()
+    """While one of them is unknown for a pod, the policy is off for it."""
+    features: frozenset[str] = frozenset()
+    """The policy is off on a node that is known to lack one."""
 
     @property
     def refuses_on_failure(self) -> bool:
@@ -76,9 +86,9 @@ class LoadedPolicy:
         return self.mode is Mode.ENFORCE and self.failure_policy is FailurePolicy.FAIL
 
 
-def overridden_hooks(policy: type[Policy]) -> tuple[Hook, ...]:
-    """Return the hooks that a policy class implements, in the order of `Hook`."""
-    return tuple(hook for hook in Hook if getattr(policy, hook) is not getattr(Policy, hook))
+def overridden_methods(policy: type[Policy]) -> tuple[str, ...]:
+    """Return the methods that a policy class implements, in the order of the contract."""
+    return tuple(name for name in METHOD_HOOKS if getattr(policy, name) is not getattr(Policy, name))
 
 
 def origin_of(policy: type[object]) -> str:
@@ -90,7 +100,7 @@ def origin_of(policy: type[object]) -> str:
 
 
 def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy:
-    """Return a policy instance with its hooks and effective settings.
+    """Return a policy instance with its methods and effective settings.
 
     Raises:
         PolicyLoadError: a priority outside 0 to 99 or a timeout that is not above 0.
@@ -103,9 +113,9 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         raise PolicyLoadError(f"{origin}: priority {priority} is not in {MIN_PRIORITY} to {MAX_PRIORITY}")
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise PolicyLoadError(f"{origin}: timeout_s {timeout_s} is not a time above 0")
-    concern = policy.concern
+    selector = policy.selector
     if settings.namespaces or settings.selector is not None:
-        concern = concern.narrowed(settings.namespaces, settings.selector)
+        selector = selector.narrowed(settings.namespaces, settings.selector)
     policy.dry_run = settings.mode is Mode.DRY_RUN
     return LoadedPolicy(
         name=policy.name,
@@ -115,6 +125,20 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         timeout_s=timeout_s,
         mode=settings.mode,
         failure_policy=settings.failure_policy,
-        selector=concern,
-        methods=MappingProxyType({hook: getattr(policy, hook) for hook in overridden_hooks(type(policy))}),
+        selector=selector,
+        methods=MappingProxyType(_methods(policy)),
+        inputs=tuple(sorted(policy.inputs)),
+        features=policy.features,
     )
+
+
+def _methods(policy: Policy) -> dict[Hook, PolicyMethod]:
+    methods: dict[Hook, PolicyMethod] = {}
+    for name in overridden_methods(type(policy)):
+        for hook in METHOD_HOOKS[name]:
+            methods[hook] = getattr(policy, name)
+    if Hook.EVALUATE_QOS_CLASS in methods:
+        methods[Hook.EVALUATE_QOS_CLASS] = lambda view, node: policy.qos_class(view.qos, view.pods, node)
+    if Hook.EVALUATE_NODE in methods:
+        methods[Hook.EVALUATE_NODE] = lambda _, node: policy.node(node)
+    return methods

@@ -118,7 +118,12 @@ def load(
     for problem in unknown_names(settings, [policy.name for policy in policies]):
         raise PolicyLoadError(str(problem))
     chosen = [(policy, settings.get(policy.name, PolicySettings())) for policy in policies]
-    return _in_order(_create(policy, each) for policy, each in chosen if each.enabled)
+    return _in_order(_create(policy, each) for policy, each in chosen if is_enabled(policy, each))
+
+
+def is_enabled(policy: type[Policy], settings: PolicySettings) -> bool:
+    """Return whether a policy is used."""
+    return policy.is_default if settings.enabled is None else settings.enabled
 
 
 def import_class(reference: str) -> object:
@@ -158,12 +163,12 @@ class PolicyLoader:
         for policy in classes:
             chosen = settings.get(policy.name, PolicySettings())
             try:
-                if chosen.enabled:
+                if is_enabled(policy, chosen):
                     loaded.append(self._create(policy, chosen, sources.timeout_s))
             except PolicyLoadError as error:
                 problems.append(LoadProblem(policy.name, str(error)))
         failed = {problem.name for problem in problems} - {policy.name for policy in loaded}
-        failed -= {name for name, chosen in settings.items() if not chosen.enabled}
+        failed -= {name for name, chosen in settings.items() if chosen.enabled is False}
         kept = [policy for name, policy in self._running.items() if name in failed]
         names = {policy.name for policy in kept}
         problems = [each._replace(is_kept=each.is_kept or each.name in names) for each in problems]

@@ -1,36 +1,56 @@
-"""The policy contract: a name, and the hooks that the policy implements."""
+"""The policy contract: a name, and pure functions from what is to what should be."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, PodChange
+from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, NodeChange, PodChange
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
-from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.hooks.views import ContainerView, PodView, ResolvedPod
+from runtimeproxy.qos import KubeQoSClass
+
+if TYPE_CHECKING:
+    from runtimeproxy.node.snapshot import Input, Node
 
 
 class Hook(StrEnum):
-    """The hook points: `pre_` before the runtime sees the call, `post_` after it succeeded."""
+    """Where policies and hook servers run: `pre_` before the runtime sees a call, `post_` after its success.
+
+    The first seven are Koordinator's, which hook servers have.
+    """
 
     PRE_RUN_POD_SANDBOX = "pre_run_pod_sandbox"
-    POST_RUN_POD_SANDBOX = "post_run_pod_sandbox"
     PRE_CREATE_CONTAINER = "pre_create_container"
-    POST_CREATE_CONTAINER = "post_create_container"
     PRE_START_CONTAINER = "pre_start_container"
     POST_START_CONTAINER = "post_start_container"
     PRE_UPDATE_CONTAINER_RESOURCES = "pre_update_container_resources"
-    POST_UPDATE_CONTAINER_RESOURCES = "post_update_container_resources"
-    PRE_UPDATE_POD_SANDBOX_RESOURCES = "pre_update_pod_sandbox_resources"
-    POST_UPDATE_POD_SANDBOX_RESOURCES = "post_update_pod_sandbox_resources"
-    PRE_STOP_CONTAINER = "pre_stop_container"
     POST_STOP_CONTAINER = "post_stop_container"
-    PRE_STOP_POD_SANDBOX = "pre_stop_pod_sandbox"
     POST_STOP_POD_SANDBOX = "post_stop_pod_sandbox"
-    PRE_REMOVE_CONTAINER = "pre_remove_container"
+    PRE_UPDATE_POD_SANDBOX_RESOURCES = "pre_update_pod_sandbox_resources"
     POST_REMOVE_CONTAINER = "post_remove_container"
-    PRE_REMOVE_POD_SANDBOX = "pre_remove_pod_sandbox"
-    POST_REMOVE_POD_SANDBOX = "post_remove_pod_sandbox"
+    # Outside of calls.
+    EVALUATE_POD = "evaluate_pod"
+    EVALUATE_CONTAINER = "evaluate_container"
+    EVALUATE_QOS_CLASS = "evaluate_qos_class"
+    EVALUATE_NODE = "evaluate_node"
+
+
+METHOD_HOOKS: Final[Mapping[str, tuple[Hook, ...]]] = {
+    "pod": (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.EVALUATE_POD),
+    "container": (
+        Hook.PRE_CREATE_CONTAINER,
+        Hook.PRE_UPDATE_CONTAINER_RESOURCES,
+        Hook.EVALUATE_CONTAINER,
+    ),
+    "qos_class": (Hook.EVALUATE_QOS_CLASS,),
+    "node": (Hook.EVALUATE_NODE,),
+    "on_started": (Hook.POST_START_CONTAINER,),
+    "on_stopped": (Hook.POST_STOP_CONTAINER,),
+    "on_removed": (Hook.POST_REMOVE_CONTAINER,),
+}
+"""The methods of a policy, and where each runs."""
 
 
 class FailurePolicy(StrEnum):
@@ -48,22 +68,35 @@ class Mode(StrEnum):
 
 
 class Policy:
-    """Base class of all policies: override the hooks you need; the proxy ignores the others.
+    """Base class of all policies: override the methods you need; the proxy ignores the others.
 
-    Hooks are plain functions, run in a worker thread, and must be quick: they get a frozen view and
-    return a change, or None for no change. To refuse the call, raise `runtimeproxy.errors.RefusalError`.
-    Pre hooks may change the message; post hooks may only write cgroup values. Several threads may call one
-    policy at the same time, for calls of different pods.
+    A policy says what should be. Its answer depends on its arguments and options only: the same one is used
+    when the kubelet makes a call, and when the node or a strategy changes while the container runs. It
+    computes from requested values, and does not see what other policies want. None stands for no wish, and an
+    answer that no longer has a field takes the policy's value away again.
+
+    Methods are plain functions, run in a worker thread, and must be quick. Several threads may call one
+    policy at the same time. A policy that raises has no answer: what it wanted before stays.
     """
 
     name: ClassVar[str]
     """Unique, in kebab-case: the name in configuration, audit lines and metrics."""
+    is_default: ClassVar[bool] = True
+    """Whether the policy is used when the configuration does not say so."""
     priority: ClassVar[int] = 50
-    """0 to 99: lower runs earlier; ties are broken by name."""
+    """0 to 99: if two policies set one field, the higher one's value counts; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
-    """How long one call of a hook may take; after that the policy counts as hung."""
-    concern: ClassVar[PodSelector] = EVERY_POD
-    """The pods that the policy runs for; a call that no selector matches needs no worker thread."""
+    """How long one call of a method may take; after that the policy counts as hung."""
+    selector: ClassVar[PodSelector] = EVERY_POD
+    """The pods that the policy is for; a call that no selector matches needs no worker thread."""
+    inputs: ClassVar[frozenset[Input]] = frozenset()
+    """Parts of the node that the answers depend on. While one is unknown for a pod, the policy is off for it,
+    and what it wanted before stays. A change of one leads to new answers for running pods."""
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset()
+    """The same, but the policy copes with unknown ones."""
+    features: ClassVar[frozenset[str]] = frozenset()
+    """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
+    is known to lack one."""
     options_type: ClassVar[type[object] | None] = None
     """A frozen dataclass with the policy's own settings, all with defaults; None if it has none.
 
@@ -74,56 +107,35 @@ class Policy:
     dry_run: bool = False
     """Set on the instance at load; for policies with side effects, which they must not have in dry-run."""
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
-        """Change a pod sandbox before it is created."""
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return what a pod should be: its sandbox, and the values of its own cgroup.
 
-    def post_run_pod_sandbox(self, pod: PodView) -> CgroupChange | None:
-        """The sandbox runs."""
+        Labels, annotations and cgroup parent count when the sandbox is created only; the view has those that
+        policies of lower priority have changed. `runtimeproxy.errors.RefusalError` refuses the pod then, and
+        is only reported later.
+        """
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
-        """Change a container before it is created."""
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return what a container should be.
 
-    def post_create_container(self, container: ContainerView) -> CgroupChange | None:
-        """The container is created, not started."""
+        Environment, mounts, devices and cgroup parent count when it is created only, annotations in calls.
+        `RefusalError` refuses the container when it is created, and is only reported later.
+        """
 
-    def pre_start_container(self, container: ContainerView) -> CgroupChange | None:
-        """The container is about to start."""
+    def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
+        """Return the values of the directory above the pods of a Kubernetes QoS class.
 
-    def post_start_container(self, container: ContainerView) -> CgroupChange | None:
-        """The container runs: its cgroup exists now."""
+        GUARANTEED is the directory of all pods; then `pods` has all, else those of the class.
+        """
 
-    def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
-        """Change an update of a container's resources (resize, CPU manager)."""
+    def node(self, node: Node) -> NodeChange | None:
+        """Return sysctls of the node, and values of cgroups that are no pod's."""
 
-    def post_update_container_resources(self, container: ContainerView) -> CgroupChange | None:
-        """The update is done."""
+    def on_started(self, container: ContainerView, node: Node) -> None:
+        """The container runs. For effects of the policy's own; not called in dry-run."""
 
-    def pre_update_pod_sandbox_resources(self, pod: PodView) -> PodChange | None:
-        """Change an update of a sandbox's resources; the kubelet has already set the pod's cgroup."""
+    def on_stopped(self, container: ContainerView, node: Node) -> None:
+        """StopContainer has succeeded, once for a container; one that ends by itself is not reported."""
 
-    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
-        """The sandbox's resources are updated: set the pod-level cgroup again."""
-
-    def pre_stop_container(self, container: ContainerView) -> CgroupChange | None:
-        """The container is about to be stopped."""
-
-    def post_stop_container(self, container: ContainerView) -> None:
-        """The container is stopped; once per real stop."""
-
-    def pre_stop_pod_sandbox(self, pod: PodView) -> CgroupChange | None:
-        """The sandbox is about to be stopped."""
-
-    def post_stop_pod_sandbox(self, pod: PodView) -> None:
-        """The sandbox is stopped; once per real stop."""
-
-    def pre_remove_container(self, container: ContainerView) -> None:
-        """The container is about to be removed."""
-
-    def post_remove_container(self, container: ContainerView) -> None:
-        """The container is removed and its record forgotten."""
-
-    def pre_remove_pod_sandbox(self, pod: PodView) -> None:
-        """The sandbox is about to be removed."""
-
-    def post_remove_pod_sandbox(self, pod: PodView) -> None:
-        """The sandbox is removed and its record forgotten."""
+    def on_removed(self, container: ContainerView, node: Node) -> None:
+        """The container is removed, alone or with its pod, and its record forgotten."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_hooks
-from runtimeproxy.hooks.policy import Hook, Policy
+from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_methods
+from runtimeproxy.hooks.policy import METHOD_HOOKS, Policy
 from runtimeproxy.hooks.selector import (
     PodSelector,
     selector_problems,
@@ -21,26 +21,40 @@ from runtimeproxy.qos import QoSClass
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LENGTH: Final = 63
-_HOOK_NAMES: Final = frozenset(hook.value for hook in Hook)
-_VIEW_NAMES: Final = frozenset({"PodView", "ContainerView"})
+_METHODS: Final = frozenset(METHOD_HOOKS)
+_VIEW_NAMES: Final = frozenset({"PodView", "ContainerView", "Node", "KubeQoSClass"})
+_HOOKS_OF_0_1: Final[Mapping[str, str]] = {
+    "run_pod_sandbox": "pod",
+    "update_pod_sandbox_resources": "pod",
+    "create_container": "container",
+    "start_container": "container, or on_started for effects of its own",
+    "update_container_resources": "container",
+    "stop_container": "on_stopped",
+    "stop_pod_sandbox": "on_stopped",
+    "remove_container": "on_removed",
+    "remove_pod_sandbox": "on_removed",
+}
+"""What has taken the place of the hooks of version 0.1, which were `pre_` and `post_` of these."""
 
 
 def check_policy_class(policy: object) -> type[Policy]:
     """Return the class if it fulfils the policy contract.
 
-    Public methods that are not hooks are refused: they are misspelled hooks, or helpers without a leading
-    underscore. Plain attributes, properties and nested classes are allowed.
+    Public methods that the contract does not have are refused: they are misspelled, or helpers without a
+    leading underscore; so are the hooks of version 0.1, which would never run. Plain attributes, properties
+    and nested classes are allowed.
 
     Raises:
-        PolicyLoadError: it breaks the contract; the text names module, class and hook.
+        PolicyLoadError: it breaks the contract; the text names module, class and method.
     """
     if not (isinstance(policy, type) and issubclass(policy, Policy)) or policy is Policy:
         raise PolicyLoadError(f"{policy!r} is not a class derived from {origin_of(Policy)}")
+    _check_version(policy)
     _check_attributes(policy)
     for name, value in _public_callables(policy):
         _check_method(policy, name, value)
-    if not overridden_hooks(policy):
-        raise _error(policy, "implements no hook")
+    if not overridden_methods(policy):
+        raise _error(policy, f"implements none of {', '.join(METHOD_HOOKS)}")
     _check_options_type(policy)
     _check_constructor(policy)
     return policy
@@ -50,6 +64,19 @@ def _error(policy: type[Policy], reason: str) -> PolicyLoadError:
     return PolicyLoadError(f"{origin_of(policy)}: {reason}")
 
 
+def _check_version(policy: type[Policy]) -> None:
+    """Refuse what version 0.1 had, and name what has taken its place."""
+    names = {name for base in policy.__mro__ if base not in (Policy, object) for name in vars(base)}
+    for name in sorted(names):
+        if name == "concern":
+            raise _error(policy, "concern: is called selector now")
+        prefix, _, call = name.partition("_")
+        if prefix in ("pre", "post"):
+            guess = difflib.get_close_matches(call, _HOOKS_OF_0_1, n=1)
+            successor = _HOOKS_OF_0_1[guess[0]] if guess else ", ".join(METHOD_HOOKS)
+            raise _error(policy, f"{name}: policies have no hooks any more; its successor is {successor}")
+
+
 def _check_attributes(policy: type[Policy]) -> None:
     name: object = getattr(policy, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
@@ -57,33 +84,46 @@ def _check_attributes(policy: type[Policy]) -> None:
     priority: object = policy.priority
     if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise _error(policy, f"priority {priority!r} is not a number in {MIN_PRIORITY} to {MAX_PRIORITY}")
-    _check_concern(policy)
+    _check_selector(policy)
+    _check_inputs(policy)
     timeout_s: object = policy.timeout_s
     if type(timeout_s) not in (int, float) or not policy.timeout_s > 0:
         raise _error(policy, f"timeout_s {timeout_s!r} is not a time above 0")
 
 
-def _check_concern(policy: type[Policy]) -> None:
+def _check_selector(policy: type[Policy]) -> None:
     """Check the selector: the event loop runs it on the request's own maps, so it must be harmless."""
-    concern: object = policy.concern
-    if type(concern) is not PodSelector:
-        raise _error(policy, f"concern {concern!r} is not a PodSelector")
-    keys: object = concern.annotations
+    selector: object = policy.selector
+    if type(selector) is not PodSelector:
+        raise _error(policy, f"selector {selector!r} is not a PodSelector")
+    keys: object = selector.annotations
     if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
-        raise _error(policy, f"concern: annotations {keys!r} is not a tuple of annotations' keys")
-    classes: object = concern.qos_classes
+        raise _error(policy, f"selector: annotations {keys!r} is not a tuple of annotations' keys")
+    classes: object = selector.qos_classes
     if classes is not None and not (
         isinstance(classes, frozenset) and all(isinstance(each, QoSClass) for each in classes)
     ):
-        raise _error(policy, f"concern: qos_classes {classes!r} is not a frozenset of QoS classes")
-    namespaces: object = concern.namespaces
+        raise _error(policy, f"selector: qos_classes {classes!r} is not a frozenset of QoS classes")
+    namespaces: object = selector.namespaces
     if namespaces is not None and not isinstance(namespaces, frozenset):
-        raise _error(policy, f"concern: namespaces {namespaces!r} is not a frozenset of names")
-    labels: object = concern.labels
+        raise _error(policy, f"selector: namespaces {namespaces!r} is not a frozenset of names")
+    labels: object = selector.labels
     if type(labels) is not LabelSelector or not _is_well_typed(labels):
-        raise _error(policy, f"concern: labels {labels!r} is not a LabelSelector of LabelRequirements")
-    for place, reason in selector_problems(namespaces or (), concern.labels):
-        raise _error(policy, f"concern: {'.'.join(place)}: {reason}")
+        raise _error(policy, f"selector: labels {labels!r} is not a LabelSelector of LabelRequirements")
+    for place, reason in selector_problems(namespaces or (), selector.labels):
+        raise _error(policy, f"selector: {'.'.join(place)}: {reason}")
+
+
+def _check_inputs(policy: type[Policy]) -> None:
+    from runtimeproxy.node.snapshot import Input
+
+    for name in ("inputs", "optional_inputs"):
+        inputs: object = getattr(policy, name)
+        if not (isinstance(inputs, frozenset) and all(isinstance(each, Input) for each in inputs)):
+            raise _error(policy, f"{name} {inputs!r} is not a frozenset of Inputs")
+    features: object = policy.features
+    if not (isinstance(features, frozenset) and all(isinstance(each, str) for each in features)):
+        raise _error(policy, f"features {features!r} is not a frozenset of names")
 
 
 def _is_well_typed(labels: LabelSelector) -> bool:
@@ -106,45 +146,47 @@ def _is_key(key: object) -> bool:
 
 
 def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
-    """Yield the public methods of the class and its bases below Policy, and hooks in any form."""
+    """Yield the public methods of the class and its bases below Policy; those of the contract in any form."""
     for base in policy.__mro__:
         if base in (Policy, object):
             continue
         for name, value in vars(base).items():
             is_method = callable(value) or isinstance(value, classmethod | staticmethod)
-            is_class = isinstance(value, type) and name not in _HOOK_NAMES
-            if name in _HOOK_NAMES or (is_method and not is_class and not name.startswith("_")):
+            is_class = isinstance(value, type) and name not in _METHODS
+            if name in _METHODS or (is_method and not is_class and not name.startswith("_")):
                 yield name, value
 
 
 def _check_method(policy: type[Policy], name: str, value: object) -> None:
-    if name not in _HOOK_NAMES:
-        guess = difflib.get_close_matches(name, _HOOK_NAMES, n=1)
+    if name not in _METHODS:
+        guess = difflib.get_close_matches(name, _METHODS, n=1)
         hint = f"; did you mean {guess[0]}?" if guess else ""
-        raise _error(policy, f"{name}: no such hook{hint} (helpers start with an underscore)")
+        raise _error(policy, f"{name}: no such method{hint} (helpers start with an underscore)")
     if not inspect.isfunction(value):
-        raise _error(policy, f"{name}: a hook is a plain method")
+        raise _error(policy, f"{name}: must be a plain method")
     if (
         inspect.iscoroutinefunction(value)
         or inspect.isgeneratorfunction(value)
         or inspect.isasyncgenfunction(value)
     ):
-        raise _error(policy, f"{name}: a hook is neither async nor a generator; it runs in a worker thread")
+        raise _error(policy, f"{name}: must be neither async nor a generator; it runs in a worker thread")
     _check_signature(policy, name, value)
 
 
 def _check_signature(policy: type[Policy], name: str, method: Callable[..., object]) -> None:
-    _, expected = inspect.signature(getattr(Policy, name)).parameters.values()
+    _, *expected = inspect.signature(getattr(Policy, name)).parameters.values()
     signature = inspect.signature(method)
     try:
-        bound = signature.bind(None, None)
+        bound = signature.bind(None, *expected)
     except TypeError:
-        raise _error(policy, f"{name}{signature}: must be {name}(self, {expected})") from None
+        raise _error(
+            policy, f"{name}{signature}: must be {name}(self, {', '.join(map(str, expected))})"
+        ) from None
     annotations = [signature.parameters[key].annotation for key in bound.arguments][1:]
-    for annotation in annotations:
+    for annotation, wanted in zip(annotations, expected, strict=False):
         shown = getattr(annotation, "__name__", str(annotation)).rpartition(".")[2]
-        if shown in _VIEW_NAMES and shown != expected.annotation:
-            raise _error(policy, f"{name}{signature}: the hook is given a {expected.annotation}")
+        if shown in _VIEW_NAMES and shown != wanted.annotation:
+            raise _error(policy, f"{name}{signature}: {wanted.name} is a {wanted.annotation}")
 
 
 def _check_options_type(policy: type[Policy]) -> None:

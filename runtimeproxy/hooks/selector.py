@@ -89,9 +89,6 @@ class PodSelector:
         return self.labels is EVERY_LABEL or self.labels.matches(pod.labels)
 
 
-Concern = PodSelector
-"""The name of `PodSelector` in version 0.1."""
-
 EVERY_POD: Final = PodSelector()
 """No conditions."""
 

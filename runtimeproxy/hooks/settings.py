@@ -21,8 +21,9 @@ class ConflictRule(StrEnum):
 class PolicySettings:
     """Settings of one policy, by its name; `koord-runtime-proxy list-policies` shows them all."""
 
-    enabled: bool = True
-    """Whether the policy is used. A disabled one is checked at load but never created."""
+    enabled: bool | None = None
+    """Whether the policy is used; unset keeps the policy's own. A disabled one is checked at load but never
+    created."""
     mode: Mode = Mode.ENFORCE
     """`enforce` applies the policy's changes; `dry-run` only computes and logs them."""
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
@@ -30,7 +31,7 @@ class PolicySettings:
     timeout_s: float | None = None
     """How long the policy may take in one call, above 0 and at most 600; unset keeps the policy's own."""
     priority: int | None = None
-    """Place in the chain, 0 to 99; lower ones run earlier. Unset keeps the policy's own."""
+    """0 to 99; of two values for one field that of the higher one counts. Unset keeps the policy's own."""
     namespaces: tuple[str, ...] = ()
     """Only pods of these namespaces; empty for all. The policy's own conditions apply as well."""
     selector: LabelSelector | None = None

@@ -15,6 +15,7 @@ Some values are valid only together, see `_without_dependents` and `_without_con
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -25,34 +26,42 @@ from runtimeproxy import units
 from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.hooks import fields as flat
+from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.hooks.changes import (
     CLEAR,
+    Add,
+    AtMost,
     CgroupChange,
+    Change,
     ContainerChange,
     DeviceSpec,
     MountSpec,
+    NodeChange,
     PodChange,
     ResourceChange,
+    Scale,
 )
-from runtimeproxy.hooks.fields import Field, Value, View
+from runtimeproxy.hooks.fields import Field, Merged, Value
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
-HOOKS_WITHOUT_ANSWER: Final = frozenset(
-    {
-        Hook.POST_STOP_CONTAINER,
-        Hook.POST_STOP_POD_SANDBOX,
-        Hook.PRE_REMOVE_CONTAINER,
-        Hook.POST_REMOVE_CONTAINER,
-        Hook.PRE_REMOVE_POD_SANDBOX,
-        Hook.POST_REMOVE_POD_SANDBOX,
-    }
-)
-"""Hooks that cannot return a change: their pod or container is about to go."""
+HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
+"""Effects of a policy's own; of hook servers a response to them has no meaning either."""
 
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
+_WRONG_TYPES: Final[Mapping[Hook, tuple[type[Change], ...]]] = {
+    Hook.PRE_RUN_POD_SANDBOX: (ContainerChange, NodeChange),
+    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: (ContainerChange, NodeChange),
+    Hook.EVALUATE_POD: (ContainerChange, NodeChange),
+    Hook.PRE_CREATE_CONTAINER: (PodChange, NodeChange),
+    Hook.PRE_START_CONTAINER: (PodChange, NodeChange),
+    Hook.PRE_UPDATE_CONTAINER_RESOURCES: (PodChange, NodeChange),
+    Hook.EVALUATE_CONTAINER: (PodChange, NodeChange),
+    Hook.EVALUATE_QOS_CLASS: (PodChange, ContainerChange, NodeChange),
+    Hook.EVALUATE_NODE: (CgroupChange,),
+}
+"""The changes that are about something else, by hook."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_SHOWN: Final = 64
 
@@ -128,21 +137,20 @@ def problem_of(hook: Hook, answer: object) -> str | None:
     """Return why a policy's result is not valid at a hook; None when its fields can be checked."""
     if hook in HOOKS_WITHOUT_ANSWER:
         return f"{hook} cannot return a change"
-    if not isinstance(answer, CgroupChange):
+    if not isinstance(answer, Change):
         return f"returned a {type(answer).__name__}, not a change"
-    other = ContainerChange if "_pod_sandbox" in hook else PodChange
-    if isinstance(answer, other):
-        return f"returned a {other.__name__}"
+    if isinstance(answer, _WRONG_TYPES.get(hook, ())):
+        return f"returned a {type(answer).__name__}"
     return None
 
 
-def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_NODE) -> Usable:
+def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NODE) -> Usable:
     """Return the usable fields of a change, in the form that every reader accepts.
 
     Args:
         hook: the hook that returned it.
         change: a change that is valid at this hook, see `problem_of`.
-        view: the view that the policy was given.
+        merged: the changes of the policies before.
         node: the features of the node.
     """
     left_out: list[LeftOut] = []
@@ -159,7 +167,7 @@ def usable(hook: Hook, change: CgroupChange, view: View, node: NodeFacts = ANY_N
                 notes[field] = note
     if left_out:
         _without_dependents(fields, change.requires, left_out)
-    _without_contradictions(hook, fields, view, left_out)
+    _without_contradictions(hook, fields, merged, left_out)
     if change.problems:
         left_out.extend(LeftOut("", "", problem) for problem in change.problems)
     return Usable(fields, tuple(left_out), notes)
@@ -181,6 +189,8 @@ _MAPPING: Final = (dict, Mapping)
 """`dict` comes first: an abstract class takes several times as long to ask."""
 _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     "cgroup": (_MAPPING, {}, "a mapping"),
+    "cgroups": (_MAPPING, {}, "a mapping"),
+    "sysctl": (_MAPPING, {}, "a mapping"),
     "labels": (_MAPPING, {}, "a mapping"),
     "annotations": (_MAPPING, {}, "a mapping"),
     "env": (_MAPPING, {}, "a mapping"),
@@ -197,7 +207,7 @@ _TEXTS: Final = ("problems", "requires")
 """The attributes whose items have to be texts."""
 
 
-def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
+def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
     """Return the change without attributes of a wrong type."""
     wrong: dict[str, Any] = {}
     for each in dataclasses.fields(change):
@@ -210,6 +220,11 @@ def _well_formed(change: CgroupChange, left_out: list[LeftOut]) -> CgroupChange:
             specs = _specs(each.name, value, left_out)
             if specs != value:
                 wrong[each.name] = specs
+        elif value and each.name == flat.NODE_CGROUP:
+            kept = {path: found for path, found in value.items() if isinstance(found, _MAPPING)}
+            if len(kept) != len(value):
+                left_out.append(LeftOut(each.name, "", "holds something that is not a mapping"))
+                wrong[each.name] = kept
     resources: Any = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
     if resources is not None and not isinstance(resources.unified, _MAPPING):
         kind = type(resources.unified).__name__
@@ -238,6 +253,10 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
+    if isinstance(value, _ROLES):
+        if name in _WITHOUT_ROLES:
+            raise ValueError(f"takes a value only, not {type(value).__name__}")
+        return _fitted_role(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
     return _fitted_value(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
 
 
@@ -245,7 +264,56 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
     problem = node.parameter_problem(name)
     if problem:
         raise ValueError(problem)
+    if value is CLEAR:
+        if name not in NEUTRAL:
+            raise ValueError("has no neutral value, so it cannot be taken away")
+        return value, ""
+    if isinstance(value, _ROLES):
+        return _fitted_role(name, value, node)
     return _fitted_value(name, value, node)
+
+
+def _fitted_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if not isinstance(place, str) or not _is_text(place):
+        raise ValueError("is not a path")
+    path, _, name = place.rpartition("/")
+    _fitted_cgroup_parent("", path, node)
+    return _fitted_parameter(name, value, node)
+
+
+def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
+    if not isinstance(name, str) or not _SYSCTL_NAME.fullmatch(name):
+        raise ValueError("is not the name of a sysctl")
+    if type(value) is int or _is_text(value):
+        return value, ""
+    raise ValueError(f"is a {type(value).__name__}, neither a number nor a text")
+
+
+_ROLES: Final = (Scale, Add, AtMost)
+_WITHOUT_ROLES: Final = frozenset({"cpu_period_us", "oom_score_adj"})
+_SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+
+
+def _fitted_role(name: str, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
+    """Check the numbers of a change that does more than set a value; what they lead to is in range then."""
+    if isinstance(value, AtMost):
+        plain, note = _fitted_value(name, value.value, node)
+        return (AtMost(plain), note) if isinstance(plain, int | str) else (value, note)
+    if name in _LISTS:
+        raise ValueError(f"is a list, which {type(value).__name__} cannot change")
+    if isinstance(value, Add):
+        if type(value.amount) is not int or value.amount < 0:
+            raise ValueError("the amount is not a whole number of 0 or more")
+        if value.at_most is not None and type(value.at_most) is not int:
+            raise ValueError("at_most is not a whole number")
+        return value, ""
+    ratio: object = value.ratio
+    if type(ratio) not in (int, float) or not math.isfinite(value.ratio) or value.ratio <= 0:
+        raise ValueError("the ratio is not a number above 0")
+    if value.value is None:
+        return value, ""
+    plain, note = _fitted_value(name, value.value, node)
+    return (Scale(value.ratio, plain), note) if isinstance(plain, int) else (value, note)
 
 
 def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -357,6 +425,8 @@ def _fitted_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, s
 _FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
     flat.RESOURCES: _fitted_resource,
     flat.CGROUP: _fitted_parameter,
+    flat.NODE_CGROUP: _fitted_node_file,
+    flat.SYSCTL: _fitted_sysctl,
     flat.UNIFIED: _fitted_file,
     flat.CGROUP_PARENT: _fitted_cgroup_parent,
     flat.MOUNTS: _fitted_spec,
@@ -408,7 +478,7 @@ def _without_dependents(
 
 
 def _without_contradictions(
-    hook: Hook, fields: dict[Field, Value], view: View, left_out: list[LeftOut]
+    hook: Hook, fields: dict[Field, Value], merged: Merged, left_out: list[LeftOut]
 ) -> None:
     """Leave out values that are valid alone but contradict the request: the runtime would fail the call.
 
@@ -417,16 +487,17 @@ def _without_contradictions(
     containerd internal/cri/server `getCgroupsPath`.
     """
     for suspect in (_SWAP, _LIMIT):
-        if suspect in fields and _exceeds_swap(hook, fields, view):
+        if suspect in fields and _exceeds_swap(hook, fields, merged):
             _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
     parent = fields.get(Field(flat.CGROUP_PARENT))
-    asked = (view if isinstance(view, PodView) else view.pod).cgroup_parent
+    pod = flat.pod_of(merged.start) if isinstance(parent, str) else None
+    asked = pod.cgroup_parent if pod is not None else ""
     if isinstance(parent, str) and asked and parent.endswith(".slice") != asked.endswith(".slice"):
         _leave_out(fields, Field(flat.CGROUP_PARENT), "is not of the same kind as the kubelet's", left_out)
 
 
-def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], view: View) -> bool:
-    limit, swap = _resulting(_LIMIT, fields, view), _resulting(_SWAP, fields, view)
+def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], merged: Merged) -> bool:
+    limit, swap = _resulting(_LIMIT, fields, merged), _resulting(_SWAP, fields, merged)
     if swap is None or swap == units.UNLIMITED:
         return False
     if limit is None:
@@ -435,8 +506,13 @@ def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], view: View) -> bool
     return limit == units.UNLIMITED or limit > swap
 
 
-def _resulting(field: Field, fields: Mapping[Field, Value], view: View) -> int | None:
-    value = fields[field] if field in fields else flat.current_value(view, field)
+def _resulting(field: Field, fields: Mapping[Field, Value], merged: Merged) -> int | None:
+    if field in fields:
+        value = fields[field]
+    elif field in merged.fields:
+        value = merged.fields[field].value
+    else:
+        value = flat.current_value(merged.start, field)
     return value if isinstance(value, int) and value else None
 
 

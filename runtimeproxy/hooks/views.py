@@ -30,7 +30,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """A pod as the kubelet described it, with the changes of earlier policies in the chain."""
+    """A pod as the kubelet described it.
+
+    Labels, annotations and cgroup parent have the changes that policies made when the sandbox was created.
+    """
 
     id: str = ""
     """The sandbox's id; empty before the runtime has given one."""
@@ -45,7 +48,7 @@ class PodView:
     """Path or systemd slice; empty if the kubelet sends none."""
     overhead: Resources = field(default_factory=Resources)
     resources: Resources = field(default_factory=Resources)
-    """The sandbox's resources as requested, with earlier policies' changes."""
+    """The sandbox's resources as requested."""
     qos: QoSClass = QoSClass.NONE
     """The raw label."""
     kube_qos: KubeQoSClass = KubeQoSClass.GUARANTEED
@@ -56,7 +59,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerView:
-    """A container as the kubelet described it, with the changes of earlier policies in the chain."""
+    """A container as the kubelet described it."""
 
     id: str = ""
     """Empty before the runtime has given one."""
@@ -70,10 +73,26 @@ class ContainerView:
     requested: Resources = field(default_factory=Resources)
     """The kubelet's request; on an update, its accumulated requests."""
     current: Resources = field(default_factory=Resources)
-    """The values in force if no later policy changes them.
-
-    On an update: the applied values, overlaid by this call's fields, then by earlier policies' changes. So a
-    policy that returns an applied value changes nothing, and the value is not sent again.
-    """
+    """What the runtime has or will have if no policy changes it: on an update the values of all requests to
+    the runtime, overlaid by this call's fields. An answer that depends on it is not the same each time:
+    compute from `requested`."""
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedPod:
+    """A running pod with the values of its own cgroup."""
+
+    pod: PodView
+    cgroup: Mapping[str, int | str] = field(default_factory=dict)
+    """By cgroup v1 name, such as `memory.min`: what policies want there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """The directory of a Kubernetes QoS class; that of all pods for GUARANTEED."""
+
+    qos: KubeQoSClass
+    pods: tuple[ResolvedPod, ...] = ()
+    """Those below the directory."""

@@ -221,6 +221,7 @@ class WorkerRun:
         """Run all policies, until one refuses, then apply the decision."""
         subject, chain, progress = self.chain_run.subject, self.chain_run.chain, self.progress
         failure: Failure | None = None
+        node = chain.node.snapshot() if self.policies else None
         for index, policy in enumerate(self.policies):
             with self._lock:
                 if self.is_given_up:
@@ -230,8 +231,8 @@ class WorkerRun:
             if policy.name in chain.hung:
                 failure = Failure(policy, FailureKind.SKIPPED, HANGS)
                 progress = add_failure(subject, progress, failure)
-            else:
-                progress, failure = run_policy(policy, subject, progress)
+            elif node is not None:
+                progress, failure = run_policy(policy, subject, node, progress)
             if progress.refusal is not None:
                 break
         decision = make_decision(subject, progress)

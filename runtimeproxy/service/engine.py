@@ -31,6 +31,7 @@ from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.facts import NodeReader
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Level, Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
@@ -114,7 +115,7 @@ class Engine:
         )
         # Policies and hook servers
         self._workers = Workers(settings.hooks.worker_threads)
-        self._node = NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root))
+        self._node = FactsOnly(NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root)))
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
         self._loading = asyncio.Lock()
@@ -203,12 +204,14 @@ class Engine:
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
 
     def _chain(self, settings: Settings) -> Chain:
+        hooks = settings.hooks
         return Chain(
             (*self._policies, *self._servers.policies),
             self._workers,
             sink=self._sink,
-            rule=settings.hooks.conflicts,
+            rule=hooks.conflicts,
             node=self._node,
+            skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
         )
 
     def _load_again(self) -> None:
@@ -328,6 +331,28 @@ def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
     """Have the loop's thread do something, unless the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(work)
+
+
+class FactsOnly:
+    """The node as policies see it, of which only the facts are known; a `NodeSource`.
+
+    Args:
+        reader: reads the facts.
+    """
+
+    def __init__(self, reader: NodeReader) -> None:
+        self._reader = reader
+        self._node = Node()
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._reader.is_fresh
+
+    def snapshot(self) -> Node:
+        facts, node = self._reader.facts(), self._node
+        if node.facts is not facts:
+            node = self._node = Node(facts=facts)
+        return node
 
 
 class NoCgroups(CgroupWriter):

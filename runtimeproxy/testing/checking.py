@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
-from runtimeproxy.hooks.audit import AuditKind, Subject
-from runtimeproxy.hooks.changes import CgroupChange
-from runtimeproxy.hooks.decision import Progress, run_policy
-from runtimeproxy.hooks.fields import Merged
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.changes import Change
+from runtimeproxy.hooks.decision import evaluate, evaluation_of
+from runtimeproxy.hooks.fields import View
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.views import ContainerView, PodView
-from runtimeproxy.testing.behaviours import checked_name
+from runtimeproxy.node.snapshot import Node
 
-_NO_PROBLEMS: Final = (AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.CONFLICT)
+_NO_PROBLEMS: Final = (AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.CONFLICT, AuditKind.VOID)
 
 
-def check_change(
-    hook: Hook | str, view: PodView | ContainerView, change: CgroupChange | None
-) -> tuple[str, ...]:
+def check_change(view: View, change: Change | None, node: Node | None = None) -> tuple[str, ...]:
     """Problems that the chain finds in a policy's change, each with its field; none if all of it is used.
 
     Args:
-        hook: The hook that returned it, such as ``"pre_create_container"``.
-        view: The policy's input.
-        change: The return value of the hook.
-
-    Raises:
-        ValueError: There is no such hook, or it gets another kind of view.
+        view: The policy's input: a pod or container, checked as at its creation, or another one.
+        change: The policy's answer.
+        node: The node that the change has to suit; None for one of which nothing is known.
     """
-    hook = Hook(checked_name(hook, Hook, "hook"))
-    is_pods = hook.endswith("_pod_sandbox") or "_pod_sandbox_" in hook
-    if is_pods is not isinstance(view, PodView):
-        raise ValueError(f"{hook} gets a {'PodView' if is_pods else 'ContainerView'}")
+    hook = evaluation_of(view)
+    if isinstance(view, PodView):
+        hook = Hook.PRE_RUN_POD_SANDBOX
+    elif isinstance(view, ContainerView):
+        hook = Hook.PRE_CREATE_CONTAINER
     policy = LoadedPolicy(
         name="checked",
         origin="check_change",
         policy=Policy(),
         priority=Policy.priority,
         timeout_s=Policy.timeout_s,
-        methods={hook: lambda _: change},
+        methods={hook: lambda _view, _node: change},
     )
-    subject = Subject(hook, view, time.time())
-    progress, _ = run_policy(policy, subject, Progress(Merged(view)))
+    decision = evaluate([policy], view, node or Node(), hook=hook)
     return tuple(
         f"{entry.field}: {entry.reason}" if entry.field else entry.reason
-        for entry in progress.entries
+        for entry in decision.audit
         if entry.kind not in _NO_PROBLEMS
     )

@@ -26,7 +26,15 @@ from runtimeproxy.config.settings import (
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
-from runtimeproxy.hooks.loading import LoadResult, PolicyLoader, Sources, checked, load, unknown_names
+from runtimeproxy.hooks.loading import (
+    LoadResult,
+    PolicyLoader,
+    Sources,
+    checked,
+    is_enabled,
+    load,
+    unknown_names,
+)
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.service.daemon import Daemon
@@ -258,7 +266,7 @@ class _Given(PolicyLoader):
                 loaded += load([each], {each.name: chosen})
             elif chosen.options:
                 raise PolicyLoadError(f"policy {each.name} is an instance, which has its own options")
-            elif chosen.enabled:
+            elif is_enabled(each, chosen):
                 loaded.append(bind(made[each], chosen))
         loaded.sort(key=lambda policy: (policy.priority, policy.name))
         return LoadResult(tuple(loaded), (), classes)

@@ -18,14 +18,15 @@ from runtimeproxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
-from runtimeproxy.hooks import CgroupChange, Policy
+from runtimeproxy.hooks import EVERY_POD, CgroupChange, Hook, PodSelector, Policy
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.loaded import LoadedPolicy, OnResponse, bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.interception import CallHandler, CallHead, Outcome
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
@@ -167,6 +168,7 @@ class Surroundings:
         self.writer = RecordedWriter()
         self.audit: list[AuditEntry] = []
         self.unsettled = 0
+        self.skip_label: tuple[str, str] | None = None
         self.workers = Workers()
         self._executor = ThreadPoolExecutor(2)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,10 +197,15 @@ class Surroundings:
         """Background tasks that are not done."""
         return len(self._tasks)
 
-    async def load(self, *policies: Policy, **settings: PolicySettings) -> Chain:
+    async def load(self, *policies: Policy | ServerInTable, **settings: PolicySettings) -> Chain:
         """Uses these policies; settings go by the policies' names, with `_` for `-`."""
-        loaded = (bind(policy, settings.get(policy.name.replace("-", "_"))) for policy in policies)
-        chain = Chain(loaded, self.workers, sink=self.audit.append)
+        loaded = [
+            policy.loaded()
+            if isinstance(policy, ServerInTable)
+            else bind(policy, settings.get(policy.name.replace("-", "_")))
+            for policy in policies
+        ]
+        chain = Chain(loaded, self.workers, sink=self.audit.append, skip_label=self.skip_label)
         self.services.chain = chain
         self.interceptor.start(partial(InterceptedCall, self.services))
         return chain
@@ -291,34 +298,70 @@ class HeldForTest:
 Answer: TypeAlias = CgroupChange | None
 
 
-class HookPolicy(Policy):
-    """Answers hooks from a table and keeps what it was shown; made with `policy`."""
+class TablePolicy(Policy):
+    """Answers from a table and keeps what it was shown; made with `policy`."""
 
     timeout_s: ClassVar[float] = 30.0
     answers: ClassVar[Mapping[str, Answer | Callable[[Any], Answer]]]
     seen: list[tuple[str, Any]]
 
 
-def policy(name: str = "test", **answers: Answer | Callable[[Any], Answer]) -> HookPolicy:
-    """A policy that implements just these hooks."""
-    return policy_of(answers, name)
+def policy(
+    name: str = "test", *, selector: PodSelector = EVERY_POD, **answers: Answer | Callable[[Any], Answer]
+) -> TablePolicy:
+    """A policy that implements just these methods."""
 
-
-def policy_of(answers: Mapping[str, Answer | Callable[[Any], Answer]], name: str = "test") -> HookPolicy:
-    """The same for names of hooks that are not known before."""
-
-    def hook(method: str) -> Callable[[HookPolicy, Any], Answer]:
-        def answer(self: HookPolicy, view: Any) -> Answer:
+    def made(method: str) -> Callable[[TablePolicy, Any, Node], Answer]:
+        def answer(self: TablePolicy, view: Any, node: Node) -> Answer:
             self.seen.append((method, view))
             found = self.answers[method]
             return found(view) if callable(found) else found
 
         return answer
 
-    hooks = {method: hook(method) for method in answers}
-    found: HookPolicy = type("Table", (HookPolicy,), {"name": name, "answers": answers, **hooks})()
+    methods = {method: made(method) for method in answers}
+    attributes = {"name": name, "selector": selector, "answers": answers, **methods}
+    found: TablePolicy = type("Table", (TablePolicy,), attributes)()
     found.seen = []
     return found
+
+
+@dataclass
+class ServerInTable:
+    """A hook server in this process, as the chain sees it; its hooks answer from a table."""
+
+    answers: Mapping[Hook, Answer | Callable[[Any], Answer]]
+    name: str = "server.json"
+    seen: list[tuple[str, Any]] = field(default_factory=list)
+
+    def loaded(self) -> LoadedPolicy:
+        return LoadedPolicy(
+            name=self.name,
+            origin="server",
+            policy=Policy(),
+            priority=100,
+            timeout_s=30.0,
+            remote_hooks={hook: partial(_Request, self, hook) for hook in self.answers},
+        )
+
+
+@dataclass
+class _Request:
+    server: ServerInTable
+    hook: Hook
+    view: Any
+
+    def send(self, timeout_s: float, on_response: OnResponse, /) -> asyncio.Handle:
+        self.server.seen.append((str(self.hook), self.view))
+        return asyncio.get_running_loop().call_soon(on_response, self._answer, False)
+
+    def _answer(self, view: Any) -> Answer:
+        found = self.server.answers[self.hook]
+        return found(view) if callable(found) else found
+
+
+def server(answers: Mapping[Hook, Answer | Callable[[Any], Answer]]) -> ServerInTable:
+    return ServerInTable(answers)
 
 
 def waited(event: threading.Event) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,9 +18,10 @@ from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.calls.methods import METHODS, Method
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.hooks import ContainerChange, FailurePolicy
+from runtimeproxy.hooks.policy import METHOD_HOOKS
 from runtimeproxy.interception import Outcome
 from tests.calls.one_container import SHARES
-from tests.calls.scripted import CONTAINER_ID, Surroundings, create, policy, policy_of
+from tests.calls.scripted import CONTAINER_ID, Surroundings, create, policy, server
 
 UNREADABLE = [
     pytest.param(b"", "identity", id="nothing"),
@@ -46,7 +48,7 @@ async def surroundings(found: CallSettings) -> AsyncIterator[Surroundings]:
 async def test_what_cannot_be_read_is_forwarded_as_it_came(
     desk: Surroundings, frame: bytes, encoding: str
 ) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     call = desk.call("CreateContainer", frame, encoding=encoding)
     await call.reply.done()
     assert call.reply.forwarded == [None]
@@ -87,7 +89,7 @@ async def test_a_request_over_the_bound_is_refused(frame: bytes, encoding: str) 
 
 @pytest.mark.conformance(86)
 async def test_a_compressed_request_is_changed_and_sent_uncompressed(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     frame = b"\1" + frame_message(gzip.compress(create().SerializeToString()))[1:]
     call = desk.call("CreateContainer", frame, encoding="gzip")
     sent = await call.sent(api_pb2.CreateContainerRequest)
@@ -98,7 +100,7 @@ async def test_a_compressed_request_is_changed_and_sent_uncompressed(desk: Surro
 
 @pytest.mark.conformance(86)
 async def test_a_compressed_request_that_nobody_changes_stays_compressed(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=None))
+    await desk.load(policy(container=None))
     frame = b"\1" + frame_message(gzip.compress(create().SerializeToString()))[1:]
     call = desk.call("CreateContainer", frame, encoding="gzip")
     await call.reply.done()
@@ -106,7 +108,7 @@ async def test_a_compressed_request_that_nobody_changes_stays_compressed(desk: S
 
 
 async def test_a_long_request_is_changed_too(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     envs = {f"SERVICE_{number}": "x" * 100 for number in range(30_000)}
     call = desk.call("CreateContainer", create(envs=envs))
     sent = await call.sent(api_pb2.CreateContainerRequest)
@@ -116,7 +118,7 @@ async def test_a_long_request_is_changed_too(desk: Surroundings) -> None:
 
 @pytest.mark.conformance(5, 6)
 async def test_an_environment_that_is_not_utf_8_survives(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=ContainerChange(env={"B": "new"})))
+    await desk.load(policy(container=ContainerChange(env={"B": "new"})))
     request = create(envs={})
     for key, value in (("A", b"\xff\xfe"), ("B", b"old"), ("A", b"\x80")):
         request.config.envs.add(key=key, value=value)
@@ -127,7 +129,7 @@ async def test_an_environment_that_is_not_utf_8_survives(desk: Surroundings) -> 
 
 async def test_calls_before_the_policies_are_loaded_wait_for_them(desk: Surroundings) -> None:
     call = desk.call("CreateContainer", create())
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     assert (await call.sent(api_pb2.CreateContainerRequest)).config.linux.resources.cpu_shares == 2048
 
 
@@ -149,7 +151,7 @@ async def test_policies_that_do_not_come(on_failure: FailurePolicy) -> None:
 
 async def test_a_runtime_that_hangs_costs_a_call_the_bound_of_a_look_up(desk: Surroundings) -> None:
     slow = Surroundings(lookup_timeout_s=0.05)
-    await slow.load(policy(pre_create_container=SHARES))
+    await slow.load(policy(container=SHARES))
     slow.runtime.answers.clear()
     call = slow.call("CreateContainer", create())
     assert (await call.sent(api_pb2.CreateContainerRequest)).config.linux.resources.cpu_shares == 2048
@@ -158,7 +160,7 @@ async def test_a_runtime_that_hangs_costs_a_call_the_bound_of_a_look_up(desk: Su
 
 @pytest.mark.parametrize("annotations", [{"a": ""}, {"scheduling.koordinator.sh/resource-status": "{"}])
 async def test_malformed_annotations_pass_unharmed(desk: Surroundings, annotations: dict[str, str]) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     call = desk.call("CreateContainer", create(annotations=annotations))
     sent = await call.sent(api_pb2.CreateContainerRequest)
     assert annotations.items() <= dict(sent.config.annotations).items()
@@ -176,8 +178,11 @@ async def test_bypass_holds_nothing_back(desk: Surroundings) -> None:
 def test_garbage_never_crashes_a_handler(method: Method, body: bytes, answer: bytes) -> None:
     async def run(found: Method) -> None:
         desk = Surroundings(CallSettings(budget_s=5))
-        hooks: dict[str, None] = {str(hook): None for hook in (*found.before, *found.after)}
-        await desk.load(policy_of(hooks))
+        hooks = (*found.before, *found.after)
+        methods: dict[str, Any] = {
+            name: None for name, its in METHOD_HOOKS.items() if not set(hooks).isdisjoint(its)
+        }
+        await desk.load(policy(**methods), server(dict.fromkeys(hooks)))
         call = desk.call(found.kind, frame_message(body))
         await call.reply.done()
         assert call.reply.forwarded == [None]

@@ -12,19 +12,20 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.errors import MESSAGE_PREFIX, RefusalError, StatusCode
-from runtimeproxy.hooks import ContainerChange, FailurePolicy, PodChange, ResourceChange
+from runtimeproxy.hooks import ContainerChange, FailurePolicy, Hook, PodChange, ResourceChange
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.calls.one_container import SHARES
 from tests.calls.scripted import (
     CONTAINER_ID,
     POD_ID,
-    HookPolicy,
     Surroundings,
+    TablePolicy,
     create,
     policy,
-    policy_of,
+    server,
     waited,
 )
 
@@ -50,7 +51,7 @@ BAD_FIELD = [
 @pytest.mark.conformance(92, 93)
 @pytest.mark.parametrize("answer", [*NO_ANSWER, *BAD_FIELD])
 async def test_a_policy_that_answers_nonsense_is_ignored(desk: Surroundings, answer: ContainerChange) -> None:
-    await desk.load(policy("bad", pre_create_container=answer), policy("good", pre_create_container=SHARES))
+    await desk.load(policy("bad", container=answer), policy("good", container=SHARES))
     call = desk.call("CreateContainer", create())
     sent = await call.sent(api_pb2.CreateContainerRequest)
     expected = create()
@@ -61,7 +62,7 @@ async def test_a_policy_that_answers_nonsense_is_ignored(desk: Surroundings, ans
 @pytest.mark.parametrize("answer", BAD_FIELD)
 async def test_a_bad_field_refuses_no_call(desk: Surroundings, answer: ContainerChange) -> None:
     good = replace(answer, annotations={"good": "1"})
-    await desk.load(policy("bad", pre_create_container=good), bad=FAIL)
+    await desk.load(policy("bad", container=good), bad=FAIL)
     call = desk.call("CreateContainer", create())
     sent = await call.sent(api_pb2.CreateContainerRequest)
     assert sent.config.annotations["good"] == "1"
@@ -72,7 +73,7 @@ async def test_a_bad_field_refuses_no_call(desk: Surroundings, answer: Container
 @pytest.mark.conformance(90, 91, 93)
 @pytest.mark.parametrize("answer", NO_ANSWER)
 async def test_or_the_call_is_refused(desk: Surroundings, answer: ContainerChange) -> None:
-    await desk.load(policy("bad", pre_create_container=answer), bad=FAIL)
+    await desk.load(policy("bad", container=answer), bad=FAIL)
     call = desk.call("CreateContainer", create())
     await call.reply.done()
     ((code, text),) = call.reply.refused
@@ -90,13 +91,14 @@ def refusing(code: StatusCode) -> Callable[[object], None]:
 
 
 @pytest.mark.conformance(33)
-@pytest.mark.parametrize("method", ["CreateContainer", "StopContainer", "RemoveContainer"])
+@pytest.mark.parametrize("method", ["CreateContainer", "StartContainer", "UpdateContainerResources"])
 @pytest.mark.parametrize("code", [StatusCode.RESOURCE_EXHAUSTED, StatusCode.NOT_FOUND])
 async def test_a_refusal_keeps_its_code_but_for_not_found(
     desk: Surroundings, method: str, code: StatusCode
 ) -> None:
-    hooks = ("pre_create_container", "pre_stop_container", "pre_remove_container")
-    await desk.load(policy_of(dict.fromkeys(hooks, refusing(code)), "strict"))
+    hooks = (Hook.PRE_START_CONTAINER, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
+    strict = policy("strict", container=refusing(code))
+    await desk.load(strict, server(dict.fromkeys(hooks, refusing(code))))
     pod = pod_sandbox_config()
     await desk.run_pod(pod, POD_ID)
     if method == "CreateContainer":
@@ -107,26 +109,45 @@ async def test_a_refusal_keeps_its_code_but_for_not_found(
     await call.reply.done()
     ((found, text),) = call.reply.refused
     assert found == (StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code)
-    assert text == f"{MESSAGE_PREFIX}strict: not on this node"
+    name = "strict" if method == "CreateContainer" else "server.json"
+    assert text == f"{MESSAGE_PREFIX}{name}: not on this node"
     await desk.idle()
     assert desk.waiting_keys == 0
+
+
+async def test_a_policy_refuses_only_what_does_not_exist_yet(desk: Surroundings) -> None:
+    strict = policy("strict", container=refusing(StatusCode.INTERNAL), on_started=raising, on_stopped=raising)
+    await desk.load(strict, strict=FAIL)
+    desk.store.pods.put(PodRecord(id=POD_ID, uid="u1"))
+    desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID))
+    for method in ("StartContainer", "UpdateContainerResources", "StopContainer", "RemoveContainer"):
+        request = getattr(api_pb2, f"{method}Request")(container_id=CONTAINER_ID)
+        call = desk.call(method, request)
+        await call.succeeded(getattr(api_pb2, f"{method}Response")())
+        await desk.idle()
+        assert call.reply.forwarded == [None]
+    assert {(entry.hook, entry.kind) for entry in desk.audit} == {
+        (Hook.PRE_UPDATE_CONTAINER_RESOURCES, AuditKind.FAILED),
+        (Hook.POST_START_CONTAINER, AuditKind.FAILED),
+        (Hook.POST_STOP_CONTAINER, AuditKind.FAILED),
+    }
 
 
 async def test_a_long_refusal_is_cut(desk: Surroundings) -> None:
     def refuse(_: object) -> None:
         raise RefusalError("x" * 100_000)
 
-    await desk.load(policy(pre_create_container=refuse))
+    await desk.load(policy(container=refuse))
     call = desk.call("CreateContainer", create())
     await call.reply.done()
     assert len(call.reply.refused[0][1]) < 1100
 
 
 @asynccontextmanager
-async def hanging() -> AsyncIterator[HookPolicy]:
+async def hanging() -> AsyncIterator[TablePolicy]:
     """A policy whose first call hangs until the end of the block."""
     free = threading.Event()
-    found = policy("slow", pre_create_container=lambda _: waited(free))
+    found = policy("a-slow", container=lambda _: waited(free))
     found.timeout_s = 0.1  # type: ignore[misc]
     yield found
     free.set()
@@ -135,7 +156,7 @@ async def hanging() -> AsyncIterator[HookPolicy]:
 @pytest.mark.conformance(89)
 async def test_a_policy_that_hangs_is_left_behind(desk: Surroundings) -> None:
     async with hanging() as slow:
-        await desk.load(slow, policy("good", pre_create_container=SHARES))
+        await desk.load(slow, policy("good", container=SHARES))
         call = desk.call("CreateContainer", create())
         sent = await call.sent(api_pb2.CreateContainerRequest)
         assert sent.config.linux.resources.cpu_shares == 2048
@@ -179,14 +200,14 @@ async def test_a_call_cancelled_in_mid_decision_leaves_its_place(desk: Surroundi
 
 async def test_cgroup_values_that_the_kernel_refuses_do_not_stop_the_call(desk: Surroundings) -> None:
     desk.writer.error = "EBUSY: no"
-    await desk.load(policy(pre_run_pod_sandbox=PodChange(labels={"a": "b"}, cgroup={"cpu.shares": 5})))
+    await desk.load(policy(pod=PodChange(labels={"a": "b"}, cgroup={"cpu.shares": 5})))
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     assert (await call.sent(api_pb2.RunPodSandboxRequest)).config.labels["a"] == "b"
 
 
 async def test_unless_their_policy_must_not_fail(desk: Surroundings) -> None:
     desk.writer.error = "EBUSY: no"
-    await desk.load(policy(pre_run_pod_sandbox=PodChange(cgroup={"cpu.shares": 5})), test=FAIL)
+    await desk.load(policy(pod=PodChange(cgroup={"cpu.shares": 5})), test=FAIL)
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     await call.reply.done()
     ((_, text),) = call.reply.refused

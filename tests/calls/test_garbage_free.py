@@ -28,7 +28,7 @@ def shares_or_refusal(view: ContainerView) -> ContainerChange | None:
     "annotations", [{}, {"keep": "yes"}, {"refuse": "yes"}], ids=["changed", "kept", "refused"]
 )
 async def test_nothing_of_a_call_is_left(desk: Surroundings, annotations: dict[str, str]) -> None:
-    await desk.load(policy(pre_create_container=shares_or_refusal))
+    await desk.load(policy(container=shares_or_refusal))
     await desk.run_pod(pod_sandbox_config(), POD_ID)
 
     async def one_call() -> None:
@@ -47,7 +47,7 @@ async def test_nothing_of_a_cancelled_call_is_left(desk: Surroundings) -> None:
     def waiting(_: ContainerView) -> None:
         let_go.wait(30)
 
-    chain = await desk.load(policy(pre_create_container=waiting))
+    chain = await desk.load(policy(container=waiting))
     await desk.run_pod(pod_sandbox_config(), POD_ID)
 
     async def one_call() -> None:
@@ -63,7 +63,7 @@ async def test_nothing_of_a_cancelled_call_is_left(desk: Surroundings) -> None:
 
 async def test_nothing_of_a_call_without_a_thread_is_left(desk: Surroundings) -> None:
     """It is decided before its question is put."""
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     await desk.run_pod(pod_sandbox_config(), POD_ID)
     desk.workers.close()
 

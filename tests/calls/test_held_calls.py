@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.interceptor import CallSettings
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,
@@ -22,10 +22,11 @@ from runtimeproxy.hooks import (
     PodView,
     ResourceChange,
 )
-from runtimeproxy.hooks.audit import AuditEntry
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
@@ -34,7 +35,7 @@ from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, create, pol
 
 
 async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     assert call.reply.forwarded == [None]
     assert desk.tasks == 0
@@ -42,8 +43,9 @@ async def test_a_call_that_no_policy_wants_is_answered_at_once_with_the_original
 
 @pytest.mark.parametrize("qos", ["BE", "LS"])
 async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings, qos: str) -> None:
-    found = policy(pre_create_container=SHARES, post_create_container=None)
-    found.concern = PodSelector(qos_classes=frozenset({QoSClass.BE}))  # type: ignore[misc]
+    found = policy(
+        selector=PodSelector(qos_classes=frozenset({QoSClass.BE})), container=SHARES, on_started=None
+    )
     await desk.load(found)
     pod = pod_sandbox_config(qos=qos)
     await desk.run_pod(pod, POD_ID)
@@ -53,6 +55,8 @@ async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings,
     call = desk.call("CreateContainer", request)
     assert call.reply.is_done is (qos == "LS")
     await call.succeeded(api_pb2.CreateContainerResponse(container_id=CONTAINER_ID))
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
     assert bool(desk.tasks) is (qos == "BE")
     await desk.idle()
     assert len(found.seen) == (2 if qos == "BE" else 0)
@@ -60,24 +64,23 @@ async def test_a_pod_that_concerns_no_policy_costs_no_thread(desk: Surroundings,
 
 @pytest.mark.parametrize("is_about", [True, False])
 @pytest.mark.parametrize("condition", ["namespace", "label"])
-@pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
+@pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainerResources"])
 async def test_a_pod_is_chosen_by_namespace_and_labels_without_a_thread(
     desk: Surroundings, method: str, condition: str, is_about: bool
 ) -> None:
-    found = policy(pre_create_container=SHARES, pre_start_container=None)
     if condition == "namespace":
-        concern = PodSelector(namespaces=frozenset({"prod" if is_about else "test"}))
+        selector = PodSelector(namespaces=frozenset({"prod" if is_about else "test"}))
     else:
-        concern = PodSelector(labels=LabelSelector(match_labels={"app": "web" if is_about else "db"}))
-    found.concern = concern  # type: ignore[misc]
+        selector = PodSelector(labels=LabelSelector(match_labels={"app": "web" if is_about else "db"}))
+    found = policy(selector=selector, container=SHARES)
     await desk.load(found)
     pod = pod_sandbox_config(namespace="prod", labels={"app": "web"})
     await desk.run_pod(pod, POD_ID)
     await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
     asked = len(found.seen)
     assert bool(asked) is is_about
-    if method == "StartContainer":
-        call = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    if method == "UpdateContainerResources":
+        call = desk.call(method, api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID))
         assert call.reply.is_done is not is_about
         await call.reply.done()
         assert len(found.seen) == (asked + 1 if is_about else 0)
@@ -87,8 +90,7 @@ async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_req
     desk: Surroundings,
 ) -> None:
     """A map of a message takes in what is looked up in it the wrong way."""
-    other = policy("other", pre_create_container=None)
-    other.concern = PodSelector(  # type: ignore[misc]
+    selector = PodSelector(
         annotations=("example.com/absent", "example.com/a"),
         labels=LabelSelector(
             match_labels={"app": "web"},
@@ -98,7 +100,8 @@ async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_req
             ),
         ),
     )
-    await desk.load(other, policy(pre_create_container=SHARES))
+    other = policy("other", selector=selector, container=None)
+    await desk.load(other, policy(container=SHARES))
     pod = pod_sandbox_config(labels={"app": "web"}, annotations={"example.com/a": "b"})
     await desk.run_pod(pod, POD_ID)
     call = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
@@ -111,7 +114,7 @@ async def test_looking_whether_a_pod_concerns_anybody_leaves_no_trace_in_the_req
 @pytest.mark.conformance(9)
 async def test_a_call_that_no_policy_changes_is_forwarded_as_it_came(desk: Surroundings) -> None:
     same = ContainerChange(resources=ResourceChange(cpu_shares=2))
-    await desk.load(policy(pre_create_container=None), policy("same", pre_create_container=same))
+    await desk.load(policy(container=None), policy("same", container=same))
     request = api_pb2.CreateContainerRequest(pod_sandbox_id=POD_ID, config=container_config())
     call = desk.call("CreateContainer", request)
     await call.reply.done()
@@ -119,7 +122,7 @@ async def test_a_call_that_no_policy_changes_is_forwarded_as_it_came(desk: Surro
 
 
 async def test_a_policy_changes_a_container_and_the_record_keeps_both_values(desk: Surroundings) -> None:
-    found = policy(pre_create_container=SHARES)
+    found = policy(container=SHARES)
     await desk.load(found)
     pod = pod_sandbox_config(qos="BE", uid="u1")
     await desk.run_pod(pod, POD_ID)
@@ -135,7 +138,7 @@ async def test_a_policy_changes_a_container_and_the_record_keeps_both_values(des
 
 
 async def test_environment_values_are_not_kept(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    await desk.load(policy(container=SHARES))
     pod = pod_sandbox_config()
     await desk.create(POD_ID, pod, container_config(envs={"TOKEN": "s3cret-value"}), CONTAINER_ID)
     assert "s3cret" not in repr([*desk.store.containers, *desk.store.pods])
@@ -148,7 +151,7 @@ async def test_a_policy_changes_a_pod_and_its_containers_are_shown_the_changes(d
         cgroup_parent="/other/podu1",
         cgroup={"cpu.shares": 10},
     )
-    found = policy(pre_run_pod_sandbox=change, pre_create_container=None)
+    found = policy(pod=change, container=None)
     await desk.load(found)
     pod = pod_sandbox_config(uid="u1")
     run = await desk.run_pod(pod, POD_ID)
@@ -169,7 +172,7 @@ async def test_a_policy_changes_a_pod_and_its_containers_are_shown_the_changes(d
 async def test_a_changed_cgroup_parent_is_carried_on_without_any_policy_at_creation(
     desk: Surroundings,
 ) -> None:
-    await desk.load(policy(pre_run_pod_sandbox=PodChange(cgroup_parent="/other")))
+    await desk.load(policy(pod=PodChange(cgroup_parent="/other")))
     pod = pod_sandbox_config()
     await desk.run_pod(pod, POD_ID)
     create = await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
@@ -179,7 +182,7 @@ async def test_a_changed_cgroup_parent_is_carried_on_without_any_policy_at_creat
 
 @pytest.mark.parametrize("named", ["", "/kubepods/podu1"])
 async def test_a_cgroup_parent_that_nobody_changed_is_left_alone(desk: Surroundings, named: str) -> None:
-    await desk.load(policy(pre_create_container=None))
+    await desk.load(policy(container=None))
     desk.store.pods.put(PodRecord(id=POD_ID, cgroup_parent="/kubepods/pod"))
     pod = pod_sandbox_config(cgroup_parent=named)
     create = await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
@@ -187,7 +190,7 @@ async def test_a_cgroup_parent_that_nobody_changed_is_left_alone(desk: Surroundi
 
 
 async def test_a_container_in_a_sandbox_that_nobody_saw_gets_its_policies(desk: Surroundings) -> None:
-    found = policy(pre_create_container=SHARES)
+    found = policy(container=SHARES)
     await desk.load(found)
     pod = pod_sandbox_config("web", qos="LS", uid="u1")
     call = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
@@ -200,7 +203,7 @@ async def test_a_container_in_a_sandbox_that_nobody_saw_gets_its_policies(desk: 
 
 
 async def test_a_creation_without_any_configuration_goes_through(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=None, pre_run_pod_sandbox=None))
+    await desk.load(policy(container=None, pod=None))
     for method in ("CreateContainer", "RunPodSandbox", "RestorePod"):
         call = desk.call(method, b"\0\0\0\0\0")
         await call.reply.done()
@@ -209,10 +212,7 @@ async def test_a_creation_without_any_configuration_goes_through(desk: Surroundi
 
 async def test_an_update_of_a_pod(desk: Surroundings) -> None:
     change = PodChange(resources=ResourceChange(cpu_quota_us=-1), cgroup={"cpu.cfs_quota_us": -1})
-    found = policy(
-        pre_update_pod_sandbox_resources=change,
-        post_update_pod_sandbox_resources=PodChange(cgroup={"cpu.shares": 7}),
-    )
+    found = policy(pod=lambda pod: change if pod.id else None)
     await desk.load(found)
     await with_container(desk)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
@@ -223,21 +223,38 @@ async def test_an_update_of_a_pod(desk: Surroundings) -> None:
     sent = await call.sent(api_pb2.UpdatePodSandboxResourcesRequest)
     assert sent.resources.cpu_quota == -1
     assert not sent.HasField("overhead")
-    parent = "/kubepods/besteffort/podu1"
-    assert desk.writer.written == [(parent, {"cpu.cfs_quota_us": -1}), (parent, {"cpu.shares": 7})]
+    assert desk.writer.written == [("/kubepods/besteffort/podu1", {"cpu.cfs_quota_us": -1})]
+    assert [(entry.kind, entry.field) for entry in desk.audit] == [
+        (AuditKind.CHANGED, "resources.cpu_quota_us"),
+        (AuditKind.PENDING, "cgroup[cpu.cfs_quota_us]"),
+        (AuditKind.CHANGED, "cgroup[cpu.cfs_quota_us]"),
+    ]
     record = desk.store.pods.get(POD_ID)
     assert record is not None
     assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (50_000, -1)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.UNKNOWN])
+async def test_values_of_a_pod_wait_for_the_success_of_its_update(
+    desk: Surroundings, outcome: Outcome
+) -> None:
+    change = PodChange(cgroup={"cpu.shares": 7})
+    await desk.load(policy(pod=lambda pod: change if pod.id else None))
+    await with_container(desk)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    call = desk.call("UpdatePodSandboxResources", request)
+    await call.ended(outcome)
+    await desk.idle()
+    assert call.reply.forwarded == [None]
+    assert desk.writer.written == []
+
+
 @pytest.mark.conformance(99)
 async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) -> None:
     found = policy(
-        pre_run_pod_sandbox=PodChange(labels={"restored": "1"}, cgroup={"cpu.shares": 3}),
-        pre_create_container=SHARES,
-        post_run_pod_sandbox=None,
-        post_create_container=None,
-        post_start_container=ContainerChange(cgroup={"cpu.idle": 0}),
+        pod=PodChange(labels={"restored": "1"}, cgroup={"cpu.shares": 3}),
+        container=replace(SHARES, cgroup={"cpu.idle": 0}),
+        on_started=None,
     )
     await desk.load(found)
     pod = pod_sandbox_config("web", uid="u1", qos="BE")
@@ -253,15 +270,15 @@ async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) ->
     sent = await call.sent(api_pb2.RestorePodRequest)
     assert sent.config.labels["restored"] == "1"
     assert [each.linux.resources.cpu_shares for each in sent.container_configs] == [2048, 2048]
-    assert [hook for hook, _ in found.seen] == [
-        *("pre_run_pod_sandbox", "pre_create_container", "pre_create_container", "post_run_pod_sandbox"),
-        *("post_create_container", "post_start_container") * 2,
-    ]
+    methods = [method for method, _ in found.seen]
+    assert methods == ["pod", "container", "container", "on_started", "on_started"]
     assert found.seen[1][1].pod.labels["restored"] == "1"
     record = record_of(desk)
     assert (record.state, record.booked.cpu_shares) == (Lifecycle.RUNNING, 2048)
     assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
-    assert desk.writer.written[1][0] == f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
+    values = {"cpu.idle": 0}
+    assert desk.writer.written[1:] == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", values)]
+    assert record.pending_cgroup == {}
 
 
 async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk: Surroundings) -> None:
@@ -273,7 +290,7 @@ async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk
         found.append((str(entry.kind), entry.field))
 
     chain = await desk.load()
-    loaded = bind(policy(pre_run_pod_sandbox=PodChange(cgroup={"cpu.shares": 3})))
+    loaded = bind(policy(pod=PodChange(cgroup={"cpu.shares": 3})))
     desk.services.chain = Chain([loaded], chain.workers, sink=sink)
     request = api_pb2.RestorePodRequest(config=pod_sandbox_config("web", uid="u1", qos="BE"))
     await desk.call("RestorePod", request).reply.done()
@@ -281,27 +298,24 @@ async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk
 
 
 async def test_a_call_keeps_the_policies_that_it_began_with(desk: Surroundings) -> None:
-    newer = policy("newer", pre_create_container=SHARES)
+    newer = policy("newer", container=SHARES)
 
     def reloaded(_: PodView) -> None:
         desk.services.chain = Chain([bind(newer)], desk.workers)
 
-    older = policy("older", pre_run_pod_sandbox=reloaded, pre_create_container=None)
+    older = policy("older", pod=reloaded, container=None)
     await desk.load(older)
     pod = pod_sandbox_config("web", uid="u1", qos="BE")
     request = api_pb2.RestorePodRequest(config=pod, container_configs=[container_config("a")])
     await desk.call("RestorePod", request).reply.done()
-    assert [hook for hook, _ in older.seen] == ["pre_run_pod_sandbox", "pre_create_container"]
+    assert [method for method, _ in older.seen] == ["pod", "container"]
     assert newer.seen == []
 
 
 async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> None:
-    desk = Surroundings(CallSettings(skip_label=("koordinator.sh/hooks", "off")))
-    found = policy(
-        pre_run_pod_sandbox=PodChange(labels={"a": "b"}),
-        pre_create_container=SHARES,
-        post_start_container=None,
-    )
+    desk = Surroundings()
+    desk.skip_label = ("koordinator.sh/hooks", "off")
+    found = policy(pod=PodChange(labels={"a": "b"}), container=SHARES, on_started=None)
     await desk.load(found)
     pod = pod_sandbox_config(labels={"koordinator.sh/hooks": "off"})
     run = await desk.run_pod(pod, POD_ID)
@@ -318,8 +332,9 @@ async def test_the_skip_label_leaves_a_pod_to_itself_but_it_is_recorded() -> Non
 async def test_the_skip_label_as_an_annotation_skips_nothing_and_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = Surroundings(CallSettings(skip_label=("koordinator.sh/hooks", "off")))
-    found = policy(pre_run_pod_sandbox=PodChange(labels={"a": "b"}))
+    desk = Surroundings()
+    desk.skip_label = ("koordinator.sh/hooks", "off")
+    found = policy(pod=PodChange(labels={"a": "b"}))
     await desk.load(found)
     pod = pod_sandbox_config(annotations={"koordinator.sh/hooks": "off"})
     with caplog.at_level("WARNING"):
@@ -336,7 +351,7 @@ async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surrounding
     from runtimeproxy.hooks import Mode
 
     change = ContainerChange(resources=ResourceChange(cpu_shares=2048), cgroup={"cpu.shares": 5})
-    await desk.load(policy(pre_create_container=change), test=PolicySettings(mode=Mode.DRY_RUN))
+    await desk.load(policy(container=change), test=PolicySettings(mode=Mode.DRY_RUN))
     call = await desk.create(POD_ID, pod_sandbox_config(), container_config(), CONTAINER_ID)
     assert call.reply.forwarded == [None]
     assert record_of(desk).booked.cpu_shares == 2
@@ -350,15 +365,26 @@ def read_only(view: PodView) -> None:
 
 
 async def test_a_policy_cannot_change_what_it_is_shown(desk: Surroundings) -> None:
-    found = policy(pre_run_pod_sandbox=read_only, pre_stop_pod_sandbox=read_only)
+    def read_only_container(view: ContainerView) -> None:
+        read_only(view.pod)
+        for entries in (view.labels, view.annotations, view.requested.unified):
+            with pytest.raises(TypeError):
+                entries["a"] = "b"  # type: ignore[index]
+
+    found = policy(pod=read_only, container=read_only_container)
     await desk.load(found, test=PolicySettings(failure_policy=FailurePolicy.FAIL))
     config = pod_sandbox_config()
     config.linux.resources.unified["memory.high"] = "1"
     config.linux.overhead.unified["memory.high"] = "1"
     await desk.run_pod(config, POD_ID)
-    stop = desk.call("StopPodSandbox", api_pb2.StopPodSandboxRequest(pod_sandbox_id=POD_ID))
-    await stop.succeeded(api_pb2.StopPodSandboxResponse())
-    assert len(found.seen) == 2
+    update = desk.call(
+        "UpdatePodSandboxResources", api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    )
+    await update.succeeded(api_pb2.UpdatePodSandboxResourcesResponse())
+    await desk.create(POD_ID, config, container_config(), CONTAINER_ID)
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID)
+    await desk.call("UpdateContainerResources", request).reply.done()
+    assert len(found.seen) == 4
 
 
 async def test_a_policy_that_was_given_up_sees_no_change_of_the_request(desk: Surroundings) -> None:
@@ -371,9 +397,9 @@ async def test_a_policy_that_was_given_up_sees_no_change_of_the_request(desk: Su
         names.extend(view.env)
         looked.set()
 
-    slow = policy("slow", pre_create_container=late)
-    changing = policy("changing", pre_create_container=ContainerChange(env={"ADDED": "x", "A": CLEAR}))
-    await desk.load(slow, changing, slow=PolicySettings(timeout_s=0.05))
+    slow = policy("a-slow", container=late)
+    changing = policy("changing", container=ContainerChange(env={"ADDED": "x", "A": CLEAR}))
+    await desk.load(slow, changing, a_slow=PolicySettings(timeout_s=0.05))
     call = desk.call("CreateContainer", create(envs={"A": "1", "B": "2"}))
     sent = await call.sent(api_pb2.CreateContainerRequest)
     assert [variable.key for variable in sent.config.envs] == ["B", "ADDED"]
@@ -388,10 +414,9 @@ THIN = api_pb2.PodSandboxConfig(metadata=pod_sandbox_config().metadata)
 async def test_what_a_thin_configuration_says_nothing_of_is_the_record_s(desk: Surroundings) -> None:
     """Koordinator's proxy shows the record's labels and annotations; the kubelet always sends them."""
     asked = policy(
-        pre_run_pod_sandbox=PodChange(labels={"changed": "yes"}),
-        pre_create_container=None,
-        post_create_container=None,
-        pre_update_container_resources=None,
+        pod=PodChange(labels={"changed": "yes"}),
+        container=None,
+        on_started=None,
     )
     await desk.load(asked)
     config = pod_sandbox_config(labels={"own": "label"}, annotations={"own": "annotation"})
@@ -401,11 +426,13 @@ async def test_what_a_thin_configuration_says_nothing_of_is_the_record_s(desk: S
     await desk.run_pod(config, POD_ID)
     await desk.create(POD_ID, THIN, container_config(), CONTAINER_ID)
     await desk.idle()
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
+    await desk.idle()
     update = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID)
     await desk.call("UpdateContainerResources", update).reply.done()
-    shown = {hook: view.pod for hook, view in asked.seen[1:]}
-    assert len(shown) == 3
-    for pod in shown.values():
+    assert [method for method, _ in asked.seen] == ["pod", "container", "on_started", "container"]
+    for pod in (view.pod for _, view in asked.seen[1:]):
         assert {"own": "label", "changed": "yes"}.items() <= pod.labels.items()
         assert pod.annotations["own"] == "annotation"
         assert pod.cgroup_parent == "/kubepods/podu1"
@@ -414,7 +441,7 @@ async def test_what_a_thin_configuration_says_nothing_of_is_the_record_s(desk: S
 
 async def test_each_group_that_a_request_gives_counts(desk: Surroundings) -> None:
     """Annotations of a pod may change while it runs."""
-    asked = policy(pre_create_container=None)
+    asked = policy(container=None)
     await desk.load(asked)
     config = pod_sandbox_config(labels={"own": "label"}, annotations={"own": "old"})
     await desk.run_pod(config, POD_ID)
@@ -426,7 +453,7 @@ async def test_each_group_that_a_request_gives_counts(desk: Surroundings) -> Non
 
 
 async def test_a_thin_configuration_of_an_unknown_sandbox_is_looked_up(desk: Surroundings) -> None:
-    asked = policy(pre_create_container=None)
+    asked = policy(container=None)
     await desk.load(asked)
     desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID, uid="u1", labels={"own": "label"})
     await desk.create(POD_ID, THIN, container_config(), CONTAINER_ID)

@@ -8,13 +8,14 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import CgroupChange, ContainerChange
+from runtimeproxy.hooks import CgroupChange, ContainerChange, Hook, Mode, PodChange
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.one_container import with_container
-from tests.calls.scripted import CONTAINER_ID, POD_ID, HeldForTest, Surroundings, policy, policy_of
+from tests.calls.scripted import CONTAINER_ID, POD_ID, HeldForTest, Surroundings, policy, server
 
 CGROUP = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
 
@@ -46,29 +47,24 @@ def known(desk: Surroundings) -> None:
 
 
 async def test_a_value_that_cannot_be_written_keeps_nobody_from_being_asked(desk: Surroundings) -> None:
-    found = policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}), post_start_container=None)
+    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1}), on_started=None)
     await desk.load(found)
     await with_settled_container(desk)
     desk.writer.error = "EINVAL"
     await done(desk, "StartContainer")
     assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
-    assert [hook for hook, _ in found.seen] == ["pre_create_container", "post_start_container"]
+    assert [hook for hook, _ in found.seen] == ["container", "on_started"]
 
 
 async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> None:
-    found = policy(
-        pre_create_container=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1}),
-        post_create_container=CgroupChange(cgroup={"cpu.idle": 1}),
-        pre_start_container=CgroupChange(cgroup={"cpu.cfs_burst_us": 5}),
-        post_start_container=CgroupChange(cgroup={"memory.high": 9}),
-    )
-    await desk.load(found)
+    found = policy(container=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1, "memory.high": 9}))
+    hooks = server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.cfs_burst_us": 5})})
+    await desk.load(found, hooks)
     await with_settled_container(desk)
     assert not desk.writer.written
     await done(desk, "StartContainer")
     assert desk.writer.written == [
-        (CGROUP, {"cpu.bvt_warp_ns": -1, "cpu.idle": 1, "cpu.cfs_burst_us": 5}),
-        (CGROUP, {"memory.high": 9}),
+        (CGROUP, {"cpu.bvt_warp_ns": -1, "memory.high": 9, "cpu.cfs_burst_us": 5}),
     ]
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
@@ -77,44 +73,39 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
 
 @pytest.mark.parametrize("error", ["", "EBUSY: no"])
 async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundings, error: str) -> None:
-    found = policy(
-        pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}),
-        post_create_container=CgroupChange(cgroup={"memory.high": 9}),
-        pre_start_container=CgroupChange(cgroup={"cpu.cfs_burst_us": 5}),
-    )
-    await desk.load(found)
+    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1, "memory.high": 9}))
+    hooks = server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.cfs_burst_us": 5})})
+    await desk.load(found, hooks)
     await with_settled_container(desk)
     assert {entry.kind for entry in desk.audit} == {AuditKind.PENDING}
     desk.writer.error = error
     await done(desk, "StartContainer")
     late = [entry for entry in desk.audit if entry.hook == "post_start_container"]
-    assert [entry.field for entry in late] == [
-        "cgroup[cpu.idle]",
-        "cgroup[memory.high]",
-        "cgroup[cpu.cfs_burst_us]",
-    ]
-    assert {entry.kind for entry in late} == {AuditKind.FAILED if error else AuditKind.CHANGED}
-    assert {(entry.policy, entry.container_id, entry.sandbox_id) for entry in late} == {
-        ("test", CONTAINER_ID, POD_ID)
+    assert {entry.field: entry.policy for entry in late} == {
+        "cgroup[cpu.idle]": "test",
+        "cgroup[memory.high]": "test",
+        "cgroup[cpu.cfs_burst_us]": "server.json",
     }
+    assert {entry.kind for entry in late} == {AuditKind.FAILED if error else AuditKind.CHANGED}
+    assert {(entry.container_id, entry.sandbox_id) for entry in late} == {(CONTAINER_ID, POD_ID)}
     assert all(entry.reason == error for entry in late if error)
 
 
 async def test_a_waiting_value_has_its_own_owner_in_the_audit(desk: Surroundings) -> None:
     """Whatever other policy has set the parameter before a start, of a container that runs already."""
-    await desk.load(policy(pre_start_container=CgroupChange(cgroup={"cpu.idle": 0})))
+    await desk.load(server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.idle": 0})}))
     known(desk)
     running = desk.store.containers.get(CONTAINER_ID)
     assert running is not None
     owners = {"cgroup[cpu.idle]": "other"}
     desk.store.containers.put(replace(running, pending_cgroup={"cpu.idle": 1}, owners=owners))
     await done(desk, "StartContainer")
-    assert [(entry.policy, entry.new) for entry in desk.audit] == [("test", "0"), ("other", "1")]
+    assert [(entry.policy, entry.new) for entry in desk.audit] == [("server.json", "0"), ("other", "1")]
 
 
 async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surroundings) -> None:
     """The pod has no cgroup parent: what is called pending must have an end."""
-    await desk.load(policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1})))
+    await desk.load(policy(container=ContainerChange(cgroup={"cpu.idle": 1})))
     pod = pod_sandbox_config()
     pod.linux.cgroup_parent = ""
     await desk.run_pod(pod, POD_ID)
@@ -129,25 +120,24 @@ async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surro
 
 
 async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1})))
+    await desk.load(policy(container=ContainerChange(cgroup={"cpu.idle": 1})))
     await with_settled_container(desk)
     await done(desk, "StartContainer")
     assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
 
 
 async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> None:
-    await desk.load(policy(post_start_container=CgroupChange(cgroup={"cpu.idle": 1})))
+    await desk.load()
     desk.store.pods.put(PodRecord(id=POD_ID, cgroup_parent="kubepods-podu1.slice"))
-    desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID))
+    desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, pending_cgroup={"cpu.idle": 1}))
     desk.services.runtime_name = "cri-o"
     await done(desk, "StartContainer")
     assert desk.writer.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 
 
 async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
-    await desk.load(
-        policy(pre_create_container=ContainerChange(cgroup={"cpu.idle": 1}), post_start_container=None)
-    )
+    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1}), on_started=None)
+    await desk.load(found)
     await with_settled_container(desk)
     call = desk.call("StartContainer", request_for("StartContainer"))
     await call.ended(Outcome.FAILED)
@@ -160,24 +150,25 @@ async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
 
 @pytest.mark.conformance(97, 98)
 @pytest.mark.parametrize("method", ["StopContainer", "StopPodSandbox"])
-async def test_hooks_run_once_per_real_stop(desk: Surroundings, method: str) -> None:
-    hook = "stop_container" if method == "StopContainer" else "stop_pod_sandbox"
-    found = policy_of({f"pre_{hook}": None, f"post_{hook}": None})
-    await desk.load(found)
+async def test_effects_and_hooks_come_once_per_real_stop(desk: Surroundings, method: str) -> None:
+    hook = Hook.POST_STOP_CONTAINER if method == "StopContainer" else Hook.POST_STOP_POD_SANDBOX
+    found, hooks = policy(on_stopped=None), server({hook: None})
+    await desk.load(found, hooks)
     known(desk)
     failed = desk.call(method, request_for(method))
     await failed.ended(Outcome.FAILED)
     await desk.idle()
-    assert [name for name, _ in found.seen] == [f"pre_{hook}"]
+    assert found.seen == hooks.seen == []
     assert len(desk.store.containers) == len(desk.store.pods) == 1
     for _ in range(3):
         call = await done(desk, method)
         assert call.reply.forwarded == [None]
-    assert [name for name, _ in found.seen] == [f"pre_{hook}", f"pre_{hook}", f"post_{hook}"]
+    assert [name for name, _ in hooks.seen] == [hook]
+    assert [name for name, _ in found.seen] == (["on_stopped"] if method == "StopContainer" else [])
 
 
 async def test_two_stops_at_one_time_are_one_real_stop(desk: Surroundings) -> None:
-    found = policy(post_stop_container=None)
+    found = policy(on_stopped=None)
     await desk.load(found)
     known(desk)
     calls = [desk.call("StopContainer", request_for("StopContainer")) for _ in range(2)]
@@ -187,44 +178,57 @@ async def test_two_stops_at_one_time_are_one_real_stop(desk: Surroundings) -> No
     assert len(found.seen) == 1
 
 
-async def test_a_removed_container_is_forgotten_after_its_hooks(desk: Surroundings) -> None:
-    found = policy(pre_remove_container=None, post_remove_container=None)
+@pytest.mark.parametrize("method", ["RemoveContainer", "RemovePodSandbox"])
+async def test_a_removed_container_is_forgotten_and_its_policies_are_told(
+    desk: Surroundings, method: str
+) -> None:
+    found = policy(on_removed=None)
     await desk.load(found)
     known(desk)
-    failed = desk.call("RemoveContainer", request_for("RemoveContainer"))
+    failed = desk.call(method, request_for(method))
     await failed.ended(Outcome.FAILED)
+    await desk.idle()
     assert len(desk.store.containers) == 1
-    await done(desk, "RemoveContainer")
-    await done(desk, "RemoveContainer")
+    assert not found.seen
+    await done(desk, method)
+    await done(desk, method)
     assert len(desk.store.containers) == 0
-    names = [name for name, _ in found.seen]
-    assert names == ["pre_remove_container", "pre_remove_container", "post_remove_container"]
-    assert found.seen[-1][1].id == CONTAINER_ID
-    assert found.seen[-1][1].pod.uid == "u1"
+    ((_, view),) = found.seen
+    assert (view.id, view.pod.uid) == (CONTAINER_ID, "u1")
 
 
 async def test_a_removed_pod_takes_its_containers_along(desk: Surroundings) -> None:
-    found = policy(pre_remove_pod_sandbox=None, post_remove_pod_sandbox=None)
-    await desk.load(found)
+    await desk.load()
     known(desk)
     await done(desk, "RemovePodSandbox")
     assert len(desk.store.containers) == len(desk.store.pods) == 0
-    assert [view.id for _, view in found.seen] == [POD_ID, POD_ID]
 
 
-async def test_post_hooks_alone_find_what_nobody_saw(desk: Surroundings) -> None:
-    found = policy(post_stop_container=None)
+@pytest.mark.parametrize("method", ["StopContainer", "RemoveContainer"])
+async def test_effects_alone_find_what_nobody_saw(desk: Surroundings, method: str) -> None:
+    found = policy(on_stopped=None, on_removed=None)
     await desk.load(found)
     desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID, uid="u1")
     desk.runtime.containers[CONTAINER_ID] = ContainerRecord(
         id=CONTAINER_ID, pod_id=POD_ID, state=Lifecycle.RUNNING
     )
-    await done(desk, "StopContainer")
+    await done(desk, method)
     assert found.seen[0][1].pod.uid == "u1"
+    assert desk.runtime.asked == [f"container {CONTAINER_ID}", f"pod {POD_ID}"]
 
 
-async def test_the_post_hook_of_a_pod_writes_to_the_pods_cgroup(desk: Surroundings) -> None:
-    await desk.load(policy(post_run_pod_sandbox=CgroupChange(cgroup={"cpu.shares": 2})))
+async def test_effects_are_left_out_in_dry_run(desk: Surroundings) -> None:
+    found = policy(on_started=None, on_stopped=None, on_removed=None)
+    await desk.load(found, test=PolicySettings(mode=Mode.DRY_RUN))
+    known(desk)
+    for method in ("StartContainer", "StopContainer", "RemoveContainer"):
+        await done(desk, method)
+    assert not found.seen
+    assert {entry.kind for entry in desk.audit} == {AuditKind.WOULD_CHANGE}
+
+
+async def test_values_of_a_pod_go_to_the_pods_cgroup(desk: Surroundings) -> None:
+    await desk.load(policy(pod=PodChange(cgroup={"cpu.shares": 2})))
     await desk.run_pod(pod_sandbox_config(uid="u1", qos="BE"), POD_ID)
     await desk.idle()
     assert desk.writer.written == [("/kubepods/besteffort/podu1", {"cpu.shares": 2})]

@@ -19,11 +19,21 @@ from runtimeproxy.calls.grpc_framing import frame_message
 from runtimeproxy.calls.intercepted_call import MAX_PARTS_BYTES
 from runtimeproxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.calls.long_work import Check, LongWork, StoppedError
-from runtimeproxy.hooks import CLEAR, ContainerChange, MountSpec, PodChange
+from runtimeproxy.hooks import CLEAR, ContainerChange, MountSpec, PodChange, PodView
+from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
-from tests.calls.scripted import CONTAINER_ID, POD_ID, RecordedReply, Surroundings, create, policy, waited
+from tests.calls.scripted import (
+    CONTAINER_ID,
+    POD_ID,
+    RecordedReply,
+    Surroundings,
+    create,
+    policy,
+    server,
+    waited,
+)
 
 MANY = {f"key-{number:06}": "value" for number in range(12_000)}
 """About 256 KiB, which any pod's author may set."""
@@ -73,22 +83,14 @@ def big_pod() -> api_pb2.PodSandboxConfig:
 async def test_a_life_with_many_annotations(desk: Surroundings, in_loop: list[str]) -> None:
     """The loop's thread copies none of them: not for parse, views, edits, records or hooks."""
     asked = policy(
-        pre_run_pod_sandbox=PodChange(annotations={"added": "yes"}),
-        post_run_pod_sandbox=None,
-        pre_create_container=SHARES,
-        post_create_container=None,
-        pre_start_container=None,
-        post_start_container=None,
-        pre_update_container_resources=SHARES,
-        post_update_container_resources=None,
-        pre_stop_container=None,
-        post_stop_container=None,
-        pre_remove_container=None,
-        post_remove_container=None,
-        pre_stop_pod_sandbox=None,
-        post_remove_pod_sandbox=None,
+        pod=PodChange(annotations={"added": "yes"}),
+        container=SHARES,
+        on_started=None,
+        on_stopped=None,
+        on_removed=None,
     )
-    await desk.load(asked)
+    hooks = server(dict.fromkeys(HOOK_NAMES.values()))
+    await desk.load(asked, hooks)
     run = await desk.run_pod(big_pod(), POD_ID)
     assert (await run.sent(api_pb2.RunPodSandboxRequest)).config.annotations["added"] == "yes"
     config = container_config(annotations=MANY)
@@ -118,10 +120,11 @@ async def test_a_life_with_many_annotations(desk: Surroundings, in_loop: list[st
     await desk.call("RemovePodSandbox", remove_pod).succeeded(api_pb2.RemovePodSandboxResponse())
     await desk.idle()
     assert in_loop == []
-    assert {hook for hook, _ in asked.seen} == set(type(asked).answers)
-    for hook, view in asked.seen:
-        shown = view if "pod_sandbox" in hook else view.pod
-        assert MANY.items() <= shown.annotations.items(), hook
+    assert {method for method, _ in asked.seen} == set(type(asked).answers)
+    assert {hook for hook, _ in hooks.seen} == {str(hook) for hook in HOOK_NAMES.values()}
+    for name, view in (*asked.seen, *hooks.seen):
+        shown = view if isinstance(view, PodView) else view.pod
+        assert MANY.items() <= shown.annotations.items(), name
 
 
 async def test_the_record_is_there_when_the_answer_comes(desk: Surroundings) -> None:
@@ -137,7 +140,7 @@ async def test_the_record_is_there_when_the_answer_comes(desk: Surroundings) -> 
 
 async def test_the_request_is_dropped_when_it_is_sent(desk: Surroundings) -> None:
     """The runtime may take long: what is needed then is the record."""
-    await desk.load(policy(pre_create_container=SHARES, post_create_container=None))
+    await desk.load(policy(container=SHARES, on_started=None))
     await desk.run_pod(big_pod(), POD_ID)
     call = desk.call("CreateContainer", create(annotations=MANY))
     await call.reply.done()
@@ -173,7 +176,7 @@ def kept_bytes(handler: object) -> int:
 )
 async def test_more_parts_than_are_read(desk: Surroundings, encode: Callable[[bytes], bytes]) -> None:
     """They are found out before anything is parsed; a long opaque field is none."""
-    asked = policy(pre_run_pod_sandbox=PodChange(annotations={"added": "yes"}))
+    asked = policy(pod=PodChange(annotations={"added": "yes"}))
     await desk.load(asked)
     request = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config())
     tiny = request.SerializeToString() + many_annotations(MAX_PARTS_BYTES)
@@ -256,7 +259,7 @@ async def test_a_call_is_not_held_longer_by_others_of_its_connection() -> None:
     desk = Surroundings(CallSettings(budget_s=0.2))
     work = desk.services.long_work
     let_go = threading.Event()
-    await desk.load(policy(pre_run_pod_sandbox=PodChange(annotations={"added": "yes"})))
+    await desk.load(policy(pod=PodChange(annotations={"added": "yes"})))
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=big_pod()))
     other = asyncio.ensure_future(work.run(None, lambda check: waited(let_go)))
     await call.reply.done()
@@ -356,7 +359,7 @@ async def test_a_hundred_thousand_parts_take_no_longer_than_they_are_many(
         annotations=dict.fromkeys(MANY, CLEAR),
         mounts=tuple(MountSpec(host_path="/", container_path=f"/{number}") for number in range(1000)),
     )
-    asked = policy(pre_create_container=lambda view: change if len(view.env) >= 0 else None)
+    asked = policy(container=lambda view: change if len(view.env) >= 0 else None)
     await desk.load(asked)
     request = api_pb2.CreateContainerRequest(pod_sandbox_id=POD_ID, sandbox_config=pod_sandbox_config())
     fill(request.config)

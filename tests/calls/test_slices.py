@@ -8,8 +8,8 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.errors import RefusalError
-from runtimeproxy.hooks import PodChange, PodView
+from runtimeproxy.hooks import FailurePolicy, PodChange, PodView
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.interception import Outcome
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
@@ -29,7 +29,7 @@ VALUES = PodChange(cgroup={"cpu.shares": 2})
 async def test_they_are_looked_after_when_a_scope_was_started(
     desk: Surroundings, parent: str, change: PodChange | None, renewed: list[str]
 ) -> None:
-    await desk.load(policy(pre_run_pod_sandbox=change))
+    await desk.load(policy(pod=change))
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = parent
     await desk.run_pod(config, POD_ID)
@@ -64,7 +64,7 @@ async def test_they_are_looked_after_when_the_kubelet_has_resized_the_pod(
     desk: Surroundings, method: str, request_message: Message, outcome: Outcome
 ) -> None:
     """Whatever the runtime answers: the kubelet has written to the cgroup before."""
-    await desk.load(policy(pre_run_pod_sandbox=VALUES))
+    await desk.load(policy(pod=VALUES))
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
@@ -81,9 +81,7 @@ async def test_they_are_looked_after_when_the_kubelet_has_resized_the_pod(
 async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Surroundings) -> None:
     """It answers as soon as it has the headers, while policies are asked."""
     let_go = threading.Event()
-    await desk.load(
-        policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=lambda _: waited(let_go))
-    )
+    await desk.load(policy(pod=lambda pod: waited(let_go) if pod.id else VALUES))
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
@@ -96,10 +94,12 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
 
 
 async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surroundings) -> None:
-    def refuse(_: PodView) -> None:
-        raise RefusalError("no")
+    def fail_later(pod: PodView) -> PodChange:
+        if pod.id:
+            raise ValueError("no")
+        return VALUES
 
-    await desk.load(policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=refuse))
+    await desk.load(policy(pod=fail_later), test=PolicySettings(failure_policy=FailurePolicy.FAIL))
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
@@ -112,7 +112,7 @@ async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surrou
 
 
 async def test_the_next_call_of_the_pod_waits_for_that_and_the_answer_does_not(desk: Surroundings) -> None:
-    await desk.load(policy(pre_run_pod_sandbox=VALUES, pre_update_pod_sandbox_resources=None))
+    await desk.load(policy(pod=lambda pod: None if pod.id else VALUES))
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)

@@ -34,13 +34,12 @@ async def lost(desk: Surroundings, method: str, **fields: object) -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_run_pod_sandbox(desk: Surroundings, is_there: bool) -> None:
-    found = policy(post_run_pod_sandbox=None)
-    await desk.load(found)
+    await desk.load()
     if is_there:
         desk.runtime.pods[POD_ID] = POD
     await lost(desk, "RunPodSandbox", config=pod_sandbox_config(uid="u1", labels={"a": "b"}))
     record = desk.store.pods.get(POD_ID)
-    assert (record is not None) is is_there is bool(found.seen)
+    assert (record is not None) is is_there
     if record is not None:
         assert record.labels["a"] == "b"
 
@@ -59,14 +58,15 @@ async def test_create_container(desk: Surroundings, is_there: bool) -> None:
 
 @pytest.mark.parametrize("state", list(Lifecycle))
 async def test_start_container(desk: Surroundings, state: Lifecycle) -> None:
-    await desk.load()
+    found = policy(on_started=None)
+    await desk.load(found)
     desk.store.pods.put(POD)
     desk.store.containers.put(replace(CONTAINER, state=Lifecycle.CREATED))
     desk.runtime.containers[CONTAINER_ID] = replace(CONTAINER, state=state)
     await lost(desk, "StartContainer", container_id=CONTAINER_ID)
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
-    assert (record.state is Lifecycle.RUNNING) is (state is Lifecycle.RUNNING)
+    assert (record.state is Lifecycle.RUNNING) is (state is Lifecycle.RUNNING) is bool(found.seen)
 
 
 @pytest.mark.parametrize(

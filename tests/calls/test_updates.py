@@ -9,11 +9,12 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.update_resources import has_taken
-from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, ResourceChange, Resources
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodChange, ResourceChange, Resources
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.one_container import SHARES, record_of, with_container
-from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy
+from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, server
 
 Update = api_pb2.UpdateContainerResourcesRequest
 
@@ -26,18 +27,18 @@ def update(**resources: int | str) -> api_pb2.UpdateContainerResourcesRequest:
 
 
 async def test_a_unique_prefix_of_an_id_is_that_id(desk: Surroundings) -> None:
-    found = policy(pre_update_container_resources=None)
+    found = policy(container=None)
     await desk.load(found)
     await with_container(desk)
     call = desk.call("UpdateContainerResources", Update(container_id=CONTAINER_ID[:8]))
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
-    assert found.seen[0][1].id == CONTAINER_ID
+    assert found.seen[-1][1].id == CONTAINER_ID
     assert desk.runtime.asked == []
 
 
 @pytest.mark.conformance(99)
 async def test_a_partial_update_stays_partial_and_asks_with_everything(desk: Surroundings) -> None:
-    found = policy(pre_create_container=SHARES, pre_update_container_resources=SHARES)
+    found = policy(container=SHARES)
     await desk.load(found)
     await with_container(desk)
     call = desk.call("UpdateContainerResources", update(cpuset_cpus="0-1"))
@@ -53,7 +54,7 @@ async def test_a_partial_update_stays_partial_and_asks_with_everything(desk: Sur
 
 
 async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES, pre_update_container_resources=SHARES))
+    await desk.load(policy(container=SHARES))
     await with_container(desk)
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
@@ -64,9 +65,24 @@ async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundi
     assert record.owners["resources.cpu_shares"] == "test"
 
 
+class Fickle:
+    """An answer that can be withdrawn, or fail, and its policy."""
+
+    def __init__(self, change: ContainerChange) -> None:
+        self.change: ContainerChange | None = change
+        self.fails = False
+
+    def __call__(self, _: ContainerView) -> ContainerChange | None:
+        if self.fails:
+            raise ValueError("not now")
+        return self.change
+
+
 async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again(desk: Surroundings) -> None:
-    await desk.load(policy(pre_create_container=SHARES))
+    answer = Fickle(SHARES)
+    await desk.load(policy(container=answer))
     await with_container(desk)
+    answer.change = None
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     record = record_of(desk)
@@ -74,9 +90,100 @@ async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again
     assert "resources.cpu_shares" not in record.owners
 
 
+SEVERAL = ContainerChange(
+    resources=ResourceChange(cpu_shares=2048, cpu_quota_us=20_000, cpuset_cpus="3", unified={"cpu.idle": "1"})
+)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["no-answer-any-more", "no-policy-any-more"])
+async def test_what_no_policy_wants_any_more_rides_back_on_the_next_update(
+    desk: Surroundings, is_loaded: bool
+) -> None:
+    answer = Fickle(SEVERAL)
+    await desk.load(policy(container=answer))
+    await with_container(desk)
+    answer.change = None
+    if not is_loaded:
+        await desk.load()
+    call = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    sent = await call.sent(Update)
+    # The kubelet asked for shares of 2 and nothing else; a list of CPUs cannot be taken away.
+    assert sent.linux == api_pb2.LinuxContainerResources(
+        cpu_shares=2, cpu_quota=-1, memory_limit_in_bytes=1 << 30
+    )
+    record = record_of(desk)
+    assert (record.booked.cpu_shares, record.booked.cpu_quota_us) == (2, -1)
+    assert record.owners == {}
+    following = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    await following.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert following.reply.forwarded == [None]
+
+
+async def test_what_a_policy_without_an_answer_wanted_still_holds(desk: Surroundings) -> None:
+    answer = Fickle(SHARES)
+    await desk.load(policy(container=answer))
+    await with_container(desk)
+    answer.fails = True
+    call = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert call.reply.forwarded == [None]
+    record = record_of(desk)
+    assert record.booked.cpu_shares == 2048
+    assert record.owners["resources.cpu_shares"] == "test"
+
+
+async def test_what_a_hook_server_set_still_holds(desk: Surroundings) -> None:
+    await desk.load(server({Hook.PRE_CREATE_CONTAINER: SHARES}))
+    await with_container(desk)
+    await desk.load()
+    call = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert call.reply.forwarded == [None]
+    assert record_of(desk).booked.cpu_shares == 2048
+
+
+@pytest.mark.parametrize(
+    ("requested", "wanted", "expected"),
+    [
+        pytest.param(1 << 20, 1 << 30, None, id="lower"),
+        pytest.param(1 << 30, 1 << 20, 1 << 30, id="higher"),
+        pytest.param(0, 1 << 20, -1, id="none"),
+    ],
+)
+async def test_a_memory_limit_is_not_lowered_in_passing(
+    desk: Surroundings, requested: int, wanted: int, expected: int | None
+) -> None:
+    answer = Fickle(ContainerChange(resources=ResourceChange(memory_limit_bytes=wanted)))
+    await desk.load(policy(container=answer))
+    pod = pod_sandbox_config("web", qos="BE", uid="u1")
+    config = container_config(pod=pod)
+    config.linux.resources.memory_limit_in_bytes = requested
+    await desk.run_pod(pod, POD_ID)
+    await desk.create(POD_ID, pod, config, CONTAINER_ID)
+    answer.change = None
+    call = desk.call("UpdateContainerResources", update(cpu_shares=7))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    sent = await call.sent(Update)
+    assert sent.linux.memory_limit_in_bytes == (expected or 0)
+    assert ("resources.memory_limit_bytes" in record_of(desk).owners) is (expected is None)
+
+
+async def test_a_value_of_the_book_that_differs_rides_on_the_next_update(desk: Surroundings) -> None:
+    """A strategy has changed what a policy wants, and a file was written meanwhile."""
+    answer = Fickle(SHARES)
+    await desk.load(policy(container=answer))
+    await with_container(desk)
+    answer.change = ContainerChange(resources=ResourceChange(cpu_shares=77))
+    call = desk.call("UpdateContainerResources", update(cpuset_cpus="0-1"))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    sent = await call.sent(Update)
+    assert sent.linux == api_pb2.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=77)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.FAILED])
 async def test_a_failed_update_changes_no_record(desk: Surroundings, outcome: Outcome) -> None:
-    await desk.load(policy(pre_update_container_resources=SHARES))
+    await desk.load(policy(container=SHARES))
     await with_container(desk)
     before = record_of(desk)
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
@@ -85,7 +192,7 @@ async def test_a_failed_update_changes_no_record(desk: Surroundings, outcome: Ou
 
 
 async def test_an_update_of_an_unknown_container_looks_it_up(desk: Surroundings) -> None:
-    found = policy(pre_update_container_resources=None)
+    found = policy(container=None)
     await desk.load(found)
     desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID, labels={"koordinator.sh/qosClass": "LSR"})
     desk.runtime.containers[CONTAINER_ID] = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID)
@@ -96,7 +203,7 @@ async def test_an_update_of_an_unknown_container_looks_it_up(desk: Surroundings)
 
 
 async def test_a_container_that_the_runtime_does_not_know_either_is_its_business(desk: Surroundings) -> None:
-    found = policy(pre_update_container_resources=SHARES)
+    found = policy(container=SHARES)
     await desk.load(found)
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.reply.done()
@@ -105,10 +212,12 @@ async def test_a_container_that_the_runtime_does_not_know_either_is_its_business
 
 
 async def test_values_of_a_running_container_are_written_before_the_update(desk: Surroundings) -> None:
-    await desk.load(policy(pre_update_container_resources=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1})))
+    await desk.load(policy(container=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1})))
     await with_container(desk)
     start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await start.succeeded(api_pb2.StartContainerResponse())
+    await desk.idle()
+    desk.writer.written.clear()
     call = desk.call("UpdateContainerResources", update(cpu_shares=512))
     await call.reply.done()
     assert desk.writer.written == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", {"cpu.bvt_warp_ns": -1})]
@@ -119,10 +228,10 @@ QUOTA_CAP = ContainerChange(resources=ResourceChange(cpu_quota_us=20_000))
 
 async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surroundings) -> None:
     def capped(view: ContainerView) -> ContainerChange | None:
-        return None if view.labels.get("cap") == "off" or is_lifted else QUOTA_CAP
+        return None if is_lifted else QUOTA_CAP
 
     is_lifted = False
-    found = policy(pre_create_container=QUOTA_CAP, pre_update_container_resources=capped)
+    found = policy(container=capped)
     await desk.load(found)
     await with_container(desk)
     is_lifted = True
@@ -141,7 +250,7 @@ async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surround
 
 async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> None:
     """Also of a container whose pod has values that have to be written again."""
-    await desk.load(policy(post_run_pod_sandbox=CgroupChange(cgroup={"cpu.bvt_warp_ns": -1})))
+    await desk.load(policy(pod=PodChange(cgroup={"cpu.bvt_warp_ns": -1})))
     await with_container(desk)
     await desk.idle()
     calls = [
@@ -159,7 +268,7 @@ async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> No
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
 async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings, end: str) -> None:
-    await desk.load(policy(pre_update_container_resources=SHARES))
+    await desk.load(policy(container=SHARES))
     await with_container(desk)
     call = desk.call("UpdateContainerResources", update(cpu_quota=50_000))
     await call.reply.done()
@@ -173,7 +282,7 @@ async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings,
 
 async def test_annotations_of_an_update_are_shown_from_then_on(desk: Surroundings) -> None:
     change = ContainerChange(annotations={"hook": "1"})
-    found = policy(pre_update_container_resources=change)
+    found = policy(container=change)
     await desk.load(found)
     await with_container(desk)
     request = update(cpu_shares=512)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 from runtimeproxy.errors import RefusalError, StatusCode
 from runtimeproxy.hooks import ContainerChange, ContainerView, Policy, ResourceChange
 from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
+from runtimeproxy.node.snapshot import Node
 from tests.peers.bytes_client import WAIT_S
 
 ANNOTATION = "conformance/ask"
@@ -36,7 +37,7 @@ class AskingPolicy(Policy):
     name: ClassVar[str] = "asking"
     timeout_s: ClassVar[float] = 60.0
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Does what the test says."""
         path = container.pod.annotations.get(ANNOTATION)
         return None if path is None else carried_out(_asked(path, container.name))

@@ -128,7 +128,7 @@ def policy_file(daemon: ProxyProcess, name: str, shares: int = 2) -> Path:
         "from runtimeproxy.hooks import ContainerChange, Policy, ResourceChange\n"
         "class Sets(Policy):\n"
         f"    name = {name!r}\n"
-        "    def pre_create_container(self, container):\n"
+        "    def container(self, container, node):\n"
         f"        return ContainerChange(resources=ResourceChange(cpu_shares={shares}), reason='test')\n"
     )
     path.chmod(0o644)

@@ -9,12 +9,13 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from runtimeproxy.hooks import CgroupChange, ContainerView, Policy
+from runtimeproxy.hooks import ContainerChange, ContainerView, Policy
+from runtimeproxy.node.snapshot import Node
 
 WAIT_FOR = "test/wait-for"
-"""Before a container starts, its value, a FIFO, is read to its end."""
+"""Before a container is created, its value, a FIFO, is read to its end."""
 HANG_LOOP = "test/hang-loop"
-"""Before a container starts, the daemon's event loop begins to read the FIFO to its end."""
+"""Before a container is created, the daemon's event loop begins to read the FIFO to its end."""
 SEE_IN = "test/see-in"
 """What is known of a container that is updated is appended to this file, one line of JSON each."""
 
@@ -25,9 +26,11 @@ class Waiting(Policy):
     name: ClassVar[str] = "waiting"
     timeout_s: ClassVar[float] = 60.0
 
-    def pre_start_container(self, container: ContainerView) -> CgroupChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Waits."""
         annotations = container.pod.annotations
+        if container.id:
+            return None
         if WAIT_FOR in annotations:
             Path(annotations[WAIT_FOR]).read_bytes()
         if HANG_LOOP in annotations:
@@ -41,9 +44,11 @@ class Seeing(Policy):
 
     name: ClassVar[str] = "seeing"
 
-    def post_update_container_resources(self, container: ContainerView) -> CgroupChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Writes a line."""
         pod = container.pod
+        if container.updated is None:
+            return None
         seen = {
             "container": container.name,
             "cgroup_parent": pod.cgroup_parent,

@@ -8,9 +8,9 @@ from runtimeproxy.hooks import ContainerView, Policy
 
 
 class Misspelled(Policy):
-    """Means another hook."""
+    """Means another method."""
 
     name: ClassVar[str] = "misspelled"
 
-    def pre_creat_container(self, container: ContainerView) -> None:
-        """Is no hook."""
+    def containr(self, container: ContainerView) -> None:
+        """Is no method of the contract."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
-from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, PodChange, PodView, Policy
-from runtimeproxy.hooks.changes import ResourceChange
+from runtimeproxy.hooks import ContainerChange, ContainerView, PodChange, PodView, Policy, ResourceChange
+from runtimeproxy.node.snapshot import Node
 
 TELL_IN = "test/tell-in"
 """Pods with this annotation are changed; views go to the file that it names, one line of JSON each."""
@@ -24,32 +24,24 @@ class Remembering(Policy):
 
     name: ClassVar[str] = "remembering"
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange | None:
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Changes labels, annotations and the place."""
         if TELL_IN not in pod.annotations:
             return None
         place = f"{MOVED_TO}/{pod.cgroup_parent.rpartition('/')[2]}"
         return PodChange(labels={"team": "x"}, annotations={"added": "ü"}, cgroup_parent=place)
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
-        """Changes resources, and has a value wait for the cgroup."""
-        if TELL_IN not in container.pod.annotations:
-            return None
-        resources = ResourceChange(cpu_shares=SHARES, cpu_quota_us=QUOTA_US)
-        return ContainerChange(resources=resources, cgroup={"cpu.idle": 0}, annotations={"mine": "1"})
-
-    def pre_update_container_resources(self, container: ContainerView) -> ContainerChange | None:
-        """Tells what it sees."""
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Changes resources, and has a value wait for the cgroup; of an update it tells what it sees."""
         path = container.pod.annotations.get(TELL_IN)
-        if path is not None:
+        if path is None:
+            return None
+        if container.updated is not None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.write(descriptor, json.dumps(plain(container)).encode() + b"\n")
             os.close(descriptor)
-        return None
-
-    def pre_stop_container(self, container: ContainerView) -> CgroupChange | None:
-        """Is a hook of this policy, so that stops are held."""
-        return None
+        resources = ResourceChange(cpu_shares=SHARES, cpu_quota_us=QUOTA_US)
+        return ContainerChange(resources=resources, cgroup={"cpu.idle": 0}, annotations={"mine": "1"})
 
 
 def plain(value: Any) -> Any:

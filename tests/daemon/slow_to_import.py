@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from runtimeproxy.hooks import ContainerView, Policy
+from runtimeproxy.node.snapshot import Node
 from tests.daemon.site import IMPORT_FIFO
 
 Path(os.environ[IMPORT_FIFO]).read_bytes()
@@ -17,5 +18,5 @@ class Slow(Policy):
 
     name: ClassVar[str] = "slow"
 
-    def post_stop_container(self, container: ContainerView) -> None:
+    def on_stopped(self, container: ContainerView, node: Node) -> None:
         """Does nothing."""

@@ -168,7 +168,7 @@ def test_a_policy_that_cannot_be_loaded_is_left_out(daemons: Daemons, socket_fol
     daemons.environment.update(site_folder(socket_folder / "bad", misspelled="misspelled:Misspelled"))
     daemon = daemons.start("[policies.misspelled]\nmode = 'dry-run'\n")
     (message,) = errors(daemon)
-    assert "pre_creat_container: no such hook; did you mean pre_create_container?" in message
+    assert "containr: no such method; did you mean container?" in message
     status = next(state for state in daemon.states if "not loaded" in state)
     assert "3 policies (misspelled: not loaded, see the log)" in status
     with CriClient(daemon.socket) as client:
@@ -183,7 +183,7 @@ def test_a_policy_that_cannot_be_loaded_ends_the_start_where_that_is_wanted(
     daemon.spawn()
     assert daemon.wait() == 2
     (message,) = errors(daemon)
-    assert "pre_creat_container" in message
+    assert "containr" in message
     # Not even the lock beside the socket was made.
     assert not list(daemon.folder.glob("proxy.sock*"))
 

@@ -55,10 +55,10 @@ def brief(daemons: Daemons) -> ProxyProcess:
     return daemons.start(f"[proxy]\ndrain_s = {DRAIN_S}\n")
 
 
-def begin_held_call(client: CriClient, fifo: Path) -> grpc.Future[api_pb2.StartContainerResponse]:
-    """A StartContainer that waits in a policy; the FIFO's other end is open for writing."""
-    waiting = pod(client, annotations={WAIT_FOR: str(fifo)}).run().create()
-    return client.runtime.StartContainer.future(waiting.start_request, timeout=240)
+def begin_held_call(client: CriClient, fifo: Path) -> grpc.Future[api_pb2.CreateContainerResponse]:
+    """A CreateContainer that waits in a policy; the FIFO's other end is open for writing."""
+    waiting = pod(client, annotations={WAIT_FOR: str(fifo)}).run()
+    return client.runtime.CreateContainer.future(waiting.create_request, timeout=240)
 
 
 @BOTH_LOOPS

@@ -72,8 +72,8 @@ def test_long_calls_go_on_where_they_are(
     request = api_pb2.ExecSyncRequest(container_id=made.container, cmd=["true"], timeout=60)
     executed = client.runtime.ExecSync.future(request, timeout=60)
     runtime.recorded.wait("ExecSync")
-    waiting = pod(client, "waiting", annotations={WAIT_FOR: str(fifo)}).run().create()
-    held = client.runtime.StartContainer.future(waiting.start_request, timeout=60)
+    waiting = pod(client, "waiting", annotations={WAIT_FOR: str(fifo)}).run()
+    held = client.runtime.CreateContainer.future(waiting.create_request, timeout=60)
     with fifo.open("wb"):
         family.upgrade()
         with CriClient(family.daemon.socket) as other:

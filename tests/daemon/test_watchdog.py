@@ -34,8 +34,8 @@ def test_it_is_fed_again_and_again(daemon: ProxyProcess) -> None:
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_it_starves_while_the_loop_hangs(daemon: ProxyProcess, fifo: Path) -> None:
     with CriClient(daemon.socket) as client:
-        hanging = pod(client, annotations={HANG_LOOP: str(fifo)}).run().create()
-        call = client.runtime.StartContainer.future(hanging.start_request, timeout=30)
+        hanging = pod(client, annotations={HANG_LOOP: str(fifo)}).run()
+        call = client.runtime.CreateContainer.future(hanging.create_request, timeout=30)
         # Opening returns when the loop reads.
         with fifo.open("wb"):
             daemon.forget_states()

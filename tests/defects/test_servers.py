@@ -47,7 +47,8 @@ def test_a_slow_post_hook_delays_nobody(
     server.behave("hang", hooks=("PostStartContainerHook",))
     registrations.register(server, "PostStartContainer")
     made = pod(client).run().create()
-    client.runtime.StartContainer(made.start_request, timeout=DEADLINE_S)
+    request = api_pb2.StartContainerRequest(container_id=made.container)
+    client.runtime.StartContainer(request, timeout=DEADLINE_S)
     wait_until(lambda: asked_about(server, made, "PostStartContainerHook"), "the post hook")
 
 

@@ -1,4 +1,4 @@
-"""A policy of the tests that writes down the hooks that hook servers do not have."""
+"""A policy of the tests that writes down the calls for which hook servers have no hook."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, Policy
+from runtimeproxy.hooks import ContainerView, PodChange, PodView, Policy
 from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
+from runtimeproxy.node.snapshot import Node
 
 WATCH_IN = "test/watch-in"
-"""The pod's annotation with the file that gets a line for each hook."""
+"""The pod's annotation with the file that gets a line for each call."""
 
 
 class Watching(Policy):
@@ -18,27 +19,13 @@ class Watching(Policy):
 
     name: ClassVar[str] = "watching"
 
-    def pre_update_pod_sandbox_resources(self, pod: PodView) -> PodChange | None:
-        _write(pod, f"pre_update_pod_sandbox_resources {pod.id} {pod.resources.cpu_shares}")
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        _write(pod, f"pod {pod.id} {pod.resources.cpu_shares}")
         return None
 
-    def post_update_pod_sandbox_resources(self, pod: PodView) -> CgroupChange | None:
-        _write(pod, f"post_update_pod_sandbox_resources {pod.id} {pod.resources.cpu_shares}")
-        return None
-
-    def pre_remove_container(self, container: ContainerView) -> None:
+    def on_removed(self, container: ContainerView, node: Node) -> None:
         name = container.labels["io.kubernetes.container.name"]
-        _write(container.pod, f"pre_remove_container {container.id} {name}")
-
-    def post_remove_container(self, container: ContainerView) -> None:
-        name = container.labels["io.kubernetes.container.name"]
-        _write(container.pod, f"post_remove_container {container.id} {name}")
-
-    def pre_remove_pod_sandbox(self, pod: PodView) -> None:
-        _write(pod, f"pre_remove_pod_sandbox {pod.id}")
-
-    def post_remove_pod_sandbox(self, pod: PodView) -> None:
-        _write(pod, f"post_remove_pod_sandbox {pod.id}")
+        _write(container.pod, f"on_removed {container.id} {name}")
 
 
 def watching_site(folder: Path) -> Mapping[str, str]:

@@ -29,11 +29,11 @@ from runtimeproxy.hooks import ContainerChange, PodChange, Policy, ResourceChang
 class Daring(Policy):
     name = "daring"
 
-    def pre_run_pod_sandbox(self, pod):
+    def pod(self, pod, node):
         values = {"cpu.shares": 300, "cpu.bvt_warp_ns": 2, "memory.usage_in_bytes": 5}
         return PodChange(cgroup=values)
 
-    def pre_create_container(self, container):
+    def container(self, container, node):
         return ContainerChange(
             resources=ResourceChange(
                 cpu_shares=300,

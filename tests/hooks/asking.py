@@ -10,7 +10,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView
 from runtimeproxy.hooks.audit import AuditKind, Written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.fields import View, pod_of
 
 VIEW = ContainerView(name="main", pod=PodView(namespace="ns", name="pod", uid="u1"))
 
@@ -24,8 +24,7 @@ async def decide(
     view: View = VIEW,
     is_short: bool = True,
 ) -> Decision:
-    pod = view.pod if isinstance(view, ContainerView) else view
-    policies = chain.policies_for(hook, pod)
+    policies = chain.policies_for(hook, pod_of(view) or PodView())
     return await chain.decide(hook, view, policies, budget_s=budget_s, apply=apply, is_short=is_short)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from runtimeproxy.hooks import CgroupChange, Hook
+from runtimeproxy.hooks import Hook
+from runtimeproxy.hooks.changes import Change
 from runtimeproxy.hooks.fields import Field, Fields, View, apply_fields, fields_of
 
 CREATE = Hook.PRE_CREATE_CONTAINER
@@ -11,11 +12,11 @@ SHARES = Field("resources", "cpu_shares")
 QUOTA = Field("resources", "cpu_quota_us")
 
 
-def flat(change: CgroupChange, hook: Hook = CREATE) -> Fields:
+def flat(change: Change, hook: Hook = CREATE) -> Fields:
     """The fields of a change that count for a hook."""
     return fields_of(change, hook)
 
 
-def apply(view: View, change: CgroupChange, hook: Hook) -> View:
+def apply(view: View, change: Change, hook: Hook) -> View:
     """The view as later policies see it after a change."""
     return apply_fields(view, flat(change, hook))

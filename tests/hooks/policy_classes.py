@@ -9,25 +9,26 @@ from typing import ClassVar, TypeAlias
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Mode, Policy, ResourceChange
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node.snapshot import Input, Node
 
 Answer: TypeAlias = Callable[[ContainerView], object]
 
 
 class Scripted(Policy):
-    """Answers CreateContainer with whatever a function returns."""
+    """Answers about containers with whatever a function returns."""
 
     name: ClassVar[str] = "scripted"
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         return self.answer(container)  # type: ignore[return-value]  # nonsense is what some tests need
 
-    def post_start_container(self, container: ContainerView) -> ContainerChange | None:
+    def on_started(self, container: ContainerView, node: Node) -> None:
         return self.answer(container)  # type: ignore[return-value]  # as above
 
-    def post_stop_container(self, container: ContainerView) -> None:
+    def on_stopped(self, container: ContainerView, node: Node) -> None:
         return self.answer(container)  # type: ignore[return-value]  # as above
 
 
@@ -38,10 +39,14 @@ def scripted(
     mode: Mode = Mode.ENFORCE,
     failure_policy: FailurePolicy = FailurePolicy.IGNORE,
     timeout_s: float = 5.0,
+    priority: int = 50,
+    inputs: frozenset[Input] = frozenset(),
+    features: frozenset[str] = frozenset(),
 ) -> LoadedPolicy:
     """Return a policy that answers with what a function returns."""
     settings = PolicySettings(mode=mode, failure_policy=failure_policy, timeout_s=timeout_s)
-    named: type[Scripted] = type("Named", (Scripted,), {"name": name})
+    attributes = {"name": name, "priority": priority, "inputs": inputs, "features": features}
+    named: type[Scripted] = type("Named", (Scripted,), attributes)
     return bind(named(answer), settings)
 
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.hooks import CLEAR, CgroupChange, ContainerView, DeviceSpec, Hook, MountSpec, Policy
+from runtimeproxy.hooks import (
+    CLEAR,
+    ContainerChange,
+    ContainerView,
+    DeviceSpec,
+    Hook,
+    MountSpec,
+    Policy,
+)
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Written, shown, with_written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
@@ -14,6 +22,7 @@ from runtimeproxy.hooks.fields import Field, Value
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.node.snapshot import Node
 from tests.hooks.asking import decide
 
 
@@ -39,15 +48,15 @@ def test_values_are_shown_without_secrets(group: str, value: Value, text: str) -
 class Shares(Policy):
     name = "shares"
 
-    def post_start_container(self, container: ContainerView) -> CgroupChange:
-        return CgroupChange(cgroup={"cpu.shares": 512, "cpu.bvt_warp_ns": -1}, reason="why")
+    def container(self, container: ContainerView, node: Node) -> ContainerChange:
+        return ContainerChange(cgroup={"cpu.shares": 512, "cpu.bvt_warp_ns": -1}, reason="why")
 
 
 @pytest.fixture
 async def decision() -> Decision:
     workers = Workers(1)
     chain = Chain([bind(Shares(), PolicySettings())], workers)
-    made = await decide(chain, Hook.POST_START_CONTAINER)
+    made = await decide(chain, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
     workers.close()
     return made
 
@@ -111,7 +120,7 @@ async def test_the_chain_tells_what_its_writer_returns() -> None:
     sink: list[AuditEntry] = []
     chain = Chain([bind(Shares(), PolicySettings())], workers, sink=sink.append)
     written = {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": Written(failed="EBUSY: no")}
-    await decide(chain, Hook.POST_START_CONTAINER, apply=lambda _: written)
+    await decide(chain, Hook.PRE_UPDATE_CONTAINER_RESOURCES, apply=lambda _: written)
     workers.close()
     assert [(entry.field, entry.old, entry.kind, entry.reason) for entry in sink] == [
         ("cgroup[cpu.shares]", "2", AuditKind.CHANGED, "why"),

@@ -1,4 +1,4 @@
-"""The chain of policies: order, merging, failures, dry-run, post hooks."""
+"""The chain of policies: order, merging, failures, dry-run, effects."""
 
 from __future__ import annotations
 
@@ -8,30 +8,41 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.errors import RefusalError, StatusCode
-from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook, Mode, ResourceChange
+from runtimeproxy.hooks import (
+    ContainerChange,
+    ContainerView,
+    FailurePolicy,
+    Hook,
+    Mode,
+    PodChange,
+    PodView,
+    Policy,
+    ResourceChange,
+)
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Merged
-from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.loaded import LoadedPolicy, bind
+from runtimeproxy.hooks.settings import ConflictRule, PolicySettings
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.node.facts import FixedNode, NodeFacts
+from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.snapshot import FixedNode, Node
 from tests.hooks.asking import VIEW, container_change, decide, kinds, shares_of, until
 from tests.hooks.policy_classes import cgroup, nothing, raising, scripted, shares
 
 FAIL = FailurePolicy.FAIL
 
 
-async def test_policies_run_in_order_and_see_earlier_changes(workers: Workers) -> None:
+async def test_policies_see_requested_values_only(workers: Workers) -> None:
     seen: list[int | None] = []
 
     def watcher(container: ContainerView) -> None:
-        seen.append(container.current.cpu_shares)
+        seen.extend((container.requested.cpu_shares, container.current.cpu_shares))
 
     chain = Chain([scripted("a", shares(100)), scripted("b", watcher), scripted("c", nothing)], workers)
     decision = await decide(chain)
-    assert seen == [100]
+    assert seen == [None, None]
     assert shares_of(decision) == 100
     assert decision.owners == {"resources.cpu_shares": "a"}
     assert isinstance(decision.view, ContainerView)
@@ -112,10 +123,11 @@ def exiting(_: ContainerView) -> object:
 async def test_a_failing_policy_is_ignored_by_default(
     workers: Workers, bad: Callable[[ContainerView], object]
 ) -> None:
-    decision = await decide(Chain([scripted("bad", bad), scripted("b", shares(7))], workers))
+    decision = await decide(Chain([scripted("bad", bad), scripted("c", shares(7))], workers))
     assert shares_of(decision) == 7
     assert kinds(decision)[0] in (("bad", AuditKind.FAILED), ("bad", AuditKind.INVALID))
-    assert decision.owners == {"resources.cpu_shares": "b"}
+    assert decision.owners == {"resources.cpu_shares": "c"}
+    assert decision.without_answer == {"bad"}
 
 
 @pytest.mark.parametrize("bad", [raising, lambda _: "nonsense"], ids=["raises", "type"])
@@ -154,7 +166,7 @@ async def test_a_field_that_cannot_be_used_costs_no_other_and_no_call(
 
 
 async def test_answers_suit_the_node(workers: Workers) -> None:
-    node = FixedNode(NodeFacts(online_cpus=frozenset({0, 1})))
+    node = FixedNode(Node(facts=NodeFacts(online_cpus=frozenset({0, 1}))))
 
     def answer(_: ContainerView) -> ContainerChange:
         return ContainerChange(resources=ResourceChange(cpu_shares=7, cpuset_cpus="0-999"))
@@ -209,24 +221,34 @@ async def test_writes_that_fail_refuse_if_their_policy_says_so(workers: Workers)
     assert decision.change is None
 
 
-async def test_only_later_dry_run_policies_see_what_a_dry_run_policy_would_change(workers: Workers) -> None:
-    seen: dict[str, int | None] = {}
+async def test_only_later_dry_run_policies_see_the_labels_that_a_dry_run_policy_would_change(
+    workers: Workers,
+) -> None:
+    seen: dict[str, str | None] = {}
 
-    def watch(name: str, mode: Mode) -> LoadedPolicy:
-        def answer(container: ContainerView) -> None:
-            seen[name] = container.current.cpu_shares
+    class Labelling(Policy):
+        def pod(self, pod: PodView, node: Node) -> PodChange:
+            seen[self.name] = pod.labels.get("by")
+            return PodChange(labels={"by": self.name})
 
-        return scripted(name, answer, mode=mode)
+    def labelling(name: str, mode: Mode) -> LoadedPolicy:
+        named: type[Policy] = type("Named", (Labelling,), {"name": name})
+        return bind(named(), PolicySettings(mode=mode))
 
     policies = [
-        scripted("dry", shares(5), mode=Mode.DRY_RUN),
-        watch("enforcing", Mode.ENFORCE),
-        watch("dry-later", Mode.DRY_RUN),
+        labelling("a-dry", Mode.DRY_RUN),
+        labelling("b-enforcing", Mode.ENFORCE),
+        labelling("c-dry", Mode.DRY_RUN),
+        labelling("d-enforcing", Mode.ENFORCE),
     ]
-    decision = await decide(Chain(policies, workers))
-    assert seen == {"enforcing": None, "dry-later": 5}
-    assert (decision.change, decision.owners) == (None, {})
-    assert kinds(decision) == [("dry", AuditKind.WOULD_CHANGE)]
+    decision = await decide(Chain(policies, workers), Hook.PRE_RUN_POD_SANDBOX, view=VIEW.pod)
+    assert seen == {
+        "a-dry": None,
+        "b-enforcing": None,
+        "c-dry": "b-enforcing",
+        "d-enforcing": "b-enforcing",
+    }
+    assert decision.owners == {"labels[by]": "d-enforcing"}
 
 
 async def test_a_dry_run_policy_refuses_nothing_and_fails_nothing(workers: Workers) -> None:
@@ -243,32 +265,47 @@ async def test_a_dry_run_policy_refuses_nothing_and_fails_nothing(workers: Worke
     assert kinds(decision)[:2] == [("a", AuditKind.REFUSED), ("b", AuditKind.FAILED)]
 
 
-async def test_post_hooks_only_write_cgroup_values_and_refuse_nothing(workers: Workers) -> None:
+@pytest.mark.parametrize("failure_policy", FailurePolicy)
+async def test_a_refusal_counts_at_creation_only(
+    workers: Workers, failure_policy: FailurePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: ContainerView) -> object:
+        raise RefusalError("too late")
+
+    policies = [scripted("a", shares(5)), scripted("b", refuse, failure_policy=failure_policy)]
+    chain = Chain(policies, workers)
+    for hook in (
+        Hook.PRE_UPDATE_CONTAINER_RESOURCES,
+        Hook.EVALUATE_CONTAINER,
+    ):
+        decision = await decide(chain, hook)
+        assert decision.refusal is None
+        assert shares_of(decision) == 5
+        assert kinds(decision)[1:] == [("b", AuditKind.FAILED)]
+        assert decision.without_answer == {"b"}
+    assert "counts when a pod or container is created only: too late" in caplog.text
+    assert (await decide(chain)).refusal is not None
+
+
+@pytest.mark.parametrize("failure_policy", FailurePolicy)
+async def test_effects_change_nothing_and_refuse_nothing(
+    workers: Workers, failure_policy: FailurePolicy
+) -> None:
     def refuse(_: ContainerView) -> object:
         raise RefusalError("too late")
 
     policies = [
-        scripted("a", shares(5)),
-        scripted("b", cgroup(cpu_shares=2)),
-        scripted("c", refuse, failure_policy=FAIL),
-        scripted("d", cgroup(cpu_shares=7), mode=Mode.DRY_RUN),
+        scripted("a", cgroup(cpu_shares=2), failure_policy=failure_policy),
+        scripted("b", refuse, failure_policy=failure_policy),
+        scripted("c", raising, failure_policy=failure_policy),
+        scripted("d", nothing),
     ]
     decision = await decide(Chain(policies, workers), Hook.POST_START_CONTAINER)
-    assert decision.refusal is None
-    assert decision.change is not None
-    assert (type(decision.change).__name__, dict(decision.change.cgroup)) == (
-        "CgroupChange",
-        {"cpu.shares": 2},
-    )
-    assert decision.owners == {"cgroup[cpu.shares]": "b"}
-    assert kinds(decision)[1:] == [
-        ("c", AuditKind.FAILED),
-        ("d", AuditKind.CONFLICT),
-        ("d", AuditKind.WOULD_CHANGE),
-    ]
+    assert (decision.refusal, decision.change, decision.owners) == (None, None, {})
+    assert kinds(decision) == [("a", AuditKind.INVALID), ("b", AuditKind.FAILED), ("c", AuditKind.FAILED)]
 
 
-async def test_hooks_without_an_answer_are_not_run_in_dry_run(workers: Workers) -> None:
+async def test_effects_are_left_out_in_dry_run(workers: Workers) -> None:
     ran: list[object] = []
     chain = Chain([scripted("a", ran.append, mode=Mode.DRY_RUN), scripted("b", nothing)], workers)
     decision = await decide(chain, Hook.POST_STOP_CONTAINER)

@@ -27,17 +27,18 @@ async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
     workers: Workers, hanging: Hanging
 ) -> None:
     chain = Chain(
-        [scripted("a", shares(5)), scripted("late", hanging, timeout_s=0.05), scripted("c", nothing)], workers
+        [scripted("a", shares(5)), scripted("a-late", hanging, timeout_s=0.05), scripted("c", nothing)],
+        workers,
     )
     decision = await decide(chain)
     assert shares_of(decision) == 5
-    assert ("late", AuditKind.FAILED) in kinds(decision)
-    assert dict(chain.hung) == {"late": 1}
+    assert ("a-late", AuditKind.FAILED) in kinds(decision)
+    assert dict(chain.hung) == {"a-late": 1}
     assert workers.hung == 1
 
     again = await decide(chain)
     assert shares_of(again) == 5
-    assert [entry.reason for entry in again.audit if entry.policy == "late"] == [
+    assert [entry.reason for entry in again.audit if entry.policy == "a-late"] == [
         "still hangs from an earlier call"
     ]
 
@@ -52,7 +53,7 @@ async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
 
 async def test_policies_after_a_late_one_run_in_another_thread(workers: Workers, hanging: Hanging) -> None:
     finished: list[Decision] = []
-    chain = Chain([scripted("late", hanging, timeout_s=0.05), scripted("b", shares(7))], workers)
+    chain = Chain([scripted("a-late", hanging, timeout_s=0.05), scripted("b", shares(7))], workers)
     decision = await decide(chain, apply=finished.append)
     assert shares_of(decision) == 7
     assert finished == [decision]
@@ -61,7 +62,7 @@ async def test_policies_after_a_late_one_run_in_another_thread(workers: Workers,
 async def test_a_late_result_is_discarded(workers: Workers, hanging: Hanging) -> None:
     entries: list[AuditEntry] = []
     finished: list[Decision] = []
-    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers, sink=entries.append)
+    chain = Chain([scripted("a-late", hanging, timeout_s=0.05)], workers, sink=entries.append)
     decision = await decide(chain, apply=finished.append)
     hanging.released.set()
     await until(lambda: not chain.hung)
@@ -73,8 +74,8 @@ async def test_a_late_result_is_discarded(workers: Workers, hanging: Hanging) ->
 async def test_a_late_policy_refuses_if_so_configured_and_goes_on_refusing(
     workers: Workers, hanging: Hanging
 ) -> None:
-    chain = Chain([scripted("late", hanging, timeout_s=0.05, failure_policy=FAIL)], workers)
-    for reason in ("late: no answer within 0.05 s", "late: still hangs from an earlier call"):
+    chain = Chain([scripted("a-late", hanging, timeout_s=0.05, failure_policy=FAIL)], workers)
+    for reason in ("a-late: no answer within 0.05 s", "a-late: still hangs from an earlier call"):
         decision = await decide(chain)
         assert decision.refusal is not None
         assert (decision.refusal.code, decision.refusal.text) == (StatusCode.UNAVAILABLE, reason)
@@ -90,20 +91,20 @@ async def spend_budget(chain: Chain, hanging: Hanging) -> None:
 async def test_a_spent_budget_leaves_the_rest_out(workers: Workers, hanging: Hanging) -> None:
     finished: list[Decision] = []
     chain = Chain(
-        [scripted("a", cgroup(cpu_shares=2)), scripted("late", hanging), scripted("c", shares(7))], workers
+        [scripted("a", cgroup(cpu_shares=2)), scripted("a-late", hanging), scripted("c", shares(7))], workers
     )
     deciding = asyncio.ensure_future(decide(chain, budget_s=BUDGET_S, apply=finished.append))
     await spend_budget(chain, hanging)
     decision = await deciding
     assert finished == [decision]
     assert decision.owners == {"cgroup[cpu.shares]": "a"}
-    assert kinds(decision)[1:] == [("late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
+    assert kinds(decision)[1:] == [("a-late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
 
 
 async def test_a_spent_budget_refuses_if_a_policy_left_out_has_to_be_asked(
     workers: Workers, hanging: Hanging
 ) -> None:
-    chain = Chain([scripted("late", hanging), scripted("c", nothing, failure_policy=FAIL)], workers)
+    chain = Chain([scripted("a-late", hanging), scripted("c", nothing, failure_policy=FAIL)], workers)
     decision = await decide(chain, budget_s=0.05)
     assert decision.refusal is not None
     assert decision.refusal.policy == "c"
@@ -112,7 +113,7 @@ async def test_a_spent_budget_refuses_if_a_policy_left_out_has_to_be_asked(
 
 async def exhaust(workers: Workers, hanging: Hanging, calls: int) -> list[Decision]:
     """Make that many calls at once, which all hang, each in a policy of its own."""
-    chains = [Chain([scripted("late", hanging, timeout_s=0.05)], workers) for _ in range(calls)]
+    chains = [Chain([scripted("a-late", hanging, timeout_s=0.05)], workers) for _ in range(calls)]
     return await asyncio.gather(*(decide(chain) for chain in chains))
 
 
@@ -154,7 +155,7 @@ async def test_busy_threads_are_waited_for(workers: Workers) -> None:
 async def test_cancelling_begins_no_writes(workers: Workers, hanging: Hanging) -> None:
     entries: list[AuditEntry] = []
     finished: list[Decision] = []
-    chain = Chain([scripted("slow", hanging), scripted("b", shares(2))], workers, sink=entries.append)
+    chain = Chain([scripted("a-slow", hanging), scripted("b", shares(2))], workers, sink=entries.append)
     call = asyncio.ensure_future(decide(chain, apply=finished.append))
     await asyncio.to_thread(hanging.entered.acquire)
     call.cancel()
@@ -169,11 +170,11 @@ async def test_cancelling_begins_no_writes(workers: Workers, hanging: Hanging) -
 async def test_a_thread_that_hangs_is_found_after_its_call_was_cancelled(
     workers: Workers, hanging: Hanging
 ) -> None:
-    chain = Chain([scripted("late", hanging, timeout_s=0.05)], workers)
+    chain = Chain([scripted("a-late", hanging, timeout_s=0.05)], workers)
     call = asyncio.ensure_future(decide(chain))
     await asyncio.to_thread(hanging.entered.acquire)
     call.cancel()
-    await until(lambda: "late" in chain.hung)
+    await until(lambda: "a-late" in chain.hung)
     hanging.released.set()
     await until(lambda: not chain.hung)
 
@@ -233,7 +234,7 @@ async def test_no_policy_is_late_for_the_time_in_which_the_loop_did_not_run(
     workers: Workers, hanging: Hanging
 ) -> None:
     """As it does not while the process is stopped; see also `test_workers`."""
-    chain = Chain([scripted("slow", hanging, timeout_s=1.0)], workers)
+    chain = Chain([scripted("a-slow", hanging, timeout_s=1.0)], workers)
     deciding = asyncio.ensure_future(decide(chain, budget_s=1.0))
     await until(lambda: hanging.entered.acquire(blocking=False))
     # Longer than the policy's timeout and the chain's budget; nothing is computed meanwhile.
@@ -242,4 +243,4 @@ async def test_no_policy_is_late_for_the_time_in_which_the_loop_did_not_run(
     asyncio.get_running_loop().call_later(0.1, hanging.released.set)
     decision = await deciding
     assert shares_of(decision) == 999
-    assert ("slow", AuditKind.FAILED) not in kinds(decision)
+    assert ("a-slow", AuditKind.FAILED) not in kinds(decision)

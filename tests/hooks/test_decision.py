@@ -12,6 +12,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Ho
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.decision import Failure, FailureKind, Progress, error_texts, run_policy
 from runtimeproxy.hooks.fields import Merged
+from runtimeproxy.node.snapshot import Node
 from tests.hooks.policy_classes import Answer, scripted
 
 VIEW = ContainerView(name="main")
@@ -45,7 +46,7 @@ def raising(error: BaseException) -> Answer:
 def run(answer: Answer, **settings: Any) -> tuple[Progress, Failure]:
     subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
     policy = scripted("p", answer, **settings)
-    progress, failure = run_policy(policy, subject, Progress(Merged(VIEW)))
+    progress, failure = run_policy(policy, subject, Node(), Progress(Merged(VIEW)))
     assert failure is not None
     return progress, failure
 
@@ -64,7 +65,7 @@ def run(answer: Answer, **settings: Any) -> tuple[Progress, Failure]:
 def test_nothing_a_policy_does_gets_out(answer: Answer) -> None:
     progress, failure = run(answer)
     assert failure.kind is FailureKind.FAILED
-    assert progress.enforced.claims == {}
+    assert progress.enforced.fields == {}
     assert progress.refusal is None
 
 

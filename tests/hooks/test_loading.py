@@ -26,6 +26,7 @@ from runtimeproxy.hooks.loading import (
     make_options,
 )
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node.snapshot import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class First(Policy):
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         return None
 
 
@@ -59,7 +60,7 @@ class Second(Policy):
     name: ClassVar[str] = "second"
     timeout_s: ClassVar[float] = 0.5
 
-    def post_stop_container(self, container: ContainerView) -> None:
+    def on_stopped(self, container: ContainerView, node: Node) -> None:
         return None
 
 
@@ -93,6 +94,28 @@ def test_a_loaded_policy_has_the_classes_defaults() -> None:
     assert set(policy.methods) == {Hook.POST_STOP_CONTAINER}
     assert policy.origin == f"{__name__}:Second"
     assert not policy.policy.dry_run
+
+
+class Optional(Second):
+    """Is used where the configuration says so."""
+
+    name: ClassVar[str] = "optional"
+    is_default: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(
+    ("policy", "enabled", "expected"),
+    [
+        (Second, None, True),
+        (Second, False, False),
+        (Optional, None, False),
+        (Optional, True, True),
+    ],
+)
+def test_the_configuration_says_which_policies_are_used(
+    policy: type[Policy], enabled: bool | None, expected: bool
+) -> None:
+    assert bool(load([policy], {policy.name: PolicySettings(enabled=enabled)})) is expected
 
 
 def test_settings_replace_the_defaults() -> None:
@@ -169,7 +192,7 @@ from runtimeproxy.hooks import Policy
 class Policed(Policy):
     name = "policed"
 
-    def post_stop_container(self, container): pass
+    def on_stopped(self, container, node): pass
 """
 
 OPTIONS = """
@@ -192,7 +215,7 @@ class Policed(Policy):
         if options.level > 8:
             raise SystemExit("level")
 
-    def post_stop_container(self, container): pass
+    def on_stopped(self, container, node): pass
 """
 
 
@@ -263,10 +286,16 @@ def test_policies_of_other_distributions_are_found(distribution: Installed) -> N
             id="odd error",
         ),
         pytest.param(
-            THIRD_PARTY.replace("post_stop_container", "post_stop_contaner"),
-            "post_stop_contaner: no such hook; did you mean post_stop_container?",
-            id="misspelled hook",
+            THIRD_PARTY.replace("on_stopped", "on_stoped"),
+            "on_stoped: no such method; did you mean on_stopped?",
+            id="misspelled method",
         ),
+        pytest.param(
+            THIRD_PARTY + "    def pre_create_container(self, container): pass\n",
+            "pre_create_container: policies have no hooks any more; its successor is container",
+            id="hook of version 0.1",
+        ),
+        pytest.param(THIRD_PARTY + "    concern = None\n", "concern: is called selector now", id="concern"),
         pytest.param(
             THIRD_PARTY.replace('"policed"', '"cpuset"'), "name cpuset is taken by", id="name taken"
         ),

@@ -80,7 +80,10 @@ def test_two_values_for_one_field_are_a_conflict(rule: ConflictRule, owner: str,
 def test_the_same_value_twice_is_no_conflict_and_stays_with_the_first() -> None:
     first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5})
     second, updates = merge(first, "p1", {SHARES: 5})
-    assert (second, updates) == (first, ())
+    assert updates == ()
+    (field,) = second.fields.values()
+    assert (field.owner, field.value) == ("p0", 5)
+    assert [claim.owner for claim in field.claims] == ["p0", "p1"]
 
 
 def test_a_value_that_is_there_already_is_owned_but_not_changed() -> None:

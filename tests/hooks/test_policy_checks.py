@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import pytest
 
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.hooks import ContainerChange, ContainerView, PodChange, PodView, Policy
-from runtimeproxy.hooks.loaded import bind, overridden_hooks
+from runtimeproxy.hooks import ContainerChange, ContainerView, PodChange, PodSelector, PodView, Policy
+from runtimeproxy.hooks.loaded import bind, overridden_methods
 from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node.snapshot import Input, Node
 
 
 @dataclass(frozen=True)
@@ -46,40 +47,43 @@ class Good(Policy):
     def level(self) -> int:
         return 1
 
-    def pre_create_container(self, container: ContainerView, extra: int = 0) -> ContainerChange | None:
+    def container(self, container: ContainerView, node: Node, extra: int = 0) -> ContainerChange | None:
         return self._helper()
 
     def _helper(self) -> ContainerChange | None:
         return None
 
 
-def hook(self: Policy, container: ContainerView) -> None:
-    """A hook that is right."""
+def method(self: Policy, container: ContainerView, node: Node) -> None:
+    """A method that is right."""
 
 
 def policy(**attributes: Any) -> type[Policy]:
     """A policy that is right but for these attributes."""
-    return type("Bad", (Policy,), {"name": "bad", "pre_create_container": hook, **attributes})
+    return type("Bad", (Policy,), {"name": "bad", "container": method, **attributes})
 
 
-async def asynchronous(self: Policy, container: ContainerView) -> None:
+async def asynchronous(self: Policy, container: ContainerView, node: Node) -> None:
     """No plain function."""
 
 
-def generator(self: Policy, container: ContainerView) -> Any:
+def generator(self: Policy, container: ContainerView, node: Node) -> Any:
     yield None
 
 
-def without_view(self: Policy) -> None: ...
+def without_node(self: Policy, container: ContainerView) -> None: ...
 
 
-def with_two(self: Policy, container: ContainerView, other: object) -> None: ...
+def with_three(self: Policy, container: ContainerView, node: Node, other: object) -> None: ...
 
 
-def by_keyword(self: Policy, *, container: ContainerView) -> None: ...
+def by_keyword(self: Policy, *, container: ContainerView, node: Node) -> None: ...
 
 
-def of_a_pod(self: Policy, pod: PodView) -> PodChange | None: ...
+def of_a_pod(self: Policy, pod: PodView, node: Node) -> PodChange | None: ...
+
+
+def swapped(self: Policy, node: Node, container: ContainerView) -> None: ...
 
 
 def needs_more(self: Policy, more: int) -> None: ...
@@ -87,29 +91,29 @@ def needs_more(self: Policy, more: int) -> None: ...
 
 def test_a_policy_that_uses_all_that_is_allowed() -> None:
     assert check_policy_class(Good) is Good
-    assert overridden_hooks(Good) == ("pre_create_container",)
+    assert overridden_methods(Good) == ("container",)
 
 
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        pytest.param({"pre_create_contaner": hook}, "did you mean pre_create_container", id="misspelled-pre"),
-        pytest.param(
-            {"post_started_container": hook}, "post_started_container: no such hook", id="misspelled-post"
-        ),
-        pytest.param({"on_create": hook}, "on_create: no such hook", id="public-method"),
-        pytest.param({"helper": staticmethod(hook)}, "helper: no such hook", id="static-method"),
-        pytest.param(
-            {"pre_create_container": None}, "pre_create_container: a hook is a plain", id="hook-is-none"
-        ),
-        pytest.param({"pre_create_container": staticmethod(hook)}, "plain method", id="hook-is-static"),
-        pytest.param({"pre_create_container": Options}, "plain method", id="hook-is-a-class"),
-        pytest.param({"pre_create_container": asynchronous}, "neither async", id="hook-is-async"),
-        pytest.param({"pre_create_container": generator}, "generator", id="hook-is-a-generator"),
-        pytest.param({"pre_create_container": without_view}, "must be", id="no-view"),
-        pytest.param({"pre_create_container": with_two}, "must be", id="two-arguments"),
-        pytest.param({"pre_create_container": by_keyword}, "must be", id="keyword-only"),
-        pytest.param({"pre_create_container": of_a_pod}, "is given a ContainerView", id="another-view"),
+        pytest.param({"contaner": method}, "did you mean container", id="misspelled"),
+        pytest.param({"on_create": method}, "on_create: no such method", id="public-method"),
+        pytest.param({"helper": staticmethod(method)}, "helper: no such method", id="static-helper"),
+        pytest.param({"container": None}, "container: must be a plain method", id="method-is-none"),
+        pytest.param({"container": staticmethod(method)}, "plain method", id="method-is-static"),
+        pytest.param({"container": Options}, "plain method", id="method-is-a-class"),
+        pytest.param({"container": asynchronous}, "neither async", id="method-is-async"),
+        pytest.param({"container": generator}, "generator", id="method-is-a-generator"),
+        pytest.param({"container": without_node}, "must be", id="no-node"),
+        pytest.param({"container": with_three}, "must be", id="three-arguments"),
+        pytest.param({"container": by_keyword}, "must be", id="keyword-only"),
+        pytest.param({"container": of_a_pod}, "container is a ContainerView", id="another-view"),
+        pytest.param({"container": swapped}, "container is a ContainerView", id="swapped"),
+        pytest.param({"inputs": {Input.POOLS}}, "inputs .* is not a frozenset of Inputs", id="inputs-a-set"),
+        pytest.param({"inputs": frozenset({"pools"})}, "is not a frozenset of Inputs", id="inputs-of-texts"),
+        pytest.param({"optional_inputs": None}, "optional_inputs None", id="optional-inputs-none"),
+        pytest.param({"features": "bvt"}, "features 'bvt' is not a frozenset", id="features-a-text"),
         pytest.param({"name": None}, "name None", id="name-none"),
         pytest.param({"name": "Bad_Name"}, "kebab-case", id="name-not-kebab"),
         pytest.param({"name": "x" * 64}, "kebab-case", id="name-too-long"),
@@ -131,14 +135,44 @@ def test_each_mistake_is_named(attributes: dict[str, Any], reason: str) -> None:
     assert f"{__name__}:Bad" in str(caught.value)
 
 
-def test_a_misspelled_hook_of_a_base_class_is_found() -> None:
-    base = policy(pre_crate_container=hook)
-    with pytest.raises(PolicyLoadError, match="pre_crate_container"):
+@pytest.mark.parametrize(
+    ("name", "successor"),
+    [
+        ("pre_run_pod_sandbox", "pod"),
+        ("post_run_pod_sandbox", "pod"),
+        ("pre_update_pod_sandbox_resources", "pod"),
+        ("post_update_pod_sandbox_resources", "pod"),
+        ("pre_create_container", "container"),
+        ("post_create_container", "container"),
+        ("pre_update_container_resources", "container"),
+        ("post_start_container", "container, or on_started for effects of its own"),
+        ("post_stop_container", "on_stopped"),
+        ("pre_stop_pod_sandbox", "on_stopped"),
+        ("post_remove_pod_sandbox", "on_removed"),
+        ("pre_creat_container", "container"),
+        ("post_everything", "pod, container, qos_class, node, on_started, on_stopped, on_removed"),
+    ],
+)
+def test_a_hook_of_version_0_1_is_refused_and_its_successor_named(name: str, successor: str) -> None:
+    with pytest.raises(PolicyLoadError) as caught:
+        check_policy_class(policy(**{name: method}))
+    reason = f"{name}: policies have no hooks any more; its successor is {successor}"
+    assert str(caught.value) == f"{__name__}:Bad: {reason}"
+
+
+def test_the_attribute_concern_is_refused_and_its_successor_named() -> None:
+    with pytest.raises(PolicyLoadError, match="Bad: concern: is called selector now"):
+        check_policy_class(policy(concern=PodSelector()))
+
+
+def test_a_misspelled_method_of_a_base_class_is_found() -> None:
+    base = policy(containr=method)
+    with pytest.raises(PolicyLoadError, match="containr"):
         check_policy_class(type("Derived", (base,), {"name": "derived"}))
 
 
-def test_a_policy_without_hooks_is_refused() -> None:
-    with pytest.raises(PolicyLoadError, match="implements no hook"):
+def test_a_policy_without_methods_is_refused() -> None:
+    with pytest.raises(PolicyLoadError, match="implements none of pod, container, qos_class"):
         check_policy_class(type("Idle", (Policy,), {"name": "idle"}))
 
 

@@ -20,6 +20,7 @@ from runtimeproxy.hooks.loaded import FILE_MODULE_PREFIX, LoadedPolicy
 from runtimeproxy.hooks.loading import LoadResult, PolicyLoader, Sources
 from runtimeproxy.hooks.policy_files import read_trusted
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node.snapshot import Node
 
 QUIET = """
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Quiet(Policy):
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange | None:
+    def container(self, container: ContainerView, node) -> ContainerChange | None:
         return ContainerChange(resources=ResourceChange(cpu_shares=self.options.shares))
 """
 
@@ -88,7 +89,7 @@ def of_files(result: LoadResult) -> dict[str, LoadedPolicy]:
 
 
 def shares(policy: LoadedPolicy) -> int:
-    change: Any = policy.methods[Hook.PRE_CREATE_CONTAINER](ContainerView())
+    change: Any = policy.methods[Hook.PRE_CREATE_CONTAINER](ContainerView(), Node())
     return int(change.resources.cpu_shares)
 
 
@@ -150,9 +151,14 @@ def test_bases_and_what_is_imported_are_no_policies(loader: PolicyLoader, folder
         ("raise SystemExit(1)\n", 1, "SystemExit: 1"),
         ("import json\njson.loads('{')\n", 2, "JSONDecodeError"),
         (
-            quiet().replace("pre_create_container", "pre_creat_container"),
+            quiet().replace("def container", "def containr"),
             16,
-            "Quiet: pre_creat_container: no such hook; did you mean pre_create_container?",
+            "Quiet: containr: no such method; did you mean container?",
+        ),
+        (
+            quiet().replace("def container", "def pre_create_container"),
+            16,
+            "Quiet: pre_create_container: policies have no hooks any more; its successor is container",
         ),
         ("x = 1\n", None, "defines no class derived from runtimeproxy.hooks.policy:Policy"),
         ("x = '\0'\n", None, "null bytes"),

@@ -24,6 +24,7 @@ from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 from tests.hooks.asking import decide
 
@@ -121,7 +122,7 @@ def test_two_selectors_hold_together() -> None:
     ],
 )
 def test_a_selector_is_checked_at_load(selector: PodSelector, reason: str) -> None:
-    policy = type("Picky", (Labels,), {"name": "picky", "concern": selector})
+    policy = type("Picky", (Labels,), {"name": "picky", "selector": selector})
     with pytest.raises(PolicyLoadError, match=re.escape(reason)):
         check_policy_class(policy)
 
@@ -173,9 +174,9 @@ class Labels(Policy):
 
     name = "labels"
     priority = 1
-    concern = PodSelector(qos_classes=frozenset({QoSClass.LS}))
+    selector = PodSelector(qos_classes=frozenset({QoSClass.LS}))
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange:
+    def pod(self, pod: PodView, node: Node) -> PodChange:
         return PodChange(annotations={"b": "2"}, reason="test")
 
 
@@ -183,9 +184,9 @@ class Needs(Policy):
     """Changes pods that have the annotation."""
 
     name = "needs"
-    concern = PodSelector(annotations=("b",))
+    selector = PodSelector(annotations=("b",))
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> PodChange:
+    def pod(self, pod: PodView, node: Node) -> PodChange:
         return PodChange(labels={"seen": "yes"}, reason="test")
 
 
@@ -211,7 +212,7 @@ def test_a_selector_of_another_type_is_refused_at_load() -> None:
         """Names a class where conditions are meant."""
 
         name = "wrong"
-        concern = QoSClass.BE  # type: ignore[assignment]  # the mistake that is to be found
+        selector = QoSClass.BE  # type: ignore[assignment]  # the mistake that is to be found
 
     with pytest.raises(PolicyLoadError, match="is not a PodSelector"):
         check_policy_class(Wrong)
@@ -240,7 +241,7 @@ def test_a_selector_that_could_disturb_the_loop_is_refused_at_load(wrong: PodSel
         """Has conditions that cannot be looked at."""
 
         name = "wrong"
-        concern = wrong
+        selector = wrong
 
     with pytest.raises(PolicyLoadError, match=why):
         check_policy_class(Wrong)

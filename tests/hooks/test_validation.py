@@ -20,7 +20,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
-from runtimeproxy.hooks.fields import View
+from runtimeproxy.hooks.fields import Merged, View
 from runtimeproxy.hooks.validation import LeftOut, problem_of, usable
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from tests.hooks.flat import CREATE, RUN
@@ -51,13 +51,13 @@ V2 = dataclasses.replace(
 
 def used(hook: Hook, change: Any, view: View = CONTAINER, node: NodeFacts = ANY_NODE) -> dict[str, Any]:
     assert problem_of(hook, change) is None
-    return {str(field): value for field, value in usable(hook, change, view, node).fields.items()}
+    return {str(field): value for field, value in usable(hook, change, Merged(view), node).fields.items()}
 
 
 def left_out(
     hook: Hook, change: Any, view: View = CONTAINER, node: NodeFacts = ANY_NODE
 ) -> dict[str, LeftOut]:
-    return {each.field: each for each in usable(hook, change, view, node).left_out}
+    return {each.field: each for each in usable(hook, change, Merged(view), node).left_out}
 
 
 PAGE = 4096
@@ -96,12 +96,12 @@ def test_values_of_resources(
 ) -> None:
     for value in good:
         change = ContainerChange(resources=ResourceChange(**{name: value}))
-        found = usable(CREATE, change, CONTAINER)
+        found = usable(CREATE, change, Merged(CONTAINER))
         assert (found.left_out, found.notes) == ((), {})
         assert used(CREATE, change) == {f"resources.{name}": value}
     for value, expected in clamped.items():
         change = ContainerChange(resources=ResourceChange(**{name: value}))
-        found = usable(CREATE, change, CONTAINER)
+        found = usable(CREATE, change, Merged(CONTAINER))
         assert used(CREATE, change) == {f"resources.{name}": expected}
         assert [str(field) for field in found.notes] == [f"resources.{name}"]
         assert found.left_out == ()
@@ -125,7 +125,8 @@ def test_values_of_resources(
         ("some.other_file", (), {}, (5, "text")),
         ("../cpu.shares", (), {}, (2,)),
         ("release_agent", (), {}, ("/bin/sh",)),
-        ("cpu.cfs_burst_us", (0, 5), {}, (1.5, None, 2**63, b"x", True, CLEAR)),
+        ("cpu.cfs_burst_us", (0, 5, CLEAR), {}, (1.5, None, 2**63, b"x", True)),
+        ("cpuacct.usage", (), {}, (CLEAR, 0)),
     ],
 )
 def test_values_of_cgroups(
@@ -408,27 +409,29 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
             CREATE,
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="wr"),)),
         ),
-        (Hook.POST_START_CONTAINER, CgroupChange(cgroup={"cpu.idle": 1})),
-        (Hook.PRE_STOP_POD_SANDBOX, CgroupChange(cgroup={"cpu.idle": 1})),
+        (Hook.PRE_START_CONTAINER, CgroupChange(cgroup={"cpu.idle": 1})),
+        (Hook.EVALUATE_QOS_CLASS, CgroupChange(cgroup={"cpu.idle": 1})),
     ],
 )
 def test_what_makes_sense_is_used(hook: Hook, change: CgroupChange) -> None:
     assert problem_of(hook, change) is None
-    assert usable(hook, change, CONTAINER).left_out == ()
+    assert usable(hook, change, Merged(CONTAINER)).left_out == ()
 
 
-@pytest.mark.parametrize("hook", [Hook.POST_STOP_CONTAINER, Hook.PRE_REMOVE_POD_SANDBOX])
+@pytest.mark.parametrize(
+    "hook", [Hook.POST_STOP_CONTAINER, Hook.POST_START_CONTAINER, Hook.POST_REMOVE_CONTAINER]
+)
 def test_some_hooks_answer_nothing(hook: Hook) -> None:
     assert problem_of(hook, CgroupChange()) == f"{hook} cannot return a change"
 
 
-@pytest.mark.parametrize("hook", [RUN, Hook.POST_UPDATE_POD_SANDBOX_RESOURCES])
+@pytest.mark.parametrize("hook", [RUN, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.EVALUATE_POD])
 def test_a_container_change_is_no_answer_about_a_pod(hook: Hook) -> None:
     assert problem_of(hook, ContainerChange()) == "returned a ContainerChange"
 
 
 def test_nothing_of_an_environment_is_quoted() -> None:
     change = ContainerChange(env={"TOKEN": "hunter2\0", "PASSWORD=hunter2": "x"})
-    found = usable(CREATE, change, CONTAINER).left_out
+    found = usable(CREATE, change, Merged(CONTAINER)).left_out
     assert [each.field for each in found] == ["env[TOKEN]", "env"]
     assert "hunter2" not in str(found)

@@ -69,7 +69,7 @@ def test_given_up_while_a_policy_runs_it_keeps_the_state_before_that_policy() ->
     runs.append(worker_run(*policies, apply=applied.append))
     runs[0].run()
     assert runs[0].index == 2
-    assert [claim.policy for claim in runs[0].progress.enforced.claims.values()] == ["a"]
+    assert [each.owner for each in runs[0].progress.enforced.fields.values()] == ["a"]
     assert [(failure.policy.name, failure.kind) for failure in runs[0].failures] == [
         ("bad", FailureKind.FAILED)
     ]

@@ -20,7 +20,8 @@ from policies.batch_resource import (
     memory_swap_limit_bytes,
     pod_values,
 )
-from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, ResourceChange, Resources
+from runtimeproxy.hooks import ContainerView, PodChange, PodView, ResourceChange, Resources
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import MAX_CPU_QUOTA_US, MAX_INT64
 
@@ -176,9 +177,8 @@ def test_of_a_malformed_specification_nothing_is_used(text: str) -> None:
         batch_specification(annotations)
     pod = be_pod(annotations)
     for change in (
-        BatchResource().pre_run_pod_sandbox(pod),
-        BatchResource().post_update_pod_sandbox_resources(pod),
-        BatchResource().pre_create_container(ContainerView(name="main", pod=pod)),
+        BatchResource().pod(pod, Node()),
+        BatchResource().container(ContainerView(name="main", pod=pod), Node()),
     ):
         assert change is not None
         assert not change.cgroup
@@ -214,14 +214,14 @@ def test_an_amount_that_cannot_be_read_costs_what_depends_on_it(
 ) -> None:
     side = {"requests": amounts("500", "1Gi"), "limits": amounts("500", "1Gi")}
     view = be_pod(spec(main=main, side=side))
-    change = BatchResource().pre_create_container(ContainerView(name="main", pod=view))
+    change = BatchResource().container(ContainerView(name="main", pod=view), Node())
     assert change is not None
     assert change.resources == container
     assert "extended-resource-spec" in change.problems[0]
-    other = BatchResource().pre_create_container(ContainerView(name="side", pod=view))
+    other = BatchResource().container(ContainerView(name="side", pod=view), Node())
     assert other is not None
     assert other.problems == ()
-    found = BatchResource().pre_run_pod_sandbox(view)
+    found = BatchResource().pod(view, Node())
     assert found is not None
     assert found.cgroup == pod
     assert found.problems == change.problems
@@ -239,31 +239,28 @@ def test_an_amount_that_cannot_be_read_costs_what_depends_on_it(
 )
 def test_pods_that_get_nothing(pod: PodView) -> None:
     policy = BatchResource()
-    assert policy.pre_run_pod_sandbox(pod) is None
-    assert policy.post_update_pod_sandbox_resources(pod) is None
-    assert policy.pre_create_container(ContainerView(name="main", pod=pod)) is None
+    assert policy.pod(pod, Node()) is None
+    assert policy.container(ContainerView(name="main", pod=pod), Node()) is None
 
 
 def test_a_container_that_the_specification_does_not_name_gets_nothing() -> None:
     """V032."""
     container = ContainerView(name="other", pod=be_pod(spec(main=MAIN)))
-    assert BatchResource().pre_create_container(container) is None
+    assert BatchResource().container(container, Node()) is None
 
 
 def test_the_pods_cgroup_is_set() -> None:
     pod = be_pod(spec(main=MAIN))
     values = {"cpu.shares": 512, "cpu.cfs_quota_us": 50_000, "memory.limit_in_bytes": 2 * GI}
     reason = "batch resources of a best-effort pod"
-    assert BatchResource().pre_run_pod_sandbox(pod) == PodChange(cgroup=values, reason=reason)
-    assert BatchResource().post_update_pod_sandbox_resources(pod) == CgroupChange(
-        cgroup=values, reason=reason
-    )
+    assert BatchResource().pod(pod, Node()) == PodChange(cgroup=values, reason=reason)
 
 
-@pytest.mark.parametrize("hook", ["pre_create_container", "pre_update_container_resources"])
-def test_the_containers_resources_are_set(hook: str) -> None:
-    container = ContainerView(name="main", pod=be_pod(spec(main=MAIN)))
-    change = getattr(BatchResource(), hook)(container)
+@pytest.mark.parametrize("updated", [None, Resources(cpu_shares=7)], ids=["created", "updated"])
+def test_the_containers_resources_are_set(updated: Resources | None) -> None:
+    container = ContainerView(name="main", pod=be_pod(spec(main=MAIN)), updated=updated)
+    change = BatchResource().container(container, Node())
+    assert change is not None
     assert change.resources == ResourceChange(cpu_shares=512, cpu_quota_us=50_000, memory_limit_bytes=2 * GI)
 
 
@@ -271,6 +268,6 @@ def test_a_suppressed_quota_leaves_quotas_unlimited() -> None:
     """V035: koord's rule for this comes from the NodeSLO; here it is an option."""
     pod = be_pod(spec(main=MAIN))
     policy = BatchResource(BatchResourceOptions(cfs_quota_enabled=False))
-    change = policy.pre_run_pod_sandbox(pod)
+    change = policy.pod(pod, Node())
     assert change is not None
     assert change.cgroup["cpu.cfs_quota_us"] == -1

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 import policies
-from runtimeproxy.hooks import ContainerView, Hook
-from runtimeproxy.hooks.loaded import overridden_hooks
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView
+from runtimeproxy.hooks.decision import evaluate
+from runtimeproxy.hooks.loaded import overridden_methods
 from runtimeproxy.hooks.loading import built_in, checked, import_class, load
+from runtimeproxy.hooks.policy import METHOD_HOOKS
+from runtimeproxy.node.snapshot import Node
+from runtimeproxy.qos import QoSClass
 
 FOLDER = Path(policies.__file__).parent
 NO_POLICIES = {"__init__", "annotations", "template"}
@@ -55,10 +59,11 @@ def test_the_template_fulfils_the_contract() -> None:
 
 
 @pytest.mark.parametrize("reference", policies.BUILT_IN)
-def test_the_readme_names_each_policy_with_its_hooks_and_options(reference: str) -> None:
+def test_the_readme_names_each_policy_with_its_methods_and_options(reference: str) -> None:
     (policy,) = checked([import_class(reference)])
     row = next(line for line in README.splitlines() if line.startswith(f"| `{policy.name}`"))
-    assert set(re.findall(r"`((?:pre|post)_\w+)`", row)) == {hook.value for hook in overridden_hooks(policy)}
+    (methods,) = re.findall(r"\| \d+ \| ([^|]*) \|", row)
+    assert tuple(re.findall(r"`(\w+)`", methods)) == overridden_methods(policy)
     assert f" {policy.priority} " in row
     options = policy.options_type
     assert options is not None
@@ -67,18 +72,23 @@ def test_the_readme_names_each_policy_with_its_hooks_and_options(reference: str)
         assert f"`{option.name}`" in README
 
 
-def test_the_readme_names_each_hook() -> None:
-    for hook in Hook:
-        assert f"`{hook}`" in README
+def test_the_readme_names_each_method() -> None:
+    for method in METHOD_HOOKS:
+        assert re.search(rf"^\| .*`{method}\(\w", README, re.MULTILINE)
 
 
 def test_the_policy_of_the_readme_works() -> None:
     example = next(
         block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class " in block
     )
-    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
     namespace: dict[str, object] = {"__name__": "example"}
     exec(compile(ast.parse(example), "README.md", "exec"), namespace)  # noqa: S102 - our own text
     example_class = next(value for key, value in namespace.items() if key == "QuietNeighbour")
     (policy,) = load(checked([example_class]))
-    assert policy.methods[Hook.PRE_CREATE_CONTAINER](ContainerView()) is None
+    for qos, shares in ((QoSClass.BE, 2), (QoSClass.LS, None)):
+        pod = PodView(qos=qos)
+        decision = evaluate([policy], ContainerView(pod=pod), Node(), hook=Hook.PRE_CREATE_CONTAINER)
+        change = decision.change
+        assert isinstance(change, ContainerChange | None)
+        assert (change and change.resources and change.resources.cpu_shares) == shares

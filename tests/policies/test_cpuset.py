@@ -6,7 +6,8 @@ import pytest
 
 from policies.annotations import RESOURCE_STATUS, AnnotationError
 from policies.cpuset import Cpuset, CpusetOptions, allocated_cpus
-from runtimeproxy.hooks import CgroupChange, ContainerView, PodChange, PodView, ResourceChange
+from runtimeproxy.hooks import ContainerView, PodChange, PodView, ResourceChange
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
 NUMA_ONLY = '{"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}'
@@ -50,10 +51,10 @@ def test_a_malformed_annotation_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("qos", QoSClass)
-@pytest.mark.parametrize("hook", ["pre_create_container", "pre_update_container_resources"])
-def test_containers_of_every_class_get_the_cpus_and_no_quota(qos: QoSClass, hook: str) -> None:
+def test_containers_of_every_class_get_the_cpus_and_no_quota(qos: QoSClass) -> None:
     pod = PodView(qos=qos, annotations=status('{"cpuset": "2-4"}'))
-    change = getattr(Cpuset(), hook)(ContainerView(name="main", pod=pod))
+    change = Cpuset().container(ContainerView(name="main", pod=pod), Node())
+    assert change is not None
     assert change.resources == ResourceChange(cpuset_cpus="2-4", cpu_quota_us=-1)
 
 
@@ -61,23 +62,21 @@ def test_the_pods_quota_is_unset() -> None:
     pod = PodView(annotations=status('{"cpuset": "2-4"}'))
     values = {"cpu.cfs_quota_us": -1}
     reason = "CPUs allocated by the scheduler"
-    assert Cpuset().pre_run_pod_sandbox(pod) == PodChange(cgroup=values, reason=reason)
-    assert Cpuset().post_update_pod_sandbox_resources(pod) == CgroupChange(cgroup=values, reason=reason)
+    assert Cpuset().pod(pod, Node()) == PodChange(cgroup=values, reason=reason)
 
 
 def test_numa_resources_alone_change_nothing() -> None:
     """V076."""
     pod = PodView(annotations=status(NUMA_ONLY))
-    assert Cpuset().pre_run_pod_sandbox(pod) is None
-    assert Cpuset().post_update_pod_sandbox_resources(pod) is None
-    assert Cpuset().pre_create_container(ContainerView(pod=pod)) is None
+    assert Cpuset().pod(pod, Node()) is None
+    assert Cpuset().container(ContainerView(pod=pod), Node()) is None
 
 
 def test_quotas_can_be_kept() -> None:
     """V077."""
     policy = Cpuset(CpusetOptions(disable_unset_cpu_quota=True))
     pod = PodView(annotations=status('{"cpuset": "2-4"}'))
-    change = policy.pre_create_container(ContainerView(pod=pod))
-    assert policy.pre_run_pod_sandbox(pod) is None
+    change = policy.container(ContainerView(pod=pod), Node())
+    assert policy.pod(pod, Node()) is None
     assert change is not None
     assert change.resources == ResourceChange(cpuset_cpus="2-4")

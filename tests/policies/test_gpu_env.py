@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from policies.gpu_env import (
     prepare_cache_directory,
 )
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodView
+from runtimeproxy.node.snapshot import Node
 
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
 HAMI = {ISOLATION_PROVIDER_LABEL: "HAMi-core"}
@@ -164,10 +166,20 @@ def test_only_an_enforcing_policy_makes_the_cache_directory(tmp_path: Path, dry_
     library = str(tmp_path / "libvgpu.so")
     policy = GpuEnv(GpuEnvOptions(hami_library_path=library, hami_vgpu_monitor=True))
     policy.dry_run = dry_run
-    policy.pre_create_container(container(gpus({"minor": 1, "resources": SHARE}), HAMI))
+    policy.container(container(gpus({"minor": 1, "resources": SHARE}), HAMI), Node())
     assert (tmp_path / "containers" / "u1_main").exists() is not dry_run
+
+
+def test_the_cache_directory_of_a_running_container_is_left_alone(tmp_path: Path) -> None:
+    library = str(tmp_path / "libvgpu.so")
+    policy = GpuEnv(GpuEnvOptions(hami_library_path=library, hami_vgpu_monitor=True))
+    view = container(gpus({"minor": 1, "resources": SHARE}), HAMI)
+    created = policy.container(view, Node())
+    (tmp_path / "containers" / "u1_main" / "in use").touch()
+    assert policy.container(replace(view, id="running"), Node()) == created
+    assert (tmp_path / "containers" / "u1_main" / "in use").exists()
 
 
 def test_the_policy_answers_the_change() -> None:
     view = container(gpus({"minor": 3}))
-    assert GpuEnv().pre_create_container(view) == change_of(view)
+    assert GpuEnv().container(view, Node()) == change_of(view)

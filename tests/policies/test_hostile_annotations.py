@@ -14,6 +14,7 @@ from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
 SIZE = 256 * 1024
@@ -44,11 +45,11 @@ HOSTILE: dict[str, str] = {
 }
 
 TURNS: dict[str, Callable[[ContainerView], object]] = {
-    "batch-resource, pod": lambda view: BatchResource().pre_run_pod_sandbox(view.pod),
-    "batch-resource": lambda view: BatchResource().pre_create_container(view),
-    "cpuset, pod": lambda view: Cpuset().pre_run_pod_sandbox(view.pod),
-    "cpuset": lambda view: Cpuset().pre_create_container(view),
-    "gpu-env": lambda view: GpuEnv().pre_create_container(view),
+    "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
+    "batch-resource": lambda view: BatchResource().container(view, Node()),
+    "cpuset, pod": lambda view: Cpuset().pod(view.pod, Node()),
+    "cpuset": lambda view: Cpuset().container(view, Node()),
+    "gpu-env": lambda view: GpuEnv().container(view, Node()),
 }
 
 

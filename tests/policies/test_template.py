@@ -6,6 +6,7 @@ import pytest
 
 from policies.template import Template, TemplateOptions, oom_score_adj
 from runtimeproxy.hooks import ContainerView, PodView, ResourceChange
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
 
@@ -16,10 +17,10 @@ def test_score_of_each_class(qos: QoSClass, score: int | None) -> None:
 
 def test_a_latency_sensitive_container_gets_the_score() -> None:
     policy = Template(TemplateOptions(oom_score_adj=-900))
-    change = policy.pre_create_container(ContainerView(pod=PodView(qos=QoSClass.LS)))
+    change = policy.container(ContainerView(pod=PodView(qos=QoSClass.LS)), Node())
     assert change is not None
     assert change.resources == ResourceChange(oom_score_adj=-900)
-    assert policy.pre_create_container(ContainerView()) is None
+    assert policy.container(ContainerView(), Node()) is None
 
 
 def test_a_score_out_of_range_is_refused() -> None:

@@ -14,16 +14,17 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.config.settings import HooksSettings
 from runtimeproxy.errors import PolicyLoadError, RefusalError
 from runtimeproxy.hooks import (
-    CgroupChange,
     ContainerChange,
     ContainerView,
     FailurePolicy,
     Mode,
+    PodChange,
     PodView,
     Policy,
     ResourceChange,
 )
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node.snapshot import Node
 from runtimeproxy.testing import (
     CgroupDriver,
     CgroupFiles,
@@ -52,7 +53,7 @@ class Quiet(Policy):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange:
         return ContainerChange(resources=ResourceChange(cpu_shares=self._options.shares), reason="test")
 
 
@@ -63,16 +64,16 @@ class Remembers(Policy):
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.ran = threading.Event()
+        self.started = threading.Event()
 
-    def pre_run_pod_sandbox(self, pod: PodView) -> None:
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
         if pod.name == "unwanted":
             raise RefusalError("unwanted")
         self.seen.append(pod.name)
+        return PodChange(cgroup={"cpu.shares": 77}, reason="test") if pod.cgroup_parent else None
 
-    def post_run_pod_sandbox(self, pod: PodView) -> CgroupChange | None:
-        self.ran.set()
-        return CgroupChange(cgroup={"cpu.shares": 77}, reason="test") if pod.cgroup_parent else None
+    def on_started(self, container: ContainerView, node: Node) -> None:
+        self.started.set()
 
 
 def run(proxy: KoordProxy, name: str = "web") -> int:
@@ -80,7 +81,9 @@ def run(proxy: KoordProxy, name: str = "web") -> int:
     pod = pod_sandbox_config(name)
     sandbox = proxy.runtime.RunPodSandbox(api_pb2.RunPodSandboxRequest(config=pod), timeout=TIMEOUT_S)
     request = create_container_request(sandbox.pod_sandbox_id, container_config(pod=pod), pod)
-    proxy.runtime.CreateContainer(request, timeout=TIMEOUT_S)
+    made = proxy.runtime.CreateContainer(request, timeout=TIMEOUT_S)
+    start = api_pb2.StartContainerRequest(container_id=made.container_id)
+    proxy.runtime.StartContainer(start, timeout=TIMEOUT_S)
     *_, call = proxy.fake_runtime.recorded.of("CreateContainer")
     return int(call.message.config.linux.resources.cpu_shares)
 
@@ -109,7 +112,7 @@ def test_instances_can_be_looked_at(koord_proxy: StartProxy) -> None:
     proxy = koord_proxy(policies=[policy, Quiet(Options(9))])
     assert run(proxy, "one") == 9
     assert policy.seen == ["one"]
-    assert policy.ran.wait(TIMEOUT_S)
+    assert policy.started.wait(TIMEOUT_S)
     with pytest.raises(grpc.RpcError) as caught:
         run(proxy, "unwanted")
     assert caught.value.details() == "koord-runtime-proxy: remembers: unwanted"
@@ -134,7 +137,7 @@ class Pinned(Policy):
 
     name: ClassVar[str] = "pinned"
 
-    def pre_create_container(self, container: ContainerView) -> ContainerChange:
+    def container(self, container: ContainerView, node: Node) -> ContainerChange:
         return ContainerChange(resources=ResourceChange(cpuset_cpus="64-127", cpu_shares=7))
 
 
@@ -162,7 +165,7 @@ def test_a_hung_policy_and_the_chains_settings(koord_proxy: StartProxy) -> None:
         name: ClassVar[str] = "hangs"
         timeout_s: ClassVar[float] = 0.05
 
-        def pre_run_pod_sandbox(self, pod: PodView) -> None:
+        def pod(self, pod: PodView, node: Node) -> None:
             gate.wait()
 
     strict = {"hangs": PolicySettings(failure_policy=FailurePolicy.FAIL)}
@@ -176,13 +179,13 @@ def test_a_hung_policy_and_the_chains_settings(koord_proxy: StartProxy) -> None:
 class Misspelled(Policy):
     name: ClassVar[str] = "misspelled"
 
-    def pre_create_contaner(self, container: ContainerView) -> None: ...
+    def contaner(self, container: ContainerView, node: Node) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("policies", "settings", "reason"),
     [
-        ([Misspelled], {}, "pre_create_contaner: no such hook; did you mean pre_create_container?"),
+        ([Misspelled], {}, "contaner: no such method; did you mean container?"),
         ([Quiet, type("Other", (Quiet,), {})], {}, "name quiet is taken by"),
         ([Quiet], {"quiet": PolicySettings(options={"share": 1})}, "unknown option share; there are: shares"),
         ([Quiet], {"qiet": PolicySettings()}, "no policy named qiet; did you mean quiet?"),

@@ -227,7 +227,7 @@ class HookServer:
         """The server as a policy of the chain."""
         registration = self.registration
         selector = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
-        policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "concern": selector})
+        policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "selector": selector})
         return LoadedPolicy(
             selector=selector,
             name=registration.name,

@@ -10,7 +10,7 @@ import pytest
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, Hook, PodView, Resources
-from runtimeproxy.hooks.loaded import HookMethod
+from runtimeproxy.hooks.loaded import ReadResponse
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.hooks.remote.registrations import HOOK_NAMES, Registration, ResponseMode
 from runtimeproxy.hooks.remote.server import HookServer
@@ -44,7 +44,7 @@ def registration(folder: Path, **changes: Any) -> Registration:
 
 async def ask(server: HookServer, hook: Hook = PRE, view: PodView | ContainerView = VIEW) -> object:
     """What the chain gets of a server, or raises."""
-    came: asyncio.Future[HookMethod] = asyncio.get_running_loop().create_future()
+    came: asyncio.Future[ReadResponse] = asyncio.get_running_loop().create_future()
     request = server.as_policy().remote_hooks[hook](view)
     request.send(server.registration.timeout_s, lambda answer, _: came.set_result(answer))
     return (await came)(view)

@@ -17,6 +17,7 @@ from cri_api.koordinator.v1alpha1.api_pb2 import (
 )
 from runtimeproxy.hooks import Hook
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
+from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.remote.protocol import container_change, pod_change, start_change
 from runtimeproxy.hooks.remote.registrations import ResponseMode
 from runtimeproxy.hooks.validation import problem_of, usable
@@ -299,7 +300,7 @@ def test_nonsense_costs_the_rest_of_an_answer_nothing(overlay: dict[str, Any], i
     change = container_change(request(), answer, AUTO)
     assert change is not None
     assert problem_of(Hook.PRE_CREATE_CONTAINER, change) is None
-    found = usable(Hook.PRE_CREATE_CONTAINER, change, ContainerView())
+    found = usable(Hook.PRE_CREATE_CONTAINER, change, Merged(ContainerView()))
     set_fields = {str(field): value for field, value in found.fields.items() if value is not CLEAR}
     assert set_fields == {"env[GOOD]": "1"}
     if (is_echo, overlay) != (True, NONSENSE["memory below -1"]):
@@ -320,7 +321,7 @@ def test_what_kernels_take_otherwise_is_put_so(overlay: dict[str, Any], expected
     assert isinstance(answer, ContainerResourceHookResponse)
     change = container_change(request(), answer, AUTO)
     assert change is not None
-    found = usable(Hook.PRE_CREATE_CONTAINER, change, ContainerView())
+    found = usable(Hook.PRE_CREATE_CONTAINER, change, Merged(ContainerView()))
     assert {field.key: value for field, value in found.fields.items()} == expected
     assert found.left_out == ()
 

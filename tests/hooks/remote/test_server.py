@@ -20,7 +20,7 @@ from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, MAX_ENTRIES, HookServer
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
-from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.node.snapshot import Node
 from tests.hooks.asking import container_change, decide, until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
 from tests.hooks.remote.hook_server import HookServing
@@ -109,9 +109,9 @@ class WatchedNode:
     def __init__(self) -> None:
         self.readers: set[threading.Thread] = set()
 
-    def facts(self) -> NodeFacts:
+    def snapshot(self) -> Node:
         self.readers.add(threading.current_thread())
-        return ANY_NODE
+        return Node()
 
 
 async def test_no_file_is_read_in_the_loops_thread_for_an_answer(

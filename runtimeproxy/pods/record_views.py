@@ -1,0 +1,98 @@
+"""The views of policies, made from records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
+from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_RESOURCES, overlay
+from runtimeproxy.qos import QoSClass, kube_qos_class, priority_class, qos_class
+
+
+class PodSummary(NamedTuple):
+    """What selectors look at: for most pods no policy needs a whole view.
+
+    Labels and annotations may be the request's own, for `get` and `in` only: subscription with a missing name
+    would put it into the request. Views have copies.
+    """
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    qos: QoSClass
+
+
+def recorded_summary(record: PodRecord) -> PodSummary:
+    labels, annotations = _frozen(record.labels), _frozen(record.annotations)
+    return PodSummary(record.namespace, record.name, labels, annotations, qos_class(labels))
+
+
+def recorded_pod(record: PodRecord) -> PodView:
+    """A pod as recorded."""
+    return PodView(
+        id=record.id,
+        name=record.name,
+        namespace=record.namespace,
+        uid=record.uid,
+        attempt=record.attempt,
+        labels=_frozen(record.labels),
+        annotations=_frozen(record.annotations),
+        runtime_handler=record.runtime_handler,
+        cgroup_parent=record.cgroup_parent,
+        overhead=record.overhead,
+        resources=record.requested,
+        qos=qos_class(record.labels),
+        kube_qos=kube_qos_class(record.cgroup_parent),
+        priority=priority_class(record.labels),
+    )
+
+
+def recorded_container(
+    record: ContainerRecord, pod: PodView, updated: Resources | None = None
+) -> ContainerView:
+    """A container as recorded; `updated` are the resources that an update asks for."""
+    newer = NO_RESOURCES if updated is None else updated
+    return ContainerView(
+        id=record.id,
+        name=record.name,
+        attempt=record.attempt,
+        pod=pod,
+        labels=_frozen(record.labels),
+        annotations=_frozen(record.annotations),
+        requested=overlay(record.requested, newer),
+        current=overlay(_without_servers(record), newer),
+        updated=updated,
+    )
+
+
+def _without_servers(record: ContainerRecord) -> Resources:
+    """The booked resources; of fields that hook servers own, the requested ones.
+
+    Servers run last, so these are the values that they change. A server that divides a quota, and gets its
+    own value, would divide it again with each update.
+    """
+    owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
+    if not owned:
+        return record.booked
+    asked, booked = record.requested, record.booked
+    changed: dict[str, Any] = {
+        name: getattr(asked, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in owned
+    }
+    keys = {key for key in {*asked.unified, *booked.unified} if str(Field(UNIFIED, key)) in owned}
+    if keys:
+        kept = {key: value for key, value in booked.unified.items() if key not in keys}
+        kept.update((key, value) for key, value in asked.unified.items() if key in keys)
+        changed["unified"] = kept
+    return replace(booked, **changed)
+
+
+def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """A read-only view of a record's entries."""
+    return entries if type(entries) is MappingProxyType else MappingProxyType(entries)
