@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 from runtimeproxy.errors import RuntimeProxyError
 
 _COMPONENT_LIMIT_BYTES = 255
 """Longest file name. Source: Linux include/uapi/linux/limits.h, NAME_MAX."""
+_CONTROL = re.compile("[\x00-\x1f\ud800-\udfff]")
 
 
 class CgroupPathError(RuntimeProxyError):
     """A cgroup path that is empty, leaves the cgroup tree, or names its root."""
 
 
+@lru_cache(maxsize=4096)
 def cgroup_path(text: str) -> tuple[str, ...]:
     """Path components below a controller's mount, for every form that the CRI and runtimes use.
 
@@ -86,7 +91,7 @@ def _scope(slice_name: str, prefix: str, name: str) -> tuple[str, ...]:
 def _check_component(part: str, whole: str) -> None:
     if part in {".", ".."} or "/" in part or not part:
         raise CgroupPathError(f"cgroup path {whole!r} leaves the cgroup tree")
-    if any(ord(letter) < 0x20 or 0xD800 <= ord(letter) <= 0xDFFF for letter in part):
+    if _CONTROL.search(part):
         raise CgroupPathError(f"cgroup path {whole!r} holds a control character")
     if len(part.encode()) > _COMPONENT_LIMIT_BYTES:
         raise CgroupPathError(f"cgroup path {whole[:60]!r}... has a name over {_COMPONENT_LIMIT_BYTES} bytes")

@@ -42,14 +42,13 @@ def _read(file: str, folder: int) -> str:
         os.close(descriptor)
 
 
-def write_text(folder: Path, path: tuple[str, ...], file: str, text: str) -> None:
-    """Writes `text` and a newline with one system call to a file that exists.
-
-    Raises:
-        OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
-    """
-    with _opened(folder, path, file, os.O_WRONLY | os.O_TRUNC) as descriptor:
+def _write(file: str, folder: int, text: str) -> None:
+    """Writes `text` and a newline with one system call to a file that exists."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | _FILE_FLAGS, dir_fd=folder)
+    try:
         os.write(descriptor, f"{text}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 class FileText(NamedTuple):
@@ -63,26 +62,25 @@ class FileText(NamedTuple):
 
 
 @contextmanager
-def _opened(folder: Path, path: tuple[str, ...], file: str, flags: int) -> Iterator[int]:
-    with _folder(folder, path) as held:
-        descriptor = os.open(file, flags | _FILE_FLAGS, dir_fd=held)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def _folder(folder: Path, path: tuple[str, ...]) -> Iterator[int]:
-    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    held = _open_folder(folder, path)
     try:
-        for part in path:
-            outer, held = held, os.open(part, _FOLDER_FLAGS, dir_fd=held)
-            # Not kept in `held`, even if this fails: another thread may get its number.
-            os.close(outer)
         yield held
     finally:
         os.close(held)
+
+
+def _open_folder(folder: Path, path: tuple[str, ...]) -> int:
+    """A descriptor of a cgroup; no part of its path may be a symbolic link."""
+    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path:
+        try:
+            inner = os.open(part, _FOLDER_FLAGS, dir_fd=held)
+        finally:
+            # Not kept in `held`, even if this fails: another thread may get its number.
+            os.close(held)
+        held = inner
+    return held
 
 
 class WriteOutcome(StrEnum):
@@ -180,6 +178,18 @@ class _Batch:
     targets: dict[Key, _Target] = field(default_factory=dict)
     pending: list[dict[Key, Value]] = field(default_factory=list)
     current: dict[Key, Value | None] = field(default_factory=dict)
+    folders: dict[tuple[Path, tuple[str, ...]], int] = field(default_factory=dict)
+    """Open descriptors of the cgroups that are written to."""
+
+    def folder(self, target: _Target) -> int:
+        place = target.folder, target.key.path
+        if place not in self.folders:
+            self.folders[place] = _open_folder(*place)
+        return self.folders[place]
+
+    def close(self) -> None:
+        for descriptor in self.folders.values():
+            os.close(descriptor)
 
 
 class CgroupWriter:
@@ -275,10 +285,13 @@ class CgroupWriter:
                         batch.results[wanted.cgroup, name] = target
                     else:
                         _compare(target, batch)
-        for step in plan(batch.pending, batch.current):
-            result = _carry_out(step, batch)
-            if step.is_final:
-                batch.results[step.key] = result
+        try:
+            for step in plan(batch.pending, batch.current):
+                result = _carry_out(step, batch)
+                if step.is_final:
+                    batch.results[step.key] = result
+        finally:
+            batch.close()
         return tuple(batch.results.values())
 
     def read(self, cgroup: str, name: str) -> Value | None:
@@ -370,15 +383,16 @@ def _compare(target: _Target, batch: _Batch) -> None:
 
 def _carry_out(step: Step, batch: _Batch) -> WriteResult:
     target, old = batch.targets[step.key], batch.current[step.key]
-    place = target.folder, step.key.path, target.format.file
+    file = target.format.file
     try:
+        folder = batch.folder(target)
         if target.raw is not None and step.is_final:
             text = target.raw.rstrip("\n")
         elif target.format.compose is None:
             text = target.format.encode(step.value)
         else:
-            text = target.format.compose(step.value, read_text(*place))
-        write_text(*place, text)
+            text = target.format.compose(step.value, _read(file, folder))
+        _write(file, folder, text)
     except OSError as error:
         return target.failed(error, old)
     except ValueError as error:

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, Protocol
 from runtimeproxy.cgroups.parameters import check_value
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
-from runtimeproxy.ledger.fields import CLASS_KUBELET, CONTAINER_CRI, Base, field_class
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.ledger.fields import CLASS_KUBELET, Base, field_class
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, QUOTA, rounded_quota
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
@@ -62,6 +63,8 @@ class Wanted(NamedTuple):
     """Of a container: what the runtime's specification holds."""
     once: frozenset[str] = frozenset()
     """Parameters that are written once and then observed only."""
+    silent: frozenset[str] = frozenset()
+    """Owners without an answer this time, as an input is not known: what they wanted before still holds."""
 
 
 class Change(StrEnum):
@@ -99,15 +102,18 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
             continue
         before = book.entries.get(name, Entry())
         claims = wanted.claims.get(name, ())
-        is_servers = any(claim.owner.startswith(SERVER) for claim in claims)
-        if not is_servers:
-            claims += tuple(claim for claim in before.claims if claim.owner.startswith(SERVER))
+        given = {claim.owner for claim in claims}
+        claims += tuple(
+            claim
+            for claim in before.claims
+            if claim.owner not in given and (claim.owner.startswith(SERVER) or claim.owner in wanted.silent)
+        )
         is_once = name in wanted.once if name in wanted.claims else before.is_once
         entry = Entry(
             claims,
             before.resolved,
-            wanted.requested.get(name, None),
-            wanted.booked.get(name, None),
+            wanted.requested.get(name),
+            wanted.booked.get(name),
             is_once,
             (is_once and name in wanted.claims and book.id.endswith(".slice")) or before.is_settling,
         )
@@ -121,8 +127,7 @@ def with_message(book: Book) -> Book:
         return book
     entries = dict(book.entries)
     for name, entry in book.entries.items():
-        is_cri = field_class(book.level, name) is CONTAINER_CRI
-        if is_cri and entry.claims and entry.resolved is None and entry.booked is not None:
+        if entry.claims and entry.resolved is None and entry.booked is not None:
             entries[name] = entry._replace(resolved=entry.booked)
     return book if entries == book.entries else replace(book, entries=entries)
 
@@ -173,7 +178,12 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
 
 
 def plan(
-    book: Book, present: Mapping[str, FileText], formats: Formats, *, kept: Collection[str] = ()
+    book: Book,
+    present: Mapping[str, FileText],
+    formats: Formats,
+    *,
+    kept: Collection[str] = (),
+    rule: ConflictRule = ConflictRule.LATER,
 ) -> Plan:
     """What to write to a cgroup, and its book after that.
 
@@ -182,6 +192,7 @@ def plan(
         present: What its files hold; a parameter whose file cannot be read is missing.
         formats: Of its files.
         kept: Parameters that are observed only, such as those of another agent: nothing is written.
+        rule: Whose value counts when two policies set one parameter.
     """
     entries: dict[str, Entry] = {}
     originals = dict(book.originals)
@@ -200,7 +211,7 @@ def plan(
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
                 originals[found.file] = new[found.file] = original
-        result = resolved(book.level, name, entry, originals, found, formats)
+        result = resolved(book.level, name, entry, originals, found, formats, rule)
         value = result.value
         problem = check_value(name, value) if isinstance(value, int | str) else UNKNOWN_BASE
         if problem or not isinstance(value, int | str):
@@ -240,19 +251,20 @@ def resolved(
     originals: Mapping[str, Original],
     found: FileText | None,
     formats: Formats,
+    rule: ConflictRule = ConflictRule.LATER,
 ) -> Resolved:
     """What the claims on one parameter come to."""
     base: Value | None = None
     is_known = True
     counted_from = field_class(level, name).base
-    if counted_from is Base.REQUESTED:
+    if level is Level.CONTAINER:
         base = entry.requested
     elif counted_from is Base.ORIGINAL:
         original = originals.get(found.file) if found is not None else None
         text = original.text if original is not None else None
         base = formats.decode(name, text) if text is not None else entry.requested
         is_known = base is not None
-    return resolve(name, base, entry.claims, is_base_known=is_known)
+    return resolve(name, base, entry.claims, is_base_known=is_known, rule=rule)
 
 
 def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats) -> Change:
@@ -262,7 +274,7 @@ def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
-    if field_class(level, name) is CONTAINER_CRI:
+    if level is Level.CONTAINER:
         known += [entry.booked, entry.requested]
     known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
     is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
@@ -379,7 +391,7 @@ def _original(level: Level, name: str, entry: Entry, found: FileText, formats: F
 
     That of a container's file is not known where the runtime was told a value at the creation: None.
     """
-    if field_class(level, name) is CONTAINER_CRI:
+    if level is Level.CONTAINER:
         requested = NEUTRAL.get(name) if entry.requested is None else entry.requested
         if requested is None or not formats.matches(name, requested, found.text):
             return None
@@ -403,9 +415,9 @@ def _give_back(
     if value is None:
         left[name] = UNKNOWN_ORIGINAL
         return None
-    is_cri = field_class(book.level, name) is CONTAINER_CRI
+    is_box = book.level is Level.CONTAINER
     # Until the runtime's book has caught up, an update of another field would bring our value back.
-    stays = is_cri and entry.booked is not None and entry.booked != value
+    stays = is_box and entry.booked is not None and entry.booked != value
     kept = entry._replace(resolved=value) if stays else None
     if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
         text is None and formats.matches(name, value, found.text)
@@ -413,7 +425,7 @@ def _give_back(
         return kept
     is_ours = formats.matches(name, entry.resolved, found.text)
     if not is_ours and not (
-        is_cri and entry.booked is not None and formats.matches(name, entry.booked, found.text)
+        is_box and entry.booked is not None and formats.matches(name, entry.booked, found.text)
     ):
         if text is None or not formats.matches(name, value, found.text):
             left[name] = CHANGED_SINCE
@@ -436,7 +448,7 @@ def release_value(
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
     base = field_class(book.level, name).base
-    if base is Base.REQUESTED:
+    if book.level is Level.CONTAINER:
         wanted = neutral if entry.requested is None else entry.requested
         if (
             value is not None
@@ -446,7 +458,7 @@ def release_value(
         ):
             return wanted, _alone(book, name, found, text)
         return wanted, None
-    if base is Base.NEUTRAL and book.level is not Level.CONTAINER:
+    if base is Base.NEUTRAL:
         if text is not None and neutral is not None and formats.matches(name, neutral, text):
             return neutral, _alone(book, name, found, text)
         return neutral, None

@@ -227,7 +227,7 @@ def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]
     for pod in saved.pods:
         owners = {
             field.removeprefix(f"{CGROUP}[").removesuffix("]"): (
-                SERVER + owner.removesuffix(SUFFIX) if owner.endswith(SUFFIX) else owner
+                SERVER + owner if owner.endswith(SUFFIX) else owner
             )
             for field, owner in pod.owners.items()
             if field.startswith(f"{CGROUP}[")

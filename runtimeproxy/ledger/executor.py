@@ -102,7 +102,7 @@ class Executor:
         present = self.files.decode(LIMIT, found.text)
         if not isinstance(present, int) or UNLIMITED != present <= wanted:
             return values
-        usage = self.files.look(job.path, (USAGE,)).get(USAGE)
+        usage = job.present.get(USAGE)
         used = self.files.decode(USAGE, usage.text) if usage is not None else None
         if not isinstance(used, int):
             return values

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
-from runtimeproxy.ledger.executor import Executor, Files, Job, is_there
+from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
@@ -57,6 +58,7 @@ class Ledger:
 
     Attributes:
         now_s: The clock.
+        rule: Whose value counts when two policies set one parameter.
         observed: Parameters that another agent of this node writes: they are compared, and never written.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
     """
@@ -80,6 +82,7 @@ class Ledger:
         self._foreign_writers = ForeignWriters(clock)
         self._prune_at = MOST_UNCLAIMED
         self.now_s = clock
+        self.rule = ConflictRule.LATER
         self.observed: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
 
@@ -200,6 +203,15 @@ class Ledger:
                     changed.append(path)
         self._report(changed)
         return tuple(map(_identity, changed))
+
+    def differs(self, wanted: Wanted) -> bool:
+        """Whether an answer claims something else than what is claimed now."""
+        held = self._find(wanted.target.cgroup)
+        if held is None:
+            return any(wanted.claims.values())
+        after = books.with_wanted(held.book, wanted).entries
+        before = held.book.entries
+        return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
 
     # --- files, in worker threads ------------------------------------------------------------------------
 
@@ -390,13 +402,14 @@ class Ledger:
 
     def _job(self, path: _Path, held: _Held, *, is_look: bool) -> Job:
         book = held.book
-        present = self._files.look(path, book.entries)
+        names = (*book.entries, USAGE) if LIMIT in book.entries else tuple(book.entries)
+        present = self._files.look(path, names)
         book = books.still_valid(book, present.values(), self._boot_id)
         kept = set(self.observed)
         kept |= self._left_to_others(path, held, book, present, is_look=is_look)
         if is_look:
             kept |= book.entries.keys() - present.keys()
-        return Job(path, books.plan(book, present, self._files, kept=kept), present)
+        return Job(path, books.plan(book, present, self._files, kept=kept, rule=self.rule), present)
 
     def _left_to_others(
         self, path: _Path, held: _Held, book: Book, present: Mapping[str, FileText], *, is_look: bool

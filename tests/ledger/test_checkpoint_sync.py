@@ -245,7 +245,7 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         }
         assert {name: (entry.owner, entry.is_once) for name, entry in found.entries.items()} == {
             "memory.limit_in_bytes": ("batch-resource", False),
-            "cpu.shares": ("server:koordlet", True),
+            "cpu.shares": ("server:koordlet.json", True),
             "cpu.cfs_quota_us": ("", False),
         }
         await asyncio.to_thread(first.cgroups.write, ONE, {"memory.limit_in_bytes": 8192})
@@ -255,7 +255,7 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         found = second.cgroups.record(ONE)
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
-        second.cgroups.forget_owners({"", "server:koordlet"})
+        second.cgroups.forget_owners({"", "server:koordlet.json"})
         await asyncio.to_thread(second.cgroups.apply, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:

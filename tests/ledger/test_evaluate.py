@@ -1,0 +1,402 @@
+"""Running pods whose values change, on plain files: what is evaluated, what is written, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.ledger import evaluate as module
+from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.evaluate import (
+    Answer,
+    ClassAnswer,
+    Evaluator,
+    Rates,
+    by_parameter,
+    pod_values,
+    without_lower_limit,
+)
+from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.testing import CgroupFiles
+
+REQUESTED = Resources(cpu_quota_us=100_000, cpu_shares=512, memory_limit_bytes=1 << 20)
+CLASS = "/kubepods/besteffort"
+
+
+class Refusing(CgroupWriter):
+    """A kernel that refuses what is written to some cgroups."""
+
+    refuses: Callable[[str], bool] = staticmethod(lambda cgroup: False)
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        refused = tuple(
+            WriteResult(each.cgroup, name, value, WriteOutcome.FAILED, error="EBUSY: no")
+            for level in levels
+            for each in level
+            if self.refuses(each.cgroup)
+            for name, value in each.values.items()
+        )
+        left = [[each for each in level if not self.refuses(each.cgroup)] for level in levels]
+        return (*refused, *super().write_levels(left))
+
+
+class Scene:
+    """Pods that run, and policies whose answer is data.
+
+    Attributes:
+        pod_claims: What the policies want of each pod.
+        box_claims: What they want of each container.
+        asked: The names of the pods, in the order in which policies were asked.
+    """
+
+    def __init__(self, folder: Path, executor: ThreadPoolExecutor) -> None:
+        self.files = CgroupFiles(folder / "cgroup", version=2)
+        self.store = PodStore()
+        self.writer = Refusing(self.files.root)
+        self.journal = Journal(folder / "state", "boot")
+        self.ledger = Ledger(self.writer, self.journal, "boot")
+        self.pod_claims: Mapping[str, tuple[Claim, ...]] = {}
+        self.box_claims: Mapping[str, tuple[Claim, ...]] = {}
+        self.silent: frozenset[str] = frozenset()
+        self.asked: list[str] = []
+        self.is_standby = False
+        self.on_asked: Callable[[str], None] = self.asked.append
+        self.evaluator = Evaluator(
+            self.store,
+            self.ledger,
+            self._evaluate,
+            lambda pod, box: f"{pod.cgroup_parent}/{box.id}",
+            partial(asyncio.get_running_loop().run_in_executor, executor),
+            lambda: self.is_standby,
+        )
+
+    def add(self, count: int, **more: object) -> None:
+        for number in range(count):
+            parent = f"{CLASS}/pod{number}"
+            pod = PodRecord(id=f"s{number}", name=f"web{number}", namespace="shop", cgroup_parent=parent)
+            self.store.pods.put(replace(pod, **more))  # type: ignore[arg-type]
+            box = ContainerRecord(
+                id=f"box{number}",
+                pod_id=pod.id,
+                name="main",
+                requested=REQUESTED,
+                booked=REQUESTED,
+                state=Lifecycle.RUNNING,
+            )
+            self.store.containers.put(box)
+            self.store.containers.put(replace(box, id=f"new{number}", state=Lifecycle.CREATED))
+            self.files.make(f"{parent}/{box.id}")
+            for cgroup in (parent, f"{parent}/{box.id}"):
+                values = {"cpu.cfs_quota_us": 100_000, "memory.limit_in_bytes": 1 << 20}
+                CgroupWriter(self.files.root).write(cgroup, values)
+
+    def texts(self) -> dict[str, str]:
+        return {str(path): path.read_text() for path in self.files.root.rglob("*") if path.is_file()}
+
+    def quotas(self, name: str = "") -> list[str]:
+        """The quotas of all pods, or of the containers of this name."""
+        found = sorted(
+            self.files.root.glob(
+                f"kubepods/besteffort/pod*/{name}*/cpu.max" if name else "kubepods/besteffort/pod*/cpu.max"
+            )
+        )
+        return [path.read_text().split()[0] for path in found]
+
+    async def _evaluate(
+        self, pod: PodRecord, containers: Sequence[ContainerRecord]
+    ) -> tuple[Answer, Sequence[Answer]]:
+        self.on_asked(pod.name)
+        box = Answer(self.box_claims, self.silent)
+        return Answer(self.pod_claims, self.silent), [box] * len(containers)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    with ThreadPoolExecutor(1) as executor:
+        made = Scene(tmp_path, executor)
+        yield made
+        made.journal.close()
+
+
+@asynccontextmanager
+async def running(scene: Scene) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(scene.evaluator.run())
+    try:
+        async with asyncio.timeout(30):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
+    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value),)}
+
+
+async def test_running_pods_get_new_values_and_give_them_back(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.add(3)
+    before = scene.texts()
+    scene.pod_claims, scene.box_claims = quota(50_000), quota(40_000)
+    with caplog.at_level(logging.INFO):
+        await scene.evaluator.evaluate_all(["a strategy"])
+    assert scene.quotas() == ["50000"] * 3
+    assert scene.quotas("box") == ["40000"] * 3
+    assert "policies want other values of 3 running pods: a strategy" in caplog.text
+    assert "changed values of shop/web0: cpu.cfs_quota_us 100000 -> 50000" in caplog.text
+    assert "changed values of shop/web0/main: cpu.cfs_quota_us 100000 -> 40000" in caplog.text
+    caplog.clear()
+    await scene.evaluator.evaluate_all()
+    assert caplog.records == []
+    scene.pod_claims = scene.box_claims = {}
+    await scene.evaluator.evaluate_all()
+    assert scene.texts() == before
+    assert len(scene.ledger) == 0
+
+
+async def test_a_policy_without_an_answer_keeps_its_values(scene: Scene) -> None:
+    scene.add(1)
+    scene.pod_claims = quota(50_000)
+    await scene.evaluator.evaluate_all()
+    scene.pod_claims, scene.silent = {}, frozenset({"batch"})
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["50000"]
+    scene.silent = frozenset()
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["100000"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"state": Lifecycle.STOPPED}, {"detailed": False}, {"cgroup_parent": ""}],
+    ids=lambda more: next(iter(more)),
+)
+async def test_pods_that_are_not_asked_about(scene: Scene, more: dict[str, object]) -> None:
+    scene.add(1, **more)
+    await scene.evaluator.evaluate_all()
+    assert scene.asked == []
+
+
+async def test_requests_of_a_moment_are_one(scene: Scene) -> None:
+    scene.add(1)
+    done = asyncio.Event()
+    scene.on_asked = lambda name: done.set()
+    async with running(scene):
+        for reason in ("a", "b", "a"):
+            scene.evaluator.request(reason)
+        await done.wait()
+    assert scene.evaluator.rounds == 1
+
+
+async def test_a_standby_leaves_everything_alone(scene: Scene) -> None:
+    scene.add(1)
+    scene.is_standby = True
+    async with running(scene):
+        scene.evaluator.request("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert scene.asked == []
+
+
+async def test_a_bug_costs_one_evaluation(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
+    scene.add(1)
+    scene.pod_claims = quota(50_000)
+    failed, done = asyncio.Event(), asyncio.Event()
+
+    def ask(name: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+        done.set()
+
+    scene.on_asked = ask
+    async with running(scene):
+        scene.evaluator.request("a")
+        await failed.wait()
+        scene.evaluator.request("a")
+        await done.wait()
+    assert "running pods could not be evaluated" in caplog.text
+
+
+async def test_a_large_change_has_a_rate(scene: Scene) -> None:
+    slept: list[float] = []
+    now_s = [100.0]
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now_s[0] += seconds
+
+    scene.evaluator._sleep, scene.evaluator._now_s = sleep, lambda: now_s[0]
+    scene.add(20)
+    scene.evaluator.rates = Rates(pods_per_s=4)
+    scene.pod_claims = quota(50_000)
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["50000"] * 20
+    assert sum(slept) == pytest.approx(19 / 4)
+    slept.clear()
+    scene.evaluator.rates = Rates(pods_per_s=4, large_percent=100)
+    scene.pod_claims = quota(60_000)
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["60000"] * 20
+    assert slept == []
+
+
+async def test_a_large_change_ends_when_too_much_fails(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.add(30)
+    scene.evaluator.rates = Rates(pods_per_s=10_000)
+    scene.pod_claims = quota(50_000)
+    scene.writer.refuses = lambda cgroup: True
+    await scene.evaluator.evaluate_all()
+    assert scene.evaluator.problem == "a change ended: 11 of 11 pods failed, 19 are left"
+    assert "could not be changed: cpu.cfs_quota_us: EBUSY: no" in caplog.text
+    scene.writer.refuses = lambda cgroup: False
+    await scene.evaluator.evaluate_all()
+    assert scene.evaluator.problem == ""
+    scene.ledger.verify(set(Level))
+    assert scene.quotas() == ["50000"] * 30
+
+
+async def test_one_pod_that_fails_stops_no_other(scene: Scene) -> None:
+    scene.add(30)
+    scene.evaluator.rates = Rates(pods_per_s=10_000)
+    scene.pod_claims = quota(50_000)
+    scene.writer.refuses = lambda cgroup: cgroup.endswith("pod3")
+    await scene.evaluator.evaluate_all()
+    assert sorted(scene.quotas()) == ["100000", *["50000"] * 29]
+
+
+async def test_a_newer_change_takes_the_place_of_one_that_is_under_way(scene: Scene) -> None:
+    scene.add(20)
+    scene.pod_claims = quota(50_000)
+
+    def refuses(cgroup: str) -> bool:
+        scene.pod_claims = quota(60_000)
+        scene.evaluator._requested.set()
+        return False
+
+    scene.writer.refuses = refuses
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas().count("50000") == 1
+    scene.writer.refuses = lambda cgroup: False
+    scene.evaluator._requested.clear()
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["60000"] * 20
+
+
+async def test_a_call_that_came_meanwhile_counts(scene: Scene) -> None:
+    scene.add(2)
+    scene.pod_claims = quota(50_000)
+
+    def ask(name: str) -> None:
+        if name == "web1" and not scene.asked:
+            scene.asked.append(name)
+            pod = scene.store.pods.get("s0")
+            assert pod is not None
+            scene.store.pods.put(replace(pod, labels={"a": "b"}))
+            scene.pod_claims = quota(70_000)
+
+    scene.on_asked = ask
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["70000", "70000"]
+
+
+async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
+    scene.add(1)
+    before = scene.texts()
+    found: list[int] = []
+
+    async def classes(wanted: Sequence[Wanted]) -> Sequence[ClassAnswer]:
+        found.append(len(wanted))
+        return [ClassAnswer(CLASS, Answer(scene.pod_claims))]
+
+    scene.evaluator._evaluate_classes = classes
+    scene.pod_claims = quota(50_000)
+    await scene.evaluator.evaluate_all()
+    assert scene.files.read(CLASS, "cpu.max") == "50000"
+    scene.pod_claims = {}
+    await scene.evaluator.evaluate_all()
+    assert scene.texts() == before
+    assert found == [2, 2]
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+async def test_memory_limits_fall_only_if_that_is_allowed(scene: Scene, *, lowers: bool) -> None:
+    scene.add(1)
+    scene.evaluator.rates = Rates(lowers_memory=lowers)
+    scene.box_claims = {"memory.limit_in_bytes": (Claim("batch", Role.SET, 4096),)}
+    await scene.evaluator.evaluate_all()
+    found = scene.files.read(f"{CLASS}/pod0/box0", "memory.max")
+    assert found == ("4096" if lowers else str(1 << 20))
+
+
+LIMIT = "memory.limit_in_bytes"
+OLD = (Claim("batch", Role.SET, 8192),)
+
+
+@pytest.mark.parametrize(
+    ("value", "entry", "requested", "expected"),
+    [
+        pytest.param(4096, None, 8192, None, id="below-what-was-asked-for"),
+        pytest.param(4096, None, None, None, id="below-no-limit"),
+        pytest.param(16384, None, 8192, 16384, id="above-it"),
+        pytest.param(-1, None, 8192, -1, id="no-limit-any-more"),
+        pytest.param(4096, Entry(OLD, 8192), None, 8192, id="below-our-own"),
+        pytest.param(8192, Entry(OLD, 8192), None, 8192, id="the-same"),
+        pytest.param(9000, Entry(OLD, 8192), None, 9000, id="above-our-own"),
+    ],
+)
+def test_without_lower_limit(
+    value: int, entry: Entry | None, requested: int | None, expected: int | None
+) -> None:
+    claims = {LIMIT: (Claim("batch", Role.SET, value),)}
+    asked = {} if requested is None else {LIMIT: requested}
+    wanted = Wanted(Target(Level.POD, "/a"), claims, asked)
+    book = None if entry is None else Book("/a", Level.POD, {LIMIT: entry})
+    found = without_lower_limit(wanted, book).claims.get(LIMIT)
+    assert (found[0].value if found else None) == expected
+
+
+def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
+    def boxes(*resources: Resources) -> list[ContainerRecord]:
+        return [ContainerRecord(id=str(number), requested=each) for number, each in enumerate(resources)]
+
+    assert pod_values([]) == {}
+    assert pod_values(boxes(REQUESTED, REQUESTED)) == {
+        "cpu.cfs_quota_us": 200_000,
+        "memory.limit_in_bytes": 2 << 20,
+        "cpu.shares": 1024,
+    }
+    unlimited = {"cpu.cfs_quota_us": -1, "memory.limit_in_bytes": -1}
+    assert pod_values(boxes(Resources(), Resources(cpu_quota_us=-1))) == unlimited
+    assert pod_values(boxes(REQUESTED, Resources(cpu_shares=2))) == {**unlimited, "cpu.shares": 514}
+
+
+def test_values_by_parameter() -> None:
+    resources = replace(REQUESTED, unified={"memory.high": "4096"}, cpuset_cpus="0-1")
+    assert by_parameter(resources) == {
+        "cpu.cfs_quota_us": 100_000,
+        "cpu.shares": 512,
+        "memory.limit_in_bytes": 1 << 20,
+        "cpuset.cpus": "0-1",
+        "memory.high": "4096",
+    }
