@@ -119,22 +119,31 @@ class _Condition(NamedTuple):
         return not self.is_forbidden and (self.allowed is None or bool(self.allowed - self.refused))
 
 
-def selectors_overlap(first: LabelSelector, second: LabelSelector) -> bool:
-    """Return whether an object can match both that has just the labels that one of them requires.
+class Conditions:
+    """What a label selector requires of each label: to compare it with many others."""
 
-    So `pool=a` and `disk=ssd` do not overlap, though an object may have both labels. Source: Koordinator's
-    webhook, which compares selectors by label sets that it makes from each (policies spec 4.4).
-    """
-    conditions = _conditions(first), _conditions(second)
-    return _fits(*conditions) or _fits(*reversed(conditions))
+    __slots__ = ("_by_key", "_can_hold")
 
+    def __init__(self, selector: LabelSelector) -> None:
+        self._by_key = _conditions(selector)
+        self._can_hold = all(each.can_hold for each in self._by_key.values())
 
-def _fits(one: Mapping[str, _Condition], other: Mapping[str, _Condition]) -> bool:
-    """Whether labels that `one` requires, and no more, can match both."""
-    return all(each.can_hold for each in one.values()) and all(
-        one[key].both(each).can_hold if key in one and one[key].is_required else not each.is_required
-        for key, each in other.items()
-    )
+    def overlap(self, other: Conditions) -> bool:
+        """Return whether an object can match both that has just the labels that one of them requires.
+
+        So `pool=a` and `disk=ssd` do not overlap, though an object may have both labels. Source:
+        Koordinator's webhook, which compares selectors by label sets that it makes from each (policies spec
+        4.4).
+        """
+        return self._contain(other) or other._contain(self)
+
+    def _contain(self, other: Conditions) -> bool:
+        """Whether labels that this one requires, and no more, can match both."""
+        own = self._by_key
+        return self._can_hold and all(
+            own[key].both(each).can_hold if key in own and own[key].is_required else not each.is_required
+            for key, each in other._by_key.items()
+        )
 
 
 def _conditions(selector: LabelSelector) -> dict[str, _Condition]:

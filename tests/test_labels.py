@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.labels import (
+    Conditions,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
     label_problems,
     namespace_problem,
-    selectors_overlap,
 )
 
 
@@ -51,8 +51,8 @@ POOL_A = selector(pool="a")
     ],
 )
 def test_overlapping_selectors(first: LabelSelector, second: LabelSelector, expected: bool) -> None:
-    assert selectors_overlap(first, second) is expected
-    assert selectors_overlap(second, first) is expected
+    assert Conditions(first).overlap(Conditions(second)) is expected
+    assert Conditions(second).overlap(Conditions(first)) is expected
 
 
 _EXPRESSIONS = st.lists(
@@ -80,7 +80,7 @@ _ALL_LABELS = [
 @given(_SELECTORS, _SELECTORS)
 def test_selectors_that_overlap_match_some_labels_both(first: LabelSelector, second: LabelSelector) -> None:
     matched_by_both = any(first.matches(labels) and second.matches(labels) for labels in _ALL_LABELS)
-    if selectors_overlap(first, second):
+    if Conditions(first).overlap(Conditions(second)):
         assert matched_by_both
     keys = [
         {*each.match_labels}
@@ -89,7 +89,7 @@ def test_selectors_that_overlap_match_some_labels_both(first: LabelSelector, sec
     ]
     minimal = [labels for labels in _ALL_LABELS if set(labels) in keys]
     if any(first.matches(labels) and second.matches(labels) for labels in minimal):
-        assert selectors_overlap(first, second)
+        assert Conditions(first).overlap(Conditions(second))
 
 
 def test_a_long_name_is_not_shown_whole() -> None:

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.labels import (
     EVERY_LABEL,
+    Conditions,
     LabelOperator,
     LabelRequirement,
     LabelSelector,
     label_problems,
     namespace_problem,
-    selectors_overlap,
 )
 from runtimeproxy.slo.checks import application_problems, strategy_problems
 from runtimeproxy.slo.pod_schema import PodQoS, PodThreshold
@@ -227,7 +227,7 @@ class _KeyReader:
                     self._report.error(f"{place}[{number}]", "is not an object")
 
     def _nodes(self, member: tuple[str, object] | None, cluster: Overlay) -> Iterator[NodeStrategy]:
-        found: list[tuple[str, NodeStrategy]] = []
+        found: list[tuple[str, NodeStrategy, Conditions]] = []
         for place, item in self._items(member):
             members = _members(item)
             name = self._name(members, place)
@@ -243,22 +243,16 @@ class _KeyReader:
             _check(self._section, (cluster, values), place, self._report)
             provenance = Provenance(Source.NODE, self._report.file, self._section.key, name or place)
             strategy = NodeStrategy(name or place, selector, values, provenance)
-            self._check_overlap(place, strategy, found)
-            found.append((place, strategy))
+            conditions = Conditions(selector)
+            for other_place, other, of_other in found:
+                is_checked = EVERY_LABEL not in (selector, other.selector)
+                if is_checked and conditions.overlap(of_other):
+                    reason = f"can match the same nodes as that of {other_place}"
+                    self._report.error(child(place, "nodeSelector"), reason)
+                if other.name == strategy.name:
+                    self._report.warn(child(place, "name"), f"is that of {other_place}, too")
+            found.append((place, strategy, conditions))
             yield strategy
-
-    def _check_overlap(
-        self, place: str, strategy: NodeStrategy, before: Sequence[tuple[str, NodeStrategy]]
-    ) -> None:
-        for other_place, other in before:
-            if EVERY_LABEL not in (strategy.selector, other.selector) and selectors_overlap(
-                strategy.selector, other.selector
-            ):
-                self._report.error(
-                    child(place, "nodeSelector"), f"can match the same nodes as that of {other_place}"
-                )
-            if other.name == strategy.name:
-                self._report.warn(child(place, "name"), f"is that of {other_place}, too")
 
     def _pods(self, member: tuple[str, object] | None) -> Iterator[PodRule]:
         section, report = self._section, self._report

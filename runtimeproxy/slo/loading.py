@@ -154,6 +154,11 @@ class _Loading:
             self._keep(key, *read_key(section, file, text))
 
     def _read_node_slo(self, node_slo: NodeSlo) -> None:
+        known = {"extensions", *(section.node_slo for section in SECTIONS)}
+        report = Report(node_slo.file, "NodeSLO")
+        for key in node_slo.spec.keys() - known:
+            report.warn(child("spec", key), "is not a known section, and is not used")
+        self._problems.extend(report.all_problems())
         for section in SECTIONS:
             raw = node_slo.spec.get(section.node_slo) if section.node_slo else None
             if raw is None:

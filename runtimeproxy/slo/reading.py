@@ -96,8 +96,13 @@ class Report:
         )
         return (*problems, more)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether further problems are counted only."""
+        return len(self.problems) >= MAX_PROBLEMS
+
     def _add(self, problem: Problem) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
+        if not self.is_full:
             self.problems.append(problem)
         elif not problem.is_warning and self.problems[-1].is_warning:
             self.problems[-1] = problem
@@ -279,7 +284,8 @@ def _report_unknown(kind: type, known: Mapping[str, _Field], folded: str, place:
             return
     import difflib
 
-    guesses = difflib.get_close_matches(folded, known, n=1) if len(folded) <= _MAX_SHOWN else []
+    is_guessed = len(folded) <= _MAX_SHOWN and not report.is_full
+    guesses = difflib.get_close_matches(folded, known, n=1) if is_guessed else []
     guess = f"; did you mean {json_key(known[guesses[0]].name)}?" if guesses else ""
     report.warn(place, f"is not a known field, and is not used{guess}")
 

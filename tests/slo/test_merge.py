@@ -286,6 +286,14 @@ def test_a_bad_section_of_a_node_slo_keeps_the_last_good_one() -> None:
     assert loaded({}, previous=after).strategies == loaded({}).strategies
 
 
+def test_unknown_sections_of_a_node_slo_are_named() -> None:
+    result = loaded({}, node_slo={"cpuburststrategy": {"policy": "auto"}, "extensions": {}})
+    assert [(each.key, each.path, each.is_warning) for each in result.problems] == [
+        ("NodeSLO", "spec.cpuburststrategy", True)
+    ]
+    assert result.strategies == loaded({}).strategies
+
+
 _PERCENT = st.integers(0, 100)
 _LAYER = st.fixed_dictionaries(
     {},
