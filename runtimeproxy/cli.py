@@ -124,10 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _wrong_usage(arguments, wrong)
         if ignored:
             print(f"{PROGRAM}: flags of klog are ignored: {', '.join(ignored)}", file=sys.stderr)
-        command: Callable[[argparse.Namespace], int] = arguments.run
-        if command is not _serve:
-            signals.unblock()
-        return command(arguments)
+        return _run(arguments)
     except ConfigError as error:
         _fail(_configuration_message(error))
         return EXIT_USAGE
@@ -136,6 +133,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + 2  # as a shell shows SIGINT
+    except BrokenPipeError:
+        # Nobody reads on, as with `head`; Python's own flush at the end must not report it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as a shell shows SIGPIPE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command: Callable[[argparse.Namespace], int] = arguments.run
+    if command is not _serve:
+        signals.unblock()
+    code = command(arguments)
+    sys.stdout.flush()
+    return code
 
 
 # Subcommands

@@ -122,11 +122,13 @@ class _Condition(NamedTuple):
 class Conditions:
     """What a label selector requires of each label: to compare it with many others."""
 
-    __slots__ = ("_by_key", "_can_hold")
+    __slots__ = ("_by_key", "_can_hold", "_items", "_required")
 
     def __init__(self, selector: LabelSelector) -> None:
         self._by_key = _conditions(selector)
         self._can_hold = all(each.can_hold for each in self._by_key.values())
+        self._items = frozenset(self._by_key.items())
+        self._required = frozenset(key for key, each in self._by_key.items() if each.is_required)
 
     def overlap(self, other: Conditions) -> bool:
         """Return whether an object can match both that has just the labels that one of them requires.
@@ -139,10 +141,12 @@ class Conditions:
 
     def _contain(self, other: Conditions) -> bool:
         """Whether labels that this one requires, and no more, can match both."""
-        own = self._by_key
-        return self._can_hold and all(
-            own[key].both(each).can_hold if key in own and own[key].is_required else not each.is_required
-            for key, each in other._by_key.items()
+        if not (self._can_hold and other._required <= self._required):
+            return False
+        return all(
+            self._by_key[key].both(each).can_hold
+            for key, each in other._items - self._items
+            if key in self._required
         )
 
 

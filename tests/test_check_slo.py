@@ -274,6 +274,25 @@ def test_kubernetes_qos_class_of_a_pod(pod: dict[str, Any], expected: KubeQoSCla
     assert kube_qos_of_pod(pod) is expected
 
 
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "slo.json").write_text(json.dumps(CONFIG_MAP))
+    command = [
+        sys.executable,
+        "-m",
+        "runtimeproxy",
+        "check-slo",
+        str(tmp_path / "slo.json"),
+        "--output",
+        "json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 128 + 13
+
+
 def test_nothing_else_loads_what_the_command_needs() -> None:
     code = (
         "import sys\n"

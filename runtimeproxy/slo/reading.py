@@ -32,8 +32,8 @@ from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
 from runtimeproxy.units import quantity_bytes
 
-MAX_TEXT_BYTES: Final = 1 << 20
-"""Of a ConfigMap's key. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
+MAX_TEXT_LENGTH: Final = 1 << 20
+"""Of a ConfigMap's key, in characters. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
 MAX_ANNOTATION_LENGTH: Final = 256 << 10
 """In characters. Source: Kubernetes, the annotations of an object together (256 KiB)."""
 MAX_PROBLEMS: Final = 50
@@ -111,7 +111,7 @@ class Report:
             self._dropped += 1
 
 
-def parse_json(text: str, report: Report, limit: int = MAX_TEXT_BYTES) -> object:
+def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> object:
     """Returns the value of a JSON text.
 
     Raises:
