@@ -10,21 +10,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.parameters import check_value
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
+from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, Base, field_class
 from runtimeproxy.ledger.journal import Noted
-from runtimeproxy.ledger.tree import BURST, QUOTA, rounded_quota
+from runtimeproxy.ledger.tree import BURST, QUOTA, clamped, rounded_quota
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
 
 Value = int | str
 
+NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
+
 SERVER: Final = "server:"
 """Begins the owner of a claim that a hook server has answered."""
+TREE: Final = "cgroup-tree"
+"""The owner of values that nobody asks for but the values of other cgroups, or of other files."""
 RECOVERED: Final = "recovered"
 """The owner of a value that is ours, as long as it is not known whose."""
 
@@ -92,6 +98,8 @@ class Plan(NamedTuple):
     """Parameters that are left alone, with the reason."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
+    bounded: frozenset[str] = frozenset()
+    """Parameters whose value is an at_most's."""
 
 
 def with_wanted(book: Book, wanted: Wanted) -> Book:
@@ -177,6 +185,23 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
     return replace(book, entries=entries, originals={}, boot_id=boot_id)
 
 
+def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str, Value | None]) -> Book:
+    """The book with claims on values that nobody claims and that have to fit to others.
+
+    Args:
+        book: Of the cgroup.
+        given_back: Values that are about to be given back. An empty list of CPUs is written in another form,
+            and nothing more.
+        fitted: What fitting has changed.
+    """
+    entries = dict(book.entries)
+    for name, value in fitted.items():
+        entry = entries.get(name, Entry())
+        if not entry.claims and value is not None and given_back.get(name) != "":
+            entries[name] = entry._replace(claims=(Claim(TREE, Role.SET, value),))
+    return replace(book, entries=entries)
+
+
 def plan(
     book: Book,
     present: Mapping[str, FileText],
@@ -184,6 +209,7 @@ def plan(
     *,
     kept: Collection[str] = (),
     rule: ConflictRule = ConflictRule.LATER,
+    fitted: Mapping[str, Value | None] = NO_VALUES,
 ) -> Plan:
     """What to write to a cgroup, and its book after that.
 
@@ -193,7 +219,9 @@ def plan(
         formats: Of its files.
         kept: Parameters that are observed only, such as those of another agent: nothing is written.
         rule: Whose value counts when two policies set one parameter.
+        fitted: Values in place of those that the claims come to; None: nothing is written.
     """
+    bounded: set[str] = set()
     entries: dict[str, Entry] = {}
     originals = dict(book.originals)
     new: dict[str, Original] = {}
@@ -203,7 +231,7 @@ def plan(
     for name, entry in book.entries.items():
         found = present.get(name)
         if not entry.claims:
-            kept_entry = _give_back(book, name, entry, found, formats, values, raw, left)
+            kept_entry = _give_back(book, name, entry, found, formats, values, raw, left, fitted)
             if kept_entry is not None:
                 entries[name] = kept_entry
             continue
@@ -212,8 +240,9 @@ def plan(
             if original is not None:
                 originals[found.file] = new[found.file] = original
         result = resolved(book.level, name, entry, originals, found, formats, rule)
-        value = result.value
-        problem = check_value(name, value) if isinstance(value, int | str) else UNKNOWN_BASE
+        bounded.update(name for claim in result.used if claim.role is Role.AT_MOST)
+        value = fitted[name] if name in fitted else _in_range(name, result)
+        problem = _problem(name, value)
         if problem or not isinstance(value, int | str):
             left[name] = problem
             if entry.resolved is not None:
@@ -236,7 +265,18 @@ def plan(
     if new or changed:
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
-    return Plan(after, values, raw, noted, left, given_back)
+    return Plan(after, values, raw, noted, left, given_back, frozenset(bounded))
+
+
+def _problem(name: str, value: Value | Clear | None) -> str:
+    return check_value(name, value) if isinstance(value, int | str) else UNKNOWN_BASE
+
+
+def _in_range(name: str, result: Resolved) -> Value | Clear | None:
+    """The resolved value, within the range of its parameter where it was calculated."""
+    value = result.value
+    is_given = any(claim.role is Role.SET and claim.value == value for claim in result.used)
+    return clamped(name, value) if isinstance(value, int) and not is_given else value
 
 
 UNKNOWN_BASE: Final = "the value that it counts on is not known"
@@ -407,11 +447,14 @@ def _give_back(
     values: dict[str, Value],
     raw: dict[str, str],
     left: dict[str, str],
+    fitted: Mapping[str, Value | None],
 ) -> Entry | None:
     """Plans to give a value back that nobody claims any more; returns the entry to keep, if any."""
     if found is None or entry.resolved is None:
         return None
     value, text = release_value(book, name, entry, found, formats)
+    if name in fitted:
+        value, text = fitted[name], None
     if value is None:
         left[name] = UNKNOWN_ORIGINAL
         return None

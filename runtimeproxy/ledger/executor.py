@@ -16,6 +16,7 @@ from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
 from runtimeproxy.ledger.books import Plan, Value
 from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
 from runtimeproxy.units import UNLIMITED
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,7 @@ USAGE: Final = "memory.usage_in_bytes"
 MARGIN_PERCENT: Final = 110
 """A memory limit falls to this share of the usage at most: below it the kernel reclaims at once, and kills
 where it cannot."""
-BURST: Final = "cpu.cfs_burst_us"
-QUOTA: Final = "cpu.cfs_quota_us"
+_CPU_MAX: Final = (QUOTA, PERIOD)
 
 
 class Files(Protocol):
@@ -79,7 +79,20 @@ class Executor:
                 levels[order].append(cgroup)
         if not levels:
             return ()
-        return self.files.write_levels([levels[order] for order in sorted(levels)])
+        results = self.files.write_levels([levels[order] for order in sorted(levels)])
+        quotas = {each.cgroup for each in results if each.name in _CPU_MAX and is_written(each)}
+        for job in jobs:
+            if job.plan.book.id in quotas:
+                self._repair_burst(job)
+        return results
+
+    def _repair_burst(self, job: Job) -> None:
+        """Linux before version 6.10 divides the burst by 1,000 when cpu.max is written (49217ea147df)."""
+        wanted = job.plan.values.get(BURST)
+        if wanted:
+            found = self.files.look(job.path, (BURST,)).get(BURST)
+            if found is not None and not self.files.matches(BURST, wanted, found.text):
+                self.files.write_levels([[CgroupValues(job.plan.book.id, {BURST: wanted})]])
 
     def lower_burst(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a cgroup whose quota is about to fall to this.
@@ -112,6 +125,11 @@ class Executor:
         if present != UNLIMITED and least >= present:
             return {name: value for name, value in values.items() if name != LIMIT}
         return {**values, LIMIT: least}
+
+
+def is_written(result: WriteResult) -> bool:
+    """Whether a file was written."""
+    return result.outcome is WriteOutcome.WRITTEN
 
 
 def is_there(result: WriteResult) -> bool:

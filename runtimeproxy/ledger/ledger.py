@@ -18,7 +18,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.ledger import books
+from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
@@ -43,6 +43,14 @@ class _Held(NamedTuple):
     book: Book
     since_s: float
     target: Target
+
+
+class _Look(NamedTuple):
+    """A cgroup before its plan is made."""
+
+    book: Book
+    present: Mapping[str, FileText]
+    kept: set[str]
 
 
 class Ledger:
@@ -384,11 +392,12 @@ class Ledger:
                 one, and files that are missing are not tried.
         """
         results: dict[tuple[str, str], WriteResult] = {}
-        with self._writing(paths):
+        # A container's values may have to fit to those of its pod.
+        with self._writing([*paths, *(path[:-1] for path in paths)]):
             left = paths
             while left:
                 before = {path: held for path in left if (held := self._held.get(path)) is not None}
-                jobs = [self._job(path, held, is_look=is_look) for path, held in before.items()]
+                jobs = self._jobs(before, is_look=is_look)
                 written = self._executor.write(jobs)
                 done = {(result.cgroup, result.name): result for result in written}
                 results |= done
@@ -400,16 +409,44 @@ class Ledger:
                 left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
         return tuple(results.values())
 
-    def _job(self, path: _Path, held: _Held, *, is_look: bool) -> Job:
-        book = held.book
-        names = (*book.entries, USAGE) if LIMIT in book.entries else tuple(book.entries)
-        present = self._files.look(path, names)
+    def _jobs(self, batch: dict[_Path, _Held], *, is_look: bool) -> list[Job]:
+        """Plans a batch; pods whose values have to fit to those of their containers join it."""
+        looks = {path: self._look(path, held, (), is_look=is_look) for path, held in batch.items()}
+        jobs = {path: self._job(path, look) for path, look in looks.items()}
+        for path, names in fitting.parents_to_read(list(jobs.values())):
+            if path not in jobs:
+                held = self._held.get(path) or self._unclaimed(path)
+                looks[path] = self._look(path, held, names, is_look=is_look)
+                jobs[path] = self._job(path, looks[path])
+        for path, values in fitting.fitted(jobs.values(), self._files).items():
+            jobs[path] = self._job(path, looks[path], fitted=values)
+            if path not in batch and jobs[path].plan.values:
+                with self._lock:
+                    batch[path] = self._held.setdefault(path, self._unclaimed(path))
+        return [job for path, job in jobs.items() if path in batch]
+
+    def _look(self, path: _Path, held: _Held, names: Iterable[str], *, is_look: bool) -> _Look:
+        book = books.without_owners(held.book, {books.TREE})
+        names = fitting.with_neighbours({*book.entries, *names})
+        present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
         book = books.still_valid(book, present.values(), self._boot_id)
         kept = set(self.observed)
         kept |= self._left_to_others(path, held, book, present, is_look=is_look)
         if is_look:
             kept |= book.entries.keys() - present.keys()
-        return Job(path, books.plan(book, present, self._files, kept=kept, rule=self.rule), present)
+        return _Look(book, present, kept)
+
+    def _job(self, path: _Path, look: _Look, *, fitted: fitting.Changes = books.NO_VALUES) -> Job:
+        book = look.book
+        if fitted:
+            plain = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule)
+            book = books.with_fitted(book, plain.values, fitted)
+        plan = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule, fitted=fitted)
+        return Job(path, plan, look.present)
+
+    def _unclaimed(self, path: _Path) -> _Held:
+        target = Target(Level.POD, _identity(path))
+        return _Held(self._blank(path, target), self.now_s(), target)
 
     def _left_to_others(
         self, path: _Path, held: _Held, book: Book, present: Mapping[str, FileText], *, is_look: bool

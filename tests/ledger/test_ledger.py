@@ -838,3 +838,114 @@ def test_a_value_that_nobody_claims_any_more_is_no_contest(contested: Ledger, fi
     assert contested.yielded() == ()
     contested.claim([pod(sets(quota=50_000))])
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+
+
+# --- values that have to fit to others -------------------------------------------------------------------
+
+
+def test_a_pod_gets_the_quota_that_its_container_needs_and_gives_it_back(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 20_000)
+    before = texts(files)
+    ledger.claim([pod({}), box(sets(quota=50_000))])
+    assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([pod({}), box(sets(quota=60_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 60_000
+    ledger.claim([pod({}), box({})])
+    assert texts(files) == before
+    assert len(ledger) == 0
+
+
+def test_a_pod_that_nobody_named_fits_too(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 20_000)
+    before = texts(files)
+    ledger.claim([box(sets(quota=50_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    put(files, POD, "cpu.cfs_quota_us", 20_000)
+    ledger.apply(BOX)
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([box({})])
+    ledger.apply(POD)
+    assert texts(files) == before
+
+
+def test_a_claimed_quota_of_a_pod_rises_to_that_of_its_container(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(quota=20_000)), box(sets(quota=50_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([pod(sets(quota=20_000)), box(sets(quota=10_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 20_000
+
+
+def test_containers_of_a_bounded_pod_have_no_quota(ledger: Ledger, files: CgroupFiles) -> None:
+    bound = {"cpu.cfs_quota_us": (Claim("suppress", Role.AT_MOST, 500),)}
+    ledger.claim([pod(bound), box(sets(quota=50_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 1_000
+    assert number(files, BOX, "cpu.cfs_quota_us") == -1
+    ledger.claim([pod({}), box(sets(quota=50_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == -1
+    assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
+
+
+def test_a_burst_is_at_most_the_quota_and_follows_it(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, BOX, "cpu.cfs_quota_us", 50_000)
+    before = texts(files)
+    ledger.claim([box(sets(burst=900_000))])
+    assert number(files, BOX, "cpu.cfs_burst_us") == 50_000
+    ledger.claim([box(sets(burst=900_000, quota=30_000), requested={"cpu.cfs_quota_us": 50_000})])
+    assert number(files, BOX, "cpu.cfs_burst_us") == 30_000
+    assert number(files, BOX, "cpu.cfs_quota_us") == 30_000
+    ledger.claim([box({}, requested={"cpu.cfs_quota_us": 50_000})])
+    assert texts(files) == before
+
+
+def test_a_burst_of_others_is_lowered_with_the_quota_and_given_back(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 90_000)
+    put(files, POD, "cpu.cfs_burst_us", 80_000)
+    before = texts(files)
+    ledger.claim([pod(sets(quota=30_000))])
+    assert number(files, POD, "cpu.cfs_burst_us") == 30_000
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_memory_low_is_at_least_min(files: CgroupFiles, journal: Journal, version: Literal[1, 2]) -> None:
+    if version == 1:
+        pytest.skip("version 1 has no memory.low")
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
+    claims = {name: (Claim("m", Role.SET, value),) for name, value in MEMORY.items()}
+    ledger.claim([pod(claims)])
+    assert {name: number(files, POD, name) for name in MEMORY} == {**MEMORY, "memory.low": 1 << 20}
+
+
+MEMORY: Mapping[str, Value] = {"memory.min": 1 << 20, "memory.low": 4_096, "memory.high": 1 << 21}
+
+
+def test_quotas_of_units_are_rounded_as_systemd_rounds_them(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([Wanted(Target(Level.POD, SLICE), sets(quota=83_334))])
+    assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == 84_000
+
+
+class DividesBursts(CgroupWriter):
+    """A kernel that divides the burst by 1,000 whenever the quota is written."""
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        results = super().write_levels(levels)
+        for each in results:
+            if each.name == "cpu.cfs_quota_us" and each.outcome is WriteOutcome.WRITTEN:
+                burst_us = self.read(each.cgroup, "cpu.cfs_burst_us")
+                super().write_levels(
+                    [[CgroupValues(each.cgroup, {"cpu.cfs_burst_us": int(burst_us or 0) // 1000})]]
+                )
+        return results
+
+
+def test_a_burst_that_the_kernel_has_divided_is_written_again(files: CgroupFiles, journal: Journal) -> None:
+    ledger = Ledger(DividesBursts(files.root), journal, BOOT)
+    ledger.claim([pod(sets(quota=50_000, burst=40_000))])
+    assert number(files, POD, "cpu.cfs_burst_us") == 40_000
+    ledger.claim([pod(sets(quota=60_000, burst=40_000))])
+    assert number(files, POD, "cpu.cfs_burst_us") == 40_000

@@ -1,0 +1,93 @@
+"""Fits the plans of one batch to the tree of cgroups, see `runtimeproxy.ledger.tree`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from runtimeproxy.cgroups.order import Key
+from runtimeproxy.ledger.books import Formats, Value
+from runtimeproxy.ledger.executor import Job
+from runtimeproxy.ledger.tree import (
+    BURST,
+    LISTS,
+    MEMORY_AT_LEAST_MIN,
+    MEMORY_MIN,
+    PERIOD,
+    QUOTA,
+    Path,
+    TreeRules,
+    TreeValue,
+    fit,
+)
+from runtimeproxy.pods.records import Level
+
+Changes: TypeAlias = Mapping[str, Value | None]
+"""What fitting has made of values, by parameter; None: nothing is to be written."""
+
+_BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        QUOTA: (PERIOD, BURST),
+        PERIOD: (QUOTA, BURST),
+        BURST: (QUOTA, PERIOD),
+        MEMORY_MIN: MEMORY_AT_LEAST_MIN,
+        **dict.fromkeys(MEMORY_AT_LEAST_MIN, (MEMORY_MIN,)),
+    }
+)
+"""The parameters of the same cgroup that a value has to fit to."""
+_ABOVE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {QUOTA: (QUOTA, PERIOD), PERIOD: (QUOTA, PERIOD), **{name: (name,) for name in LISTS}}
+)
+"""The parameters of the cgroup above."""
+_FITTED: Final = frozenset({*_BESIDE, *LISTS})
+
+
+def with_neighbours(names: Iterable[str]) -> set[str]:
+    """The parameters of a cgroup that have to be known where values of these are planned."""
+    given = set(names)
+    return given.union(*(_BESIDE[name] for name in given if name in _BESIDE))
+
+
+def parents_to_read(jobs: Iterable[Job]) -> Iterator[tuple[Path, set[str]]]:
+    """The cgroups of pods, and the parameters there, that the values of containers have to fit to."""
+    for job in jobs:
+        if job.plan.book.level is Level.CONTAINER:
+            names = {above for name in job.plan.values for above in _ABOVE.get(name, ())}
+            if names:
+                yield job.path[:-1], names
+
+
+def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value | None]]:
+    """What fitting changes, by cgroup.
+
+    Args:
+        jobs: Of a batch, with what the values have to fit to in `present`.
+        formats: Of the node's files.
+    """
+    values = {Key(job.path, name): value for job in jobs for name, value in _tree_values(job, formats)}
+    if not values:
+        return {}
+    rules = TreeRules(
+        cgroup_version=2 if formats.file_of(QUOTA) == formats.file_of(PERIOD) else 1,
+        rounds_quotas=any(key.path[0].endswith(".slice") for key in values),
+    )
+    result = fit(values, rules)
+    changes: dict[Path, dict[str, Value | None]] = {}
+    for note in result.notes:
+        path, name = note.key
+        changes.setdefault(path, {})[name] = result.values.get(note.key)
+    return changes
+
+
+def _tree_values(job: Job, formats: Formats) -> Iterator[tuple[str, TreeValue]]:
+    plan = job.plan
+    for name in {*plan.values, *job.present} & _FITTED:
+        if name in plan.values:
+            is_claimed = name in plan.book.entries and bool(plan.book.entries[name].claims)
+            # What was there before goes back as it was, even where nothing else could be written.
+            yield name, TreeValue(plan.values[name], is_claimed, name in plan.bounded, name in plan.raw)
+        else:
+            value = formats.decode(name, job.present[name].text)
+            if value is not None:
+                yield name, TreeValue(value, is_claimed=False)
