@@ -144,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if command is not _serve:
         signals.unblock()
     code = command(arguments)
-    sys.stdout.flush()
+    print(end="", flush=True)  # an error of writing is reported as the command's
     return code
 
 

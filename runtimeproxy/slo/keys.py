@@ -47,6 +47,9 @@ from runtimeproxy.slo.schema import (
     Threshold,
 )
 
+_UNREADABLE: Final = LabelSelector(match_labels={"unreadable": "true"})
+"""Stands for a selector with an error, so that it is not reported as a missing one, too."""
+
 MAX_STRATEGIES: Final = 256
 """Node strategies of one key, and pod strategies: each is compared with each, and with each pod."""
 
@@ -185,15 +188,15 @@ class _KeyReader:
 
     def read(self, raw: Mapping[str, object]) -> KeyConfig:
         section, report = self._section, self._report
-        lists = {each.lower(): () for each in (self._nodes_key, "podStrategies")}
-        members = {str(key).lower(): (str(key), value) for key, value in raw.items()}
+        lists = frozenset({self._nodes_key.lower(), "podstrategies"})
+        members = _members(raw)
         if section.is_inline:
-            cluster = read_overlay(section.kind, raw, report, beside=frozenset(lists))
             place = ""
+            cluster = read_overlay(section.kind, raw, report, beside=lists)
         else:
             place, value = members.get("clusterstrategy", ("clusterStrategy", None))
             cluster = read_overlay(section.kind, value, report, place)
-            self._report_unknown(members, {*lists, "clusterstrategy"})
+            self._report_unknown(members, lists | {"clusterstrategy"})
         _check(section, (cluster,), place, report)
         return KeyConfig(
             section,
@@ -204,7 +207,7 @@ class _KeyReader:
             tuple(self._pods(members.get("podstrategies"))),
         )
 
-    def _report_unknown(self, members: Mapping[str, tuple[str, object]], known: set[str]) -> None:
+    def _report_unknown(self, members: Mapping[str, tuple[str, object]], known: frozenset[str]) -> None:
         for folded, (key, _) in members.items():
             if folded not in known:
                 self._report.warn(
@@ -292,9 +295,8 @@ class _KeyReader:
         inline = [key for folded, (key, _) in members.items() if folded not in beside]
         if len(nested) > 1 or (nested and inline):
             both = [*(key for key, _ in nested), *inline][:2]
-            report.error(
-                place, f"has its strategy in two places: {' and '.join(child('', key) for key in both)}"
-            )
+            places = " and ".join(child("", key) for key in both)
+            report.error(place, f"has its strategy in two places: {places}")
             return {}
         if nested:
             values = read_overlay(section.pod_kind, nested[0][1], report, child(place, nested[0][0]))
@@ -337,7 +339,7 @@ class _KeyReader:
         try:
             selector = read_selector(value, self._report, place)
         except InvalidError:
-            return LabelSelector(match_labels={"invalid": "invalid"})
+            return _UNREADABLE
         for where, reason in label_problems(selector):
             self._report.error(f"{place}.{_selector_path(where)}", f"cannot be: {reason}")
         return selector

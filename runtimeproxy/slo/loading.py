@@ -209,10 +209,9 @@ class _Loading:
             each.name for each in (config.nodes if config else ()) if each.selector.matches(self._labels)
         ]
         if config is not None and len(names) > 1:
-            reason = f"match this node: {', '.join(names[:4])}; the first one counts"
-            self._problems.append(
-                Problem(config.file, section.key, "several node strategies", reason, is_warning=True)
-            )
+            place = "nodeConfigs" if section.is_inline else "nodeStrategies"
+            reason = f"has several that match this node: {', '.join(names[:4])}; the first one counts"
+            self._problems.append(Problem(config.file, section.key, place, reason, is_warning=True))
 
     def _pod_basis(self, classes: QoSStrategy, provenance: Mapping[str, Provenance]) -> PodBasis:
         return PodBasis(

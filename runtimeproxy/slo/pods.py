@@ -46,6 +46,9 @@ CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
 MAX_REMEMBERED: Final = 1_024
 """Resolved pod strategies of one state of the configuration; pods that differ in nothing share one."""
 
+MAX_REMEMBERED_LENGTH: Final = 4_096
+"""Of the annotations of a pod whose strategy is remembered, in characters: these are kept with it."""
+
 _CLASS_NAMES: Final = {
     QoSClass.LSE: "lsr_class",
     QoSClass.LSR: "lsr_class",
@@ -233,9 +236,10 @@ class PodResolver:
             resolving.blkio_qos()
             resolving.eviction(eviction)
             strategy = resolving.result()
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[key] = strategy
+            if sum(len(text) for text in texts if text) <= MAX_REMEMBERED_LENGTH:
+                if len(self._remembered) >= MAX_REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[key] = strategy
         return strategy
 
 

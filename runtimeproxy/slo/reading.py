@@ -12,6 +12,7 @@ import json
 import math
 import re
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
@@ -119,8 +120,17 @@ def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> objec
     """
     if len(text) > limit:
         report.fail("", f"is longer than {limit} characters")
+
+    def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice, _ = counts.most_common(1)[0]
+            report.warn("", f"has the key {shown(twice)} twice in one object; the last one counts")
+        return members
+
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=as_dict)
     except json.JSONDecodeError as error:
         report.fail("", f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
     except RecursionError:

@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.slo.keys import SECTION_BY_KEY, SECTIONS, Section
 from runtimeproxy.slo.reading import json_key
-from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
+from runtimeproxy.slo.schema import Bandwidth, CpuBurst, Duration, Quantity, Within
 from tests.slo.configs import FILE, loaded
 
 
@@ -195,6 +195,15 @@ def test_the_last_of_two_spellings_counts_and_is_reported() -> None:
     result = loaded({"cpu-burst-config": {"clusterStrategy": {"policy": "auto", "Policy": "none"}}})
     assert result.strategies.cpu_burst.policy == "none"
     assert [each.is_warning for each in result.problems] == [True]
+
+
+def test_a_key_that_is_there_twice_is_reported() -> None:
+    text = '{"clusterStrategy": {"policy": "auto"}, "clusterStrategy": {"cpuBurstPercent": 7}}'
+    result = loaded({"cpu-burst-config": text})
+    assert result.strategies.cpu_burst == CpuBurst(cpu_burst_percent=7)
+    assert [str(each) for each in result.problems] == [
+        f'{FILE}: cpu-burst-config has the key "clusterStrategy" twice in one object; the last one counts'
+    ]
 
 
 def test_names_of_mappings_match_exactly() -> None:

@@ -59,9 +59,11 @@ def test_v210_the_first_matching_node_strategy_wins_entirely() -> None:
     }
     result = loaded({"cpu-burst-config": config}, labels={"pool": "gold", "disk": "ssd"})
     assert result.strategies.cpu_burst == burst(policy=CpuBurstPolicy.AUTO, cpu_burst_percent=500)
-    assert [str(each) for each in result.problems] == [
-        f"{FILE}: cpu-burst-config: several node strategies match this node: gold, late; the first one counts"
-    ]
+    (problem,) = result.problems
+    assert str(problem) == (
+        f"{FILE}: cpu-burst-config: nodeStrategies has several that match this node: gold, late; "
+        "the first one counts"
+    )
     assert str(result.strategies.provenance_of("cpu_burst.policy")) == (
         f"node strategy gold of cpu-burst-config in {FILE}"
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.slo.pods import MAX_REMEMBERED, PodEviction, PodResctrl
+from runtimeproxy.slo.pods import MAX_REMEMBERED, MAX_REMEMBERED_LENGTH, PodEviction, PodResctrl
 from runtimeproxy.slo.provenance import Source
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
@@ -478,6 +478,15 @@ def test_what_is_remembered_is_bounded() -> None:
     again = node.for_pod(pod("LS", {CPU_BURST: {"cpuBurstPercent": 1}}))
     assert again == first
     assert again is not first
+
+
+def test_long_annotations_are_not_remembered() -> None:
+    node = Strategies()
+    long = json.dumps({"cpuBurstPercent": 7, "x": "x" * MAX_REMEMBERED_LENGTH})
+    first, second = (node.for_pod(pod("LS", {CPU_BURST: long})) for _ in range(2))
+    assert first == second
+    assert first is not second
+    assert first.cpu_burst.cpu_burst_percent == 7
 
 
 _BURST = st.fixed_dictionaries(
