@@ -508,7 +508,13 @@ def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
 def _flags() -> _Parser:
     """The flags, which may stand before or after a command; absent ones set no attribute."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    titles = {"proxy": "sockets", "hooks": "hooks", "state": "state and logs", "log": "state and logs"}
+    titles = {
+        "proxy": "sockets",
+        "hooks": "hooks",
+        "node": "node",
+        "state": "state and logs",
+        "log": "state and logs",
+    }
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
     for flag in FLAGS:
         groups[titles[flag.name.partition(".")[0]]].add_argument(

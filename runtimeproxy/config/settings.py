@@ -139,6 +139,19 @@ class NodeSettings:
     sysfs_root: str = "/sys"
     """Where sysfs is mounted: no container gets CPUs or NUMA nodes that it does not list as online. With an
     empty folder nothing is known, and every CPU list of a policy goes to the runtime."""
+    objects_dir: str = "/etc/koord-runtime-proxy/node.d"
+    """Folder with Kubernetes objects as `kubectl get -o yaml` prints them, in files that end in `.yaml`,
+    `.yml` or `.json`: the ConfigMap `slo-controller-config`, and this node's Node, NodeResourceTopology and
+    NodeSLO. A mounted `slo-controller-config`, with one file per key, is such a folder, too. Changes take
+    effect within 3 s; 60 s after a file is gone, what was in it counts as withdrawn. Empty for none."""
+    kubelet_dir: str = "/var/lib/kubelet"
+    """The kubelet's folder: its configuration (`config.yaml`), the CPUs that its CPU manager has given away,
+    and the resources of the pods that it runs. Empty for none. The default is the kubelet's `--root-dir`."""
+    name: str = ""
+    """Name of this node's objects; empty for the host's name in lower case, as the kubelet uses it."""
+    shared_pools: Literal["nrt", "computed"] = "nrt"
+    """Where the CPUs come from that pods share: `nrt`, from what koordlet publishes in the
+    NodeResourceTopology; `computed`, from this node's pods, as koordlet computes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

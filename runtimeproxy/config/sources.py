@@ -73,6 +73,7 @@ FLAGS: Final = (
     Flag("--runtime-hook-server-val", "hooks.skip_label_value", "VALUE", "value of that label"),
     Flag("--hook-config-dir", "hooks.server_config_dir", "DIR", "folder in which hook servers register"),
     Flag("--policies-dir", "hooks.policies_dir", "DIR", "folder with policies in files (*.py)"),
+    Flag("--node-objects-dir", "node.objects_dir", "DIR", "folder with Kubernetes objects of this node"),
     Flag("--state-dir", "state.dir", "DIR", "folder of the checkpoint, which keeps records over restarts"),
     Flag("--log-level", "log.level", "LEVEL", f"lowest level that is logged: {', '.join(_LEVELS)}", _LEVELS),
     Flag(

@@ -167,6 +167,8 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),
         (("node", "sysfs_root"), settings.node.sysfs_root),
+        (("node", "objects_dir"), settings.node.objects_dir or "/"),
+        (("node", "kubelet_dir"), settings.node.kubelet_dir or "/"),
         (("state", "dir"), settings.state.dir),
     ):
         if not path.startswith("/") or "\0" in path:

@@ -117,7 +117,7 @@ class NodeInputs:
             except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
                 problem = f"{printable(path)}: is not usable: {shortened(str(error))}"
         self._saved = self._to_save()
-        look = self._assemble({}, is_restored=True)
+        look = self._assemble(None, is_restored=True)
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
     def look(

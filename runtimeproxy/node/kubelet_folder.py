@@ -75,7 +75,7 @@ class KubeletFolder:
     @property
     def is_unknown(self) -> bool:
         """Whether there is a file that counts and was never good."""
-        return any(file.value is None and not file.is_missing for file in (self.config, self.cpu_manager))
+        return self.config.is_unknown or self.cpu_manager.is_unknown
 
     def look(self, now_s: float, *, is_first: bool = False) -> None:
         """Looks at all files, and reads those that have changed."""

@@ -105,7 +105,9 @@ class ObjectFolder:
         self.notes = (*notes, *(text for file in files for text in file.notes))
         self.wait_s = min((file.wait_s for file in files if file.wait_s is not None), default=None)
         is_linked = Path(os.path.realpath(self.folder)) != self.folder
-        self.needs_polling = is_linked or not all(file.is_watchable for file in files)
+        # That a folder comes is no event in it.
+        is_here = self.folder.is_dir()
+        self.needs_polling = is_linked or not is_here or not all(file.is_watchable for file in files)
 
     def saved(self) -> dict[str, Any]:
         """The values of all files as JSON can hold them."""
@@ -229,7 +231,7 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
                 single.setdefault(kind, (path, each))
     known = {*single, *([Kind.CONFIG_MAP] if config else [])}
     unknown = {kind for _, found in _by_presence(files) for kind in found.rejected}
-    if any(file.value is None and not file.is_missing for file in files):
+    if any(file.is_unknown for file in files):
         unknown = set(Kind)
     values = {kind: each.value for kind, (_, each) in single.items()}
     node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 OnChange = Callable[[Node, frozenset[Input]], None]
 Allocations = Callable[[], Mapping[str, PodCpus] | None]
 
+FIRST_READ_S: Final = 3.0
+"""How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
+
 _NONE: Final[Mapping[str, PodCpus]] = {}
 _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
@@ -100,10 +103,6 @@ class NodeSources:
             self._merged = merged = (base, facts, allocations, node)
         return merged[3]
 
-    def facts(self) -> NodeFacts:
-        """The present facts; in any thread while `is_fresh`."""
-        return self._facts.facts()
-
     @property
     def summary(self) -> str:
         """A part of the status line; empty if everything is known and usable."""
@@ -146,6 +145,14 @@ class NodeSources:
             # A thread may still use the events, so they are closed after it.
             if job is not None:
                 job.add_done_callback(lambda _: self._close())
+
+    async def read(self) -> None:
+        """Waits until everything has been looked at; gives up after `FIRST_READ_S`."""
+        try:
+            async with asyncio.timeout(FIRST_READ_S):
+                await self.settled.wait()
+        except TimeoutError:
+            logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
     def look_soon(self) -> None:
         """Has the next look begin at once: allocations have changed."""

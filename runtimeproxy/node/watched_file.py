@@ -80,8 +80,13 @@ class WatchedFile(Generic[T]):
 
     @property
     def stamp(self) -> Stamp | None:
-        """The stamp of the content that the value is of."""
-        return self._stamp
+        """The stamp of the content that the value is of; None if the present content is not all good."""
+        return None if self.problems else self._stamp
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is a file, and it was never good."""
+        return self.value is None and bool(self.problems)
 
     def restore(self, parsed: Parsed[T], stamp: Stamp | None) -> None:
         """Sets the last good value of a former process; a file with the same stamp is not read again."""
@@ -109,6 +114,7 @@ class WatchedFile(Generic[T]):
             self.is_missing = False
             return False
         if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
+            self.is_missing = False
             return False
         self._changed = None
         try:

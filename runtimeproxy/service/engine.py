@@ -30,8 +30,9 @@ from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.inputs import Places
+from runtimeproxy.node.pools import pod_cpus
+from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Level, Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.node.snapshot import PodCpus
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,11 @@ class Engine:
         )
         # Policies and hook servers
         self._workers = Workers(settings.hooks.worker_threads)
-        self._node = FactsOnly(NodeReader(Path(settings.node.sysfs_root), Path(settings.cgroups.root)))
+        # The node
+        self._allocations: dict[str, PodCpus] | None = None
+        self._node_thread = BackgroundThreads(1, "node")
+        self._node = NodeSources(_places(settings), self._node_thread, lambda: self._allocations)
+        self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
         self._loading = asyncio.Lock()
@@ -165,7 +171,8 @@ class Engine:
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self._checkpoint.problem else ""
         records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
-        return f"{policies}{servers}; {records}{recovered}"
+        node = f"; {self._node.summary}" if self._node.summary else ""
+        return f"{policies}{servers}; {records}{recovered}{node}"
 
     async def load_policies(self, settings: Settings) -> None:
         """Loads the policies in a thread, for their imports may hang, and runs them from now on.
@@ -181,6 +188,7 @@ class Engine:
     async def _load_policies(self, settings: Settings) -> None:
         if self._following is None:
             self._following = self._spawn(self._servers.run())
+            self._following_node = self._spawn(self._node.run())
         thread = BackgroundThreads(1, "policy-loading")
         hooks = settings.hooks
         sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
@@ -196,6 +204,7 @@ class Engine:
         for changed in result.changed_code:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
         await self._servers.read()
+        await self._node.read()
         self._loader.use(result)
         self._settings, self._policies, self._problems = settings, result.policies, result.problems
         # Calls that are being decided keep the old chain.
@@ -266,6 +275,20 @@ class Engine:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self._store.pods)
         self._cgroups.prune(parents, (container.id for container in self._store.containers))
+        if self._settings.node.shared_pools == "computed" and self._recovery.recovered.is_set():
+            self._update_allocations()
+
+    def _update_allocations(self) -> None:
+        """Tells the node which CPUs its pods have of their own."""
+        allocations = {
+            pod.uid: cpus
+            for pod in self._store.pods
+            if pod.state is not Lifecycle.STOPPED
+            and (cpus := pod_cpus(pod.labels, pod.annotations)) is not None
+        }
+        if allocations != self._allocations:
+            self._allocations = allocations
+            self._node.look_soon()
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a Version call; for health probes."""
@@ -288,6 +311,7 @@ class Engine:
         self._audit.flush()
         self._workers.close()
         self._servers_thread.shutdown(cancel_futures=True)
+        self._node_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
         await self._client.close()
         await self._checkpoint.close()
@@ -322,6 +346,19 @@ def _client_settings(settings: Settings) -> ClientSettings:
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
 
 
+def _places(settings: Settings) -> Places:
+    node = settings.node
+    return Places(
+        sysfs=Path(node.sysfs_root),
+        cgroup_root=Path(settings.cgroups.root),
+        kubelet_dir=Path(node.kubelet_dir) if node.kubelet_dir else None,
+        objects_dir=Path(node.objects_dir) if node.objects_dir else None,
+        state_dir=Path(settings.state.dir),
+        node_name=node.name,
+        pools=node.shared_pools,
+    )
+
+
 def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
     first(entry)
     second(entry)
@@ -331,28 +368,6 @@ def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
     """Have the loop's thread do something, unless the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(work)
-
-
-class FactsOnly:
-    """The node as policies see it, of which only the facts are known; a `NodeSource`.
-
-    Args:
-        reader: reads the facts.
-    """
-
-    def __init__(self, reader: NodeReader) -> None:
-        self._reader = reader
-        self._node = Node()
-
-    @property
-    def is_fresh(self) -> bool:
-        return self._reader.is_fresh
-
-    def snapshot(self) -> Node:
-        facts, node = self._reader.facts(), self._node
-        if node.facts is not facts:
-            node = self._node = Node(facts=facts)
-        return node
 
 
 class NoCgroups(CgroupWriter):

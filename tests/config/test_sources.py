@@ -53,7 +53,13 @@ def test_the_defaults() -> None:
         },
         "policies": {},
         "cgroups": {"enabled": True, "root": "/sys/fs/cgroup"},
-        "node": {"sysfs_root": "/sys"},
+        "node": {
+            "sysfs_root": "/sys",
+            "objects_dir": "/etc/koord-runtime-proxy/node.d",
+            "kubelet_dir": "/var/lib/kubelet",
+            "name": "",
+            "shared_pools": "nrt",
+        },
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
         "log": {"level": "info", "format": "auto"},
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -49,7 +51,7 @@ def node_object(name: str = NODE_NAME, **metadata: Any) -> dict[str, Any]:
     }
 
 
-def topology(name: str = NODE_NAME, **annotations: Any) -> dict[str, Any]:
+def topology(annotations: Mapping[str, Any] = MappingProxyType({}), name: str = NODE_NAME) -> dict[str, Any]:
     """A NodeResourceTopology; a value that is not a text becomes JSON."""
     texts = {key: text if isinstance(text, str) else json.dumps(text) for key, text in annotations.items()}
     return {

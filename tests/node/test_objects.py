@@ -74,7 +74,7 @@ def test_a_config_map_and_a_node_slo() -> None:
 
 
 def test_of_its_source_an_object_is_made_again() -> None:
-    for each in read(config_map(a="b"), node_object(), topology(**{LS_POOLS: "[]"}), node_slo(a={"b": 1})):
+    for each in read(config_map(a="b"), node_object(), topology({LS_POOLS: "[]"}), node_slo(a={"b": 1})):
         assert READER.read_object(each.source) == each
 
 
@@ -82,7 +82,7 @@ def test_of_its_source_an_object_is_made_again() -> None:
     ("document", "reason"),
     [
         (node_object("node-b"), "Node 'node-b' is not read; node-a is"),
-        (topology("node-b"), "NodeResourceTopology 'node-b' is not read; node-a is"),
+        (topology(name="node-b"), "NodeResourceTopology 'node-b' is not read; node-a is"),
         (node_slo("node-b"), "NodeSLO 'node-b' is not read; node-a is"),
         ({**config_map(), "metadata": {"name": "x"}}, "ConfigMap 'x' is not read; slo-controller-config is"),
         ({"kind": "Pod"}, f"Pod is not read; {KINDS} are"),
@@ -153,7 +153,7 @@ LARGE = "x" * (MAX_ANNOTATIONS_BYTES + 1)
             "metadata.annotations: has more than 262144 bytes; most are of big",
         ),
         (
-            topology(**{LS_POOLS: "["}),
+            topology({LS_POOLS: "["}),
             f"metadata.annotations.{LS_POOLS}: line 1 column 2: Expecting value",
         ),
     ],

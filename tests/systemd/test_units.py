@@ -122,7 +122,8 @@ def test_the_service_may_write_what_the_daemon_writes() -> None:
         "/var"
     )
     folders = {f"/etc/{name}" for name in service["ConfigurationDirectory"].split()}
-    assert folders == {str(Path(DEFAULT_CONFIG_PATH).parent), settings.hooks.server_config_dir}
+    of_config = str(Path(DEFAULT_CONFIG_PATH).parent)
+    assert folders == {of_config, settings.node.objects_dir, settings.hooks.server_config_dir}
 
 
 def test_the_readme_names_every_file() -> None:

@@ -1,0 +1,535 @@
+"""All inputs of a node together: states, generations, last good values, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.node.facts import NodeReader
+from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolSource
+from runtimeproxy.node.snapshot import NO_STRATEGIES, Input, InputState, Node, PodCpus, Pool
+from runtimeproxy.node.watched_file import GRACE_S
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.strategies import Source
+from tests.node.objects_of import (
+    BURST,
+    LS_POOLS,
+    NODE_NAME,
+    SYSTEM_QOS,
+    Machine,
+    MountedConfigMap,
+    config_map,
+    listed,
+    node_object,
+    node_slo,
+    text_of,
+    topology,
+    write,
+)
+
+KNOWN, UNKNOWN, WITHDRAWN = InputState.KNOWN, InputState.UNKNOWN, InputState.WITHDRAWN
+RATIO = "node.koordinator.sh/cpu-normalization-ratio"
+POOLS = {LS_POOLS: [{"socket": 0, "node": 0, "cpuset": "0-3"}, {"socket": 1, "node": 1, "cpuset": "4-7"}]}
+OTHER = {"clusterStrategy": {"cpuBurstPercent": 300}}
+STAYS = "; what was there before stays"
+CONFIG = b"kind: KubeletConfiguration\ncgroupDriver: systemd\ncpuManagerPolicy: static\n"
+
+
+class Watched:
+    """A node in folders, and what was seen of it; each look is a second after the one before."""
+
+    def __init__(self, root: Path, pools: PoolSource = "nrt") -> None:
+        self.machine = Machine(root)
+        self.objects = root / "node.d"
+        self.kubelet = root / "kubelet"
+        self.state = root / "state"
+        self.now_s = 0.0
+        self.pools: PoolSource = pools
+        self.allocations: dict[str, PodCpus] | None = {}
+        self.changed: frozenset[Input] = frozenset()
+        self.problems: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.wait_s: float | None = None
+        self.start()
+
+    def start(self) -> Node:
+        """Another process looks at the folders; returns what it knows before its first look."""
+        machine = self.machine
+        places = Places(
+            sysfs=machine.sysfs,
+            procfs=machine.procfs,
+            cgroup_root=machine.cgroups,
+            kubelet_dir=self.kubelet,
+            objects_dir=self.objects,
+            state_dir=self.state,
+            node_name=NODE_NAME,
+            pools=self.pools,
+        )
+        self.inputs = NodeInputs(places, NodeReader(machine.sysfs, machine.cgroups, lambda: self.now_s))
+        self._is_first = True
+        return self._take(self.inputs.restore(self.now_s))
+
+    def look(self, after_s: float = 1.0) -> Node:
+        """The node after the next look; a change has settled by then."""
+        self.now_s += after_s
+        first = self.inputs.look(self.now_s, self.allocations, is_first=self._is_first)
+        self._is_first = False
+        self.now_s += 1
+        second = self.inputs.look(self.now_s, self.allocations)
+        return self._take(second._replace(changed=first.changed | second.changed))
+
+    def _take(self, look: Look) -> Node:
+        self.changed, self.problems, self.notes, self.wait_s = (
+            look.changed,
+            look.problems,
+            look.notes,
+            look.wait_s,
+        )
+        return look.node
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    made = Watched(tmp_path)
+    made.objects.mkdir()
+    made.kubelet.mkdir()
+    return made
+
+
+def burst_of(node: Node) -> int | None:
+    """Of the cluster strategy."""
+    return node.strategies.cpu_burst.cpu_burst_percent
+
+
+def states(node: Node) -> dict[Input, InputState]:
+    return {each: node.state_of(each) for each in node.states}
+
+
+def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
+    places = Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path)
+    inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
+    inputs.restore(0)
+    node = inputs.look(0, {}, is_first=True).node
+    local = (Input.CPUS, Input.MEMORY, Input.CGROUPS, Input.POD_REQUESTS)
+    assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
+    assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
+
+
+def test_what_is_absent_from_the_start_is_withdrawn_at_once(watched: Watched) -> None:
+    watched.objects.rmdir()
+    watched.kubelet.rmdir()
+    node = watched.look()
+    withdrawn = (Input.STRATEGIES, Input.NODE_OBJECT, Input.POOLS, Input.NORMALIZATION, Input.KUBELET)
+    assert [node.state_of(each) for each in withdrawn] == [WITHDRAWN] * 5
+    assert node.state_of(Input.CPUS) is node.state_of(Input.MEMORY) is KNOWN
+
+
+def test_everything_is_read(watched: Watched) -> None:
+    objects = (
+        config_map(cpu_burst_config=BURST),
+        node_object(annotations={RATIO: "1.25"}),
+        topology(POOLS),
+    )
+    write(watched.objects / "all.yaml", listed(*objects))
+    (watched.kubelet / "config.yaml").write_bytes(CONFIG)
+    (watched.kubelet / "cpu_manager_state").write_text(
+        '{"policyName":"static","defaultCpuSet":"0-2","entries":{"u":{"main":"3"}},"checksum":1}'
+    )
+    entries = {"u": {"ContainerResources": {"main": {"requests": {"cpu": "1", "memory": "1Gi"}}}}}
+    (watched.kubelet / "allocated_pods_state").write_text(
+        json.dumps({"data": json.dumps({"entries": entries}), "checksum": 1})
+    )
+    node = watched.look()
+    assert (watched.problems, watched.notes) == ((), ())
+    assert {each for each in Input if node.state_of(each) is not KNOWN} == {Input.CGROUPS, Input.PRIORITY}
+    assert burst_of(node) == 200
+    provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
+    assert (provenance.source, provenance.file) == (Source.CLUSTER, str(watched.objects / "all.yaml"))
+    assert node.normalization_ratio == 1.25
+    assert node.labels == {"pool": "a"}
+    assert node.allocatable is not None
+    assert node.allocatable["cpu"] == 3900
+    assert node.pools is not None
+    assert [pool.cpus for pool in node.pools.ls] == [frozenset(range(4)), frozenset(range(4, 8))]
+    assert node.kubelet is not None
+    assert (node.kubelet.cpu_manager_policy, node.cgroup_driver) == ("static", "systemd")
+    assert node.kubelet.static_cpus == {("u", "main"): frozenset({3})}
+    assert node.requests == {("u", "main"): {"cpu": 1000, "memory": 2**30}}
+    assert node.cpus is not None
+    assert len(node.cpus) == 8
+
+
+def test_each_input_has_its_own_generation(watched: Watched) -> None:
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    write(watched.objects / "node.yaml", node_object())
+    before = watched.look()
+    again = watched.look()
+    assert again is before
+    assert watched.changed == frozenset()
+    write(watched.objects / "node.yaml", node_object(labels={"pool": "b"}))
+    after = watched.look()
+    assert watched.changed == {Input.NODE_OBJECT}
+    assert after.generations[Input.NODE_OBJECT] == before.generations[Input.NODE_OBJECT] + 1
+    assert after.generations[Input.STRATEGIES] == before.generations[Input.STRATEGIES]
+
+
+def test_a_node_strategy_follows_the_nodes_labels(watched: Watched) -> None:
+    nodes = [{"name": "b", "nodeSelector": {"matchLabels": {"pool": "b"}}, "cpuBurstPercent": 400}]
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config={**BURST, "nodeStrategies": nodes}))
+    write(watched.objects / "node.yaml", node_object())
+    assert burst_of(watched.look()) == 200
+    write(watched.objects / "node.yaml", node_object(labels={"pool": "b"}))
+    assert burst_of(watched.look()) == 400
+    assert watched.changed == {Input.NODE_OBJECT, Input.STRATEGIES}
+
+
+def test_a_missing_file_is_withdrawn_after_a_minute(watched: Watched) -> None:
+    path = watched.objects / "cm.yaml"
+    write(path, config_map(cpu_burst_config=BURST))
+    watched.look()
+    path.unlink()
+    node = watched.look()
+    assert (burst_of(node), node.state_of(Input.STRATEGIES), watched.changed) == (200, KNOWN, frozenset())
+    assert watched.wait_s is not None
+    assert 0 < watched.wait_s <= GRACE_S
+    node = watched.look(GRACE_S)
+    assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
+    assert watched.changed == {Input.STRATEGIES}
+
+
+def test_an_empty_or_missing_folder_is_withdrawn_after_a_minute(watched: Watched) -> None:
+    path = watched.objects / "node.yaml"
+    write(path, node_object())
+    watched.look()
+    watched.objects.rename(watched.objects.with_name("away"))
+    assert watched.look().state_of(Input.NODE_OBJECT) is KNOWN
+    assert watched.look(GRACE_S).state_of(Input.NODE_OBJECT) is WITHDRAWN
+    watched.objects.with_name("away").rename(watched.objects)
+    assert watched.look().labels == {"pool": "a"}
+
+
+def test_a_file_that_is_renamed_counts_at_once(watched: Watched) -> None:
+    write(watched.objects / "a.yaml", config_map(cpu_burst_config=BURST))
+    watched.look()
+    (watched.objects / "a.yaml").unlink()
+    write(
+        watched.objects / "z.yaml", config_map(cpu_burst_config={"clusterStrategy": {"cpuBurstPercent": 300}})
+    )
+    assert burst_of(watched.look()) == 300
+    assert watched.problems == ()
+    assert burst_of(watched.look(GRACE_S)) == 300
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a: [", "line 2 column 1"),
+        (b"", "is empty"),
+        (b"\xff", "byte 0 is not UTF-8"),
+        (b"a0: &a [x]\nb: *a\n", "anchors are not allowed"),
+        (text_of(config_map(cpu_burst_config=BURST)).partition(b"cpuBurstPercent")[0], "line "),
+        (b"x" * (5 * 2**20), "has more than 4194304 bytes"),
+    ],
+)
+def test_a_broken_file_withdraws_nothing(watched: Watched, content: bytes, problem: str) -> None:
+    path = watched.objects / "cm.yaml"
+    write(path, config_map(cpu_burst_config=BURST))
+    watched.look()
+    path.write_bytes(content)
+    for after_s in (1, 10 * GRACE_S):
+        node = watched.look(after_s)
+        assert (burst_of(node), node.state_of(Input.STRATEGIES)) == (200, KNOWN)
+        assert [problem in text and str(path) in text for text in watched.problems] == [True]
+
+
+def test_what_was_never_good_is_unknown(watched: Watched) -> None:
+    path = watched.objects / "all.yaml"
+    path.write_text("a: [")
+    node = watched.look()
+    of_objects = (Input.STRATEGIES, Input.NODE_OBJECT, Input.POOLS, Input.NORMALIZATION)
+    assert [node.state_of(each) for each in of_objects] == [UNKNOWN] * 4
+    write(path, node_object())
+    node = watched.look()
+    assert [node.state_of(each) for each in of_objects] == [WITHDRAWN, KNOWN, WITHDRAWN, WITHDRAWN]
+
+
+def test_a_bad_object_leaves_the_others_of_its_file(watched: Watched) -> None:
+    path = watched.objects / "all.yaml"
+    write(path, node_object(), topology(POOLS))
+    good = watched.look()
+    lie = {LS_POOLS: [{"socket": 0, "node": 0, "cpuset": "0-63"}]}
+    write(path, node_object(labels={"pool": "b"}), topology(lie))
+    node = watched.look()
+    assert (node.pools, node.labels) == (good.pools, {"pool": "b"})
+    assert node.state_of(Input.POOLS) is KNOWN
+    reason = "[0].cpuset: this node has no CPU 8-63, only 0-7; what was there before stays"
+    assert watched.problems == (f"{path}: NodeResourceTopology: metadata.annotations.{LS_POOLS}{reason}",)
+
+
+def test_annotations_of_a_megabyte_are_a_problem_of_that_object(watched: Watched) -> None:
+    path = watched.objects / "node.yaml"
+    write(path, node_object())
+    watched.look()
+    write(path, node_object(labels={"pool": "b"}, annotations={"big": "x" * 2**20}))
+    assert watched.look().labels == {"pool": "a"}
+    assert watched.problems == (
+        f"{path}: Node: metadata.annotations: has more than 262144 bytes; most are of big{STAYS}",
+    )
+
+
+def test_a_key_that_cannot_be_used_keeps_its_last_good_text(watched: Watched) -> None:
+    path = watched.objects / "cm.yaml"
+    write(
+        path,
+        config_map(cpu_burst_config=BURST, system_config={"clusterStrategy": {"watermarkScaleFactor": 50}}),
+    )
+    watched.look()
+    broken = {"clusterStrategy": {"watermarkScaleFactor": 70}}
+    write(path, config_map(cpu_burst_config="{", system_config=broken))
+    node = watched.look()
+    assert burst_of(node) == 200
+    assert node.strategies.system.watermark_scale_factor == 70
+    assert len(watched.problems) == 1
+    assert f"{path}: cpu-burst-config" in watched.problems[0]
+    write(path, config_map(system_config=broken))
+    assert burst_of(watched.look()) == 1000, "a key that is taken out is withdrawn at once"
+    assert not watched.problems
+
+
+def test_a_mounted_config_map(watched: Watched) -> None:
+    mounted = MountedConfigMap(watched.objects)
+    mounted.publish(cpu_burst_config=json.dumps(BURST), extra="x")
+    node = watched.look()
+    assert burst_of(node) == 200
+    file = str(watched.objects / "cpu-burst-config")
+    assert node.strategies.provenance_of("cpu_burst.cpu_burst_percent").file == file
+    assert [str(watched.objects / "extra") in text for text in watched.notes] == [True]
+    mounted.publish(cpu_burst_config=json.dumps(OTHER))
+    assert burst_of(watched.look()) == 300
+    (watched.objects / "..data").unlink()
+    assert burst_of(watched.look()) == 300
+    mounted.publish()
+    assert watched.look(GRACE_S).state_of(Input.STRATEGIES) is WITHDRAWN
+
+
+def test_the_first_of_two_counts(watched: Watched) -> None:
+    write(watched.objects / "a.yaml", config_map(cpu_burst_config=BURST), node_object())
+    write(watched.objects / "b.yaml", config_map(cpu_burst_config=OTHER), node_object(labels={"pool": "b"}))
+    node = watched.look()
+    assert (burst_of(node), node.labels) == (200, {"pool": "a"})
+    first, second = watched.objects / "a.yaml", watched.objects / "b.yaml"
+    assert watched.problems == (
+        f"{second}: cpu-burst-config is in {first}, too, which counts",
+        f"{second}: Node is in {first}, too, which counts",
+    )
+
+
+def test_a_node_slo_stands_for_the_strategies(watched: Watched) -> None:
+    write(watched.objects / "slo.yaml", node_slo(cpuBurstStrategy={"cpuBurstPercent": 500}))
+    node = watched.look()
+    assert (burst_of(node), node.state_of(Input.STRATEGIES)) == (500, KNOWN)
+    write(watched.objects / "slo.yaml", node_slo(cpuBurstStrategy={"cpuBurstPercent": -1}))
+    assert burst_of(watched.look()) == 500
+    assert len(watched.problems) == 1
+    assert burst_of(watched.start()) == 500
+
+
+def test_other_files_are_named_once_as_notes(watched: Watched) -> None:
+    (watched.objects / "README.md").write_text("x")
+    (watched.objects / "folder").mkdir()
+    (watched.objects / ".hidden.yaml").write_text("a: [")
+    (watched.objects / "cm.yaml~").write_text("a: [")
+    write(watched.objects / "pod.yaml", {"kind": "Pod"}, node_object("node-b"))
+    node = watched.look()
+    assert watched.problems == ()
+    assert [text.split(": ")[0].rsplit("/", 1)[1] for text in watched.notes] == [
+        "README.md",
+        "cm.yaml~",
+        "folder",
+        "pod.yaml",
+        "pod.yaml",
+    ]
+    assert node.state_of(Input.NODE_OBJECT) is WITHDRAWN
+
+
+def test_the_last_good_values_count_at_the_next_start(watched: Watched) -> None:
+    path = watched.objects / "all.yaml"
+    write(path, config_map(cpu_burst_config=BURST), node_object(annotations={RATIO: "1.5"}), topology(POOLS))
+    (watched.kubelet / "config.yaml").write_bytes(CONFIG)
+    (watched.kubelet / "cpu_manager_state").write_text('{"policyName":"static","entries":{"u":{"c":"3"}}}')
+    before = watched.look()
+    file = watched.state / STATE_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    path.rename(path.with_name("away.txt"))
+    restored = watched.start()
+    assert restored.strategies == before.strategies
+    assert (restored.pools, restored.normalization_ratio) == (before.pools, 1.5)
+    assert (restored.labels, restored.allocatable) == (before.labels, before.allocatable)
+    assert restored.kubelet == before.kubelet
+    assert restored.state_of(Input.STRATEGIES) is KNOWN
+    assert watched.look().state_of(Input.STRATEGIES) is KNOWN
+    assert watched.look(GRACE_S).state_of(Input.STRATEGIES) is WITHDRAWN
+    assert watched.start().state_of(Input.STRATEGIES) is UNKNOWN, "what was withdrawn is not saved"
+
+
+def test_a_file_that_was_broken_meanwhile_keeps_the_last_good_values(watched: Watched) -> None:
+    path = watched.objects / "all.yaml"
+    lie = {LS_POOLS: [{"cpuset": "99"}]}
+    write(path, config_map(cpu_burst_config=BURST), node_object(annotations={RATIO: "1.5"}), topology(POOLS))
+    before = watched.look()
+    write(path, config_map(cpu_burst_config="{"), node_object(annotations={RATIO: "fast"}), topology(lie))
+    for node in (watched.look(), watched.start(), watched.look()):
+        assert (burst_of(node), node.normalization_ratio, node.pools) == (200, 1.5, before.pools)
+    assert len(watched.problems) == 3
+    path.write_text("a: [")
+    for node in (watched.look(), watched.start(), watched.look()):
+        assert (burst_of(node), node.normalization_ratio, node.pools) == (200, 1.5, before.pools)
+
+
+def test_before_the_first_look_nothing_is_withdrawn(watched: Watched) -> None:
+    watched.look()
+    restored = watched.start()
+    assert WITHDRAWN not in states(restored).values()
+    assert WITHDRAWN in states(watched.look()).values()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"version":1}',
+        b'{"version":1,"kubelet":null,"objects":null}',
+    ],
+)
+def test_saved_values_that_are_not_usable_are_left_out(watched: Watched, content: bytes) -> None:
+    watched.state.mkdir()
+    (watched.state / STATE_FILE).write_bytes(content)
+    watched.start()
+    assert [str(watched.state / STATE_FILE) in text for text in watched.problems] == [True]
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    assert burst_of(watched.look()) == 200
+    assert watched.problems == ()
+    assert burst_of(watched.start()) == 200
+
+
+@pytest.mark.parametrize("change", ["version", "folder"])
+def test_saved_values_of_another_version_or_folder_do_not_count(watched: Watched, change: str) -> None:
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    watched.look()
+    file = watched.state / STATE_FILE
+    saved: dict[str, Any] = json.loads(file.read_text())
+    if change == "version":
+        saved["version"] = 99
+    else:
+        saved["objects"]["folder"] = "/elsewhere"
+    file.write_text(json.dumps(saved))
+    assert watched.start().state_of(Input.STRATEGIES) is UNKNOWN
+    assert watched.problems == ()
+
+
+def test_values_that_cannot_be_saved_count_all_the_same(watched: Watched) -> None:
+    watched.state.write_text("a file")
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    assert burst_of(watched.look()) == 200
+    assert [f"{watched.state / STATE_FILE}: not saved" in text for text in watched.problems] == [True]
+
+
+def test_the_kubelets_files_keep_their_last_good_values(watched: Watched) -> None:
+    config = watched.kubelet / "config.yaml"
+    state = watched.kubelet / "cpu_manager_state"
+    pods = watched.kubelet / "allocated_pods_state"
+    config.write_bytes(CONFIG)
+    state.write_text('{"policyName":"static","entries":{"u":{"c":"3"}}}')
+    entries = {"u": {"ContainerResources": {"c": {"requests": {"cpu": "1"}}}}}
+    pods.write_text(json.dumps({"data": json.dumps({"entries": entries})}))
+    before = watched.look()
+    for file in (config, state, pods):
+        file.write_bytes(file.read_bytes()[:20] + b"{")
+    node = watched.look()
+    assert (node.kubelet, node.requests) == (before.kubelet, before.requests)
+    assert len(watched.problems) == 3
+    for file in (config, state, pods):
+        file.unlink()
+    assert watched.look().kubelet == before.kubelet
+    node = watched.look(GRACE_S)
+    assert (node.kubelet, node.state_of(Input.KUBELET)) == (None, WITHDRAWN)
+    assert node.state_of(Input.POD_REQUESTS) is UNKNOWN
+
+
+def test_without_files_of_the_kubelet_the_topology_counts(watched: Watched) -> None:
+    policy = {"policy": "static", "reservedCPUs": "0"}
+    allocs = [{"uid": "u", "cpuset": "3", "managedByKubelet": True}]
+    annotations = {
+        "kubelet.koordinator.sh/cpu-manager-policy": policy,
+        "node.koordinator.sh/pod-cpu-allocs": allocs,
+    }
+    write(watched.objects / "nrt.yaml", topology(annotations))
+    node = watched.look()
+    assert node.kubelet is not None
+    assert (node.kubelet.cpu_manager_policy, node.kubelet.reserved_cpus) == ("static", frozenset({0}))
+    assert node.kubelet.static_cpus == {("u", ""): frozenset({3})}
+    (watched.kubelet / "config.yaml").write_text("kind: KubeletConfiguration\n")
+    node = watched.look()
+    assert node.kubelet is not None
+    assert node.kubelet.cpu_manager_policy == "none"
+
+
+def test_computed_pools_follow_allocations_and_the_kubelet(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "computed")
+    watched.objects.mkdir()
+    watched.kubelet.mkdir()
+    watched.allocations = None
+    assert watched.look().state_of(Input.POOLS) is UNKNOWN
+    watched.allocations = {}
+    node = watched.look()
+    assert node.state_of(Input.POOLS) is KNOWN
+    assert watched.changed == {Input.POOLS}
+    watched.allocations = {"u": PodCpus(QoSClass.LSR, frozenset(range(4)))}
+    (watched.kubelet / "cpu_manager_state").write_text('{"policyName":"static","entries":{"v":{"c":"4"}}}')
+    write(watched.objects / "node.yaml", node_object(annotations={SYSTEM_QOS: '{"cpuset":"7"}'}))
+    node = watched.look()
+    assert node.pools is not None
+    assert node.pools.ls == (Pool(socket=1, numa_node=1, cpus=frozenset({5, 6})),)
+    assert node.pools.system_cpus == {7}
+    write(watched.objects / "node.yaml", node_object(annotations={SYSTEM_QOS: '{"cpuset":"x"}'}))
+    assert watched.look().pools == node.pools
+    assert len(watched.problems) == 1
+
+
+def test_the_ratio_is_computed_where_no_annotation_gives_it(watched: Watched) -> None:
+    model = "Intel(R) Xeon(R) Platinum 8269CY CPU @ 2.50GHz"
+    ratios = {"baseRatio": 1.1, "hyperThreadTurboEnabledRatio": 1.5}
+    config = {"enable": True, "ratioModel": {model: ratios}}
+    write(watched.objects / "cm.yaml", config_map(cpu_normalization_config=config))
+    node = watched.look()
+    assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (1.5, KNOWN)
+    info = {"cpuModel": model, "hyperThreadEnabled": False, "turboEnabled": False}
+    write(watched.objects / "nrt.yaml", topology({"node.koordinator.sh/cpu-basic-info": info}))
+    assert watched.look().normalization_ratio == 1.1
+    write(watched.objects / "node.yaml", node_object(annotations={RATIO: "2.00"}))
+    assert watched.look().normalization_ratio == 2.0
+    write(watched.objects / "node.yaml", node_object(annotations={RATIO: "9"}))
+    node = watched.look()
+    assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (2.0, KNOWN)
+    assert watched.problems == (f"Node: {RATIO}: is 9, not in 1 to 5; the ratio stays as it is",)
+    write(watched.objects / "node.yaml", node_object())
+    write(watched.objects / "cm.yaml", config_map(cpu_normalization_config={"enable": False}))
+    node = watched.look()
+    assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (None, WITHDRAWN)
+
+
+def test_cpus_are_switched_off_and_on(watched: Watched) -> None:
+    watched.look()
+    watched.machine.switch("0-3")
+    node = watched.look(20)
+    assert Input.CPUS in watched.changed
+    assert node.cpus is not None
+    assert [cpu.is_online for cpu in node.cpus] == [True] * 4 + [False] * 4
+    assert node.facts.online_cpus == frozenset(range(4))

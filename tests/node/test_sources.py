@@ -1,0 +1,269 @@
+"""A node's inputs under watch: real folders with the kernel's events, and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from runtimeproxy.node.inputs import Places
+from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
+from runtimeproxy.node.sources import NodeSources, WatchSettings
+from runtimeproxy.qos import QoSClass
+from tests.inotify_doubles import Deaf, Exhausted
+from tests.node.objects_of import (
+    BURST,
+    NODE_NAME,
+    Machine,
+    MountedConfigMap,
+    config_map,
+    node_object,
+    write,
+)
+
+DEADLINE_S = 30.0
+"""Far more than the second that it takes, because machines are busy."""
+QUICK = WatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, least_s=0.0)
+EVENTS_ONLY = replace(QUICK, poll_s=3600, rescan_s=3600)
+"""A change without an event is not noticed."""
+WATCHING = {
+    "inotify": EVENTS_ONLY,
+    "exhausted": replace(QUICK, open_inotify=Exhausted()),
+    "lost events": replace(QUICK, open_inotify=Deaf),
+}
+
+
+class Watched:
+    """Folders under watch, and every snapshot that was made of them."""
+
+    def __init__(self, root: Path, settings: WatchSettings) -> None:
+        self.machine = Machine(root)
+        self.objects = root / "node.d"
+        self.kubelet = root / "kubelet"
+        self.objects.mkdir()
+        self.kubelet.mkdir()
+        self.places = Places(
+            sysfs=self.machine.sysfs,
+            procfs=self.machine.procfs,
+            cgroup_root=self.machine.cgroups,
+            kubelet_dir=self.kubelet,
+            objects_dir=self.objects,
+            state_dir=root / "state",
+            node_name=NODE_NAME,
+        )
+        self.settings = settings
+        self.allocations: dict[str, PodCpus] = {}
+        self.changes: list[frozenset[Input]] = []
+        self.times_s: list[float] = []
+        self._changed = asyncio.Condition()
+        self._wakers: set[asyncio.Task[None]] = set()
+        self.start()
+
+    def start(self) -> None:
+        self._executor = ThreadPoolExecutor(1)
+        self.sources = NodeSources(self.places, self._executor, lambda: self.allocations, self.settings)
+        self.sources.on_change = self._on_change
+        self._task = asyncio.get_running_loop().create_task(self.sources.run())
+
+    async def until(self, condition: Callable[[Node], bool]) -> Node:
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(lambda: condition(self.sources.snapshot()))
+        return self.sources.snapshot()
+
+    async def settle(self) -> Node:
+        async with asyncio.timeout(DEADLINE_S):
+            await self.sources.settled.wait()
+        return self.sources.snapshot()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._executor.shutdown()
+
+    def _on_change(self, node: Node, inputs: frozenset[Input]) -> None:
+        assert node is self.sources.snapshot()
+        self.changes.append(inputs)
+        self.times_s.append(asyncio.get_running_loop().time())
+
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = asyncio.get_running_loop().create_task(notify())
+        self._wakers.add(task)
+        task.add_done_callback(self._wakers.discard)
+
+
+@pytest.fixture
+def settings() -> WatchSettings:
+    return EVENTS_ONLY
+
+
+@pytest_asyncio.fixture
+async def watched(tmp_path: Path, settings: WatchSettings) -> AsyncIterator[Watched]:
+    made = Watched(tmp_path, settings)
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def has_burst(percent: int) -> Callable[[Node], bool]:
+    return lambda node: node.strategies.cpu_burst.cpu_burst_percent == percent
+
+
+def has_static(cpu: int) -> Callable[[Node], bool]:
+    wanted = {("u", "c"): frozenset({cpu})}
+    return lambda node: node.kubelet is not None and node.kubelet.static_cpus == wanted
+
+
+def burst(percent: int) -> str:
+    return json.dumps({"clusterStrategy": {"cpuBurstPercent": percent}})
+
+
+@pytest.mark.parametrize("settings", WATCHING.values(), ids=WATCHING)
+async def test_every_way_in_which_files_change(watched: Watched) -> None:
+    await watched.settle()
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    await watched.until(has_burst(200))
+    (watched.objects / "cm.yaml").write_text(json.dumps(config_map(cpu_burst_config=burst(300))))
+    await watched.until(has_burst(300))
+    with (watched.objects / "cm.yaml").open("w") as file:
+        text = json.dumps(config_map(cpu_burst_config=burst(400)))
+        for start in range(0, len(text), 10):
+            file.write(text[start : start + 10])
+            file.flush()
+            await asyncio.sleep(0)
+    await watched.until(has_burst(400))
+    write(watched.objects / "node.yaml", node_object())
+    node = await watched.until(lambda node: node.labels == {"pool": "a"})
+    assert node.state_of(Input.STRATEGIES) is InputState.KNOWN
+
+
+@pytest.mark.parametrize("settings", WATCHING.values(), ids=WATCHING)
+async def test_a_config_map_that_is_swapped(watched: Watched) -> None:
+    mounted = MountedConfigMap(watched.objects)
+    await watched.settle()
+    for percent in (200, 300, 400):
+        mounted.publish(cpu_burst_config=burst(percent))
+        await watched.until(has_burst(percent))
+    assert watched.sources.snapshot().state_of(Input.STRATEGIES) is InputState.KNOWN
+
+
+async def test_the_kubelets_files(watched: Watched) -> None:
+    await watched.settle()
+    state = watched.kubelet / "cpu_manager_state"
+    for cpu in (2, 3):
+        new = watched.kubelet / ".cpu_manager_state123"
+        new.write_text(json.dumps({"policyName": "static", "entries": {"u": {"c": str(cpu)}}}))
+        new.replace(state)
+        await watched.until(has_static(cpu))
+    assert watched.changes[2:] == [frozenset({Input.KUBELET})] * 2
+
+
+@pytest.mark.parametrize("settings", [QUICK])
+async def test_a_folder_that_comes_later_is_found_by_polling(watched: Watched) -> None:
+    watched.objects.rmdir()
+    await watched.settle()
+    watched.objects.mkdir()
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    await watched.until(has_burst(200))
+
+
+async def test_snapshots_keep_their_distance(tmp_path: Path) -> None:
+    least_s = 0.5
+    watched = Watched(tmp_path, replace(EVENTS_ONLY, least_s=least_s))
+    try:
+        await watched.settle()
+        mounted = MountedConfigMap(watched.objects)
+        for percent in (200, 300, 400):
+            mounted.publish(cpu_burst_config=burst(percent))
+            await watched.until(has_burst(percent))
+        gaps_s = [after - before for before, after in pairwise(watched.times_s[1:])]
+        assert min(gaps_s) >= least_s - 0.01
+    finally:
+        await watched.stop()
+
+
+async def test_what_was_known_before_counts_at_the_start(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = watched.objects / "cm.yaml"
+    await watched.settle()
+    write(path, config_map(cpu_burst_config=BURST))
+    await watched.until(has_burst(200))
+    await watched.stop()
+    path.write_text("a: [")
+    watched.start()
+    await watched.sources.restore()
+    assert has_burst(200)(watched.sources.snapshot())
+    node = await watched.settle()
+    assert has_burst(200)(node)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"node: {path}: line 2 column 1: while parsing a flow node")
+    assert warnings[0].endswith("; what was there before stays")
+    assert watched.sources.summary == "node: cgroups unknown, 1 problem"
+
+
+async def test_a_file_system_that_hangs_keeps_nothing_else_waiting(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.settle()
+    await watched.stop()
+    fifo = watched.objects / "hangs.yaml"
+    os.mkfifo(fifo)
+    watched.start()
+    node = await watched.settle()
+    assert node.cpus is not None
+    assert [f"{fifo}: is not a regular file" in record.getMessage() for record in caplog.records] == [True]
+
+
+async def test_facts_and_allocations_are_those_of_the_moment(watched: Watched) -> None:
+    before = await watched.settle()
+    assert watched.sources.is_fresh
+    assert watched.sources.snapshot() is before
+    watched.allocations = {"u": PodCpus(QoSClass.LSR, frozenset({1}))}
+    after = watched.sources.snapshot()
+    assert after.allocations == watched.allocations
+    assert (after.cpus, after.generations) == (before.cpus, before.generations)
+    assert watched.sources.snapshot() is after
+    assert after.facts.online_cpus == frozenset(range(8))
+
+
+async def test_the_status_names_what_is_unknown(tmp_path: Path) -> None:
+    executor = ThreadPoolExecutor(1)
+    sources = NodeSources(Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
+    assert sources.summary == ""
+    await sources.restore()
+    assert sources.summary.startswith("node: cpus, memory, cgroups, ")
+    task = asyncio.get_running_loop().create_task(sources.run())
+    await sources.read()
+    assert sources.summary == "node: cpus, memory, cgroups unknown"
+    task.cancel()
+    await asyncio.wait([task])
+    executor.shutdown()
+
+
+async def test_without_events_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernel = Exhausted()
+    watched = Watched(tmp_path, replace(QUICK, open_inotify=kernel))
+    try:
+        await watched.settle()
+        write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+        await watched.until(has_burst(200))
+        warnings = [record.getMessage() for record in caplog.records]
+        assert len(warnings) == 1
+        assert "no events from the kernel" in warnings[0]
+        assert "max_user_instances" in warnings[0]
+    finally:
+        await watched.stop()
