@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
 from runtimeproxy.cgroups.parameters import PARAMETERS
@@ -104,29 +104,6 @@ def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
     if online is None or not missing:
         return ""
     return f"{what} {format_cpu_list(missing)} not online, only {format_cpu_list(online) or 'none'}"
-
-
-class Node(Protocol):
-    """A source of facts about a node."""
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether `facts` reads no file just now."""
-
-    def facts(self) -> NodeFacts:
-        """The present facts; in the event loop's thread only while `is_fresh`."""
-
-
-class FixedNode:
-    """A node that never changes."""
-
-    is_fresh = True
-
-    def __init__(self, facts: NodeFacts = ANY_NODE) -> None:
-        self._facts = facts
-
-    def facts(self) -> NodeFacts:
-        return self._facts
 
 
 class NodeReader:
