@@ -98,7 +98,9 @@ class UpdateContainerResources(ContainerCall):
             return False
         expected = self._expected() or record
         requested = overlay(expected.requested, self._sent)
-        self._released = released = _released_fields(expected, requested, decision)
+        wanted = decision.owners if decision is not None else NO_ENTRIES
+        held = decision.without_answer if decision is not None else self.services.chain.unsettled
+        self._released = released = _released_fields(expected, requested, wanted, held)
         if not released:
             return False
         change = _without(released, requested)
@@ -242,18 +244,22 @@ class UpdatePodSandboxResources(PodCall):
 
 
 def _released_fields(
-    record: ContainerRecord, requested: Resources, decision: Decision | None
+    record: ContainerRecord, requested: Resources, wanted: Collection[str], held: frozenset[str]
 ) -> frozenset[str]:
     """The resources that a policy owns by the record and that none wants any more.
 
-    What a policy without an answer wanted still holds, and so does what a hook server set. A memory limit is
-    not lowered in passing: if the container uses more, the kernel refuses it, and with it the whole update.
+    What a hook server set still holds. A memory limit is not lowered in passing: if the container uses more,
+    the kernel refuses it, and with it the whole update.
+
+    Args:
+        record: The container's.
+        requested: What the kubelet has asked for.
+        wanted: The fields that policies want now.
+        held: The policies without an answer: what they wanted before still holds.
     """
-    wanted = decision.owners if decision is not None else NO_ENTRIES
-    silent = decision.without_answer if decision is not None else frozenset()
     released: set[str] = set()
     for name, owner in record.owners.items():
-        is_held = owner.endswith(SUFFIX) or not silent.isdisjoint(owner.split("+"))
+        is_held = owner.endswith(SUFFIX) or not held.isdisjoint(owner.split("+"))
         if name.startswith(RESOURCES) and name not in wanted and not is_held:
             released.add(name)
     limits = requested.memory_limit_bytes, record.booked.memory_limit_bytes

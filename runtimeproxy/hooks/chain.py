@@ -35,6 +35,7 @@ from runtimeproxy.hooks.decision import (
     make_decision,
     refuse,
     run_policy,
+    unsettled,
 )
 from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of
 from runtimeproxy.hooks.loaded import (
@@ -50,7 +51,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.snapshot import FixedNode, NodeSource
+from runtimeproxy.node.snapshot import FixedNode, Node, NodeSource
 
 ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
 """Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
@@ -74,6 +75,23 @@ EVALUATION_S: Final = 10.0
 """How long all policies together may take for one pod or container outside of calls."""
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
+
+
+class _OnNode:
+    """What follows for policies from a node.
+
+    Attributes:
+        node: The node.
+        selectors: Of the policies whose selector is not their usual one.
+        unsettled: See `Chain.unsettled`.
+    """
+
+    __slots__ = ("node", "selectors", "unsettled")
+
+    def __init__(self, node: Node, policies: Iterable[LoadedPolicy] = ()) -> None:
+        self.node = node
+        self.selectors = {each.name: each.selector_on(node) for each in policies if each.selector_without}
+        self.unsettled = unsettled(policies, node)
 
 
 class Chain:
@@ -118,6 +136,7 @@ class Chain:
         self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
         self._has_dry_run = False
         self._told: dict[tuple[str, ...], None] = {}
+        self._on_node = _OnNode(Node())
         self.use(policies)
 
     def use(self, policies: Iterable[LoadedPolicy]) -> None:
@@ -128,6 +147,19 @@ class Chain:
         for policy in self.policies:
             for hook in (*policy.methods, *policy.remote_hooks):
                 self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
+        self._on_node = _OnNode(self._on_node.node, self.policies)
+
+    @property
+    def unsettled(self) -> frozenset[str]:
+        """The policies that may want more once all that they depend on is known of the node."""
+        return self._present().unsettled
+
+    def _present(self) -> _OnNode:
+        """What follows from the present node, or from the last one while that would have to be read."""
+        source, present = self.node, self._on_node
+        if source.is_fresh and (node := source.snapshot()) is not present.node:
+            present = self._on_node = _OnNode(node, self.policies)
+        return present
 
     def has_policies(self, hook: Hook) -> bool:
         """Return whether any policy implements the hook; a look-up, before anything is parsed."""
@@ -142,7 +174,8 @@ class Chain:
         policies = self._by_hook.get(hook, ())
         if not policies or (self._skip_label is not None and self._is_skipped(*self._skip_label, pod)):
             return ()
-        matching = [policy for policy in policies if policy.selector.matches(pod)]
+        selectors = self._present().selectors
+        matching = [policy for policy in policies if selectors.get(policy.name, policy.selector).matches(pod)]
         return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
 
     def _is_skipped(self, key: str, value: str, pod: PodTraits) -> bool:
@@ -165,7 +198,7 @@ class Chain:
         hook, pod = evaluation_of(view), pod_of(view)
         policies = self._by_hook.get(hook, ()) if pod is None else self.policies_for(hook, pod)
         if not policies:
-            return Decision(hook=hook, merged=Merged(view))
+            return Decision(hook=hook, merged=Merged(view), without_answer=self.unsettled)
         return await self.decide(hook, view, policies, budget_s=budget_s)
 
     async def decide(
@@ -221,7 +254,8 @@ class Chain:
         subject = Subject(hook, view, time.time(), self.rule)
         run = ChainRun(self, subject, apply, on_decided, time.monotonic() + budget_s, is_short)
         merged = Merged(view)
-        progress = Progress(merged, merged if self._has_dry_run else None)
+        dry_run = merged if self._has_dry_run else None
+        progress = Progress(merged, dry_run, without_answer=self._on_node.unsettled)
         if self.hung:
             hung = [policy for policy in policies if policy.name in self.hung]
             policies = [policy for policy in policies if policy.name not in self.hung]

@@ -65,7 +65,7 @@ class Decision:
     for the node, else a plain CgroupChange.
     """
     without_answer: frozenset[str] = frozenset()
-    """The policies that should have answered and did not: failed, skipped, or off for want of an input.
+    """The policies that have no answer, or not the whole: failed, skipped, or an input is not known.
 
     What they wanted before still holds; of all others it holds no more if it is not in `merged`.
     """
@@ -144,14 +144,19 @@ def evaluate(
     """
     subject = Subject(hook or evaluation_of(view), view, time.time(), rule)
     pod = pod_of(view)
-    merged = Merged(view)
-    progress = Progress(merged, merged)
+    merged, policies = Merged(view), tuple(policies)
+    progress = Progress(merged, merged, without_answer=unsettled(policies, node))
     for policy in policies:
-        if subject.hook in policy.methods and (pod is None or policy.selector.matches(pod)):
+        if subject.hook in policy.methods and (pod is None or policy.selector_on(node).matches(pod)):
             progress, _ = run_policy(policy, subject, node, progress)
         if progress.refusal is not None:
             break
     return make_decision(subject, progress)
+
+
+def unsettled(policies: Iterable[LoadedPolicy], node: Node) -> frozenset[str]:
+    """Return the policies that may want more once all that they depend on is known of the node."""
+    return frozenset(policy.name for policy in policies if not policy.is_settled_on(node))
 
 
 def evaluation_of(view: View) -> Hook:
@@ -185,7 +190,7 @@ def run_policy(
     # When a sandbox is created, earlier policies may have changed labels, annotations and cgroup parent.
     if response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX:
         view = merged.new_pod
-        if not policy.selector.matches(view):
+        if not policy.selector_on(node).matches(view):
             return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
@@ -193,6 +198,8 @@ def run_policy(
     try:
         if (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
+        if policy.optional_inputs and _unknown(policy.optional_inputs, view, node):
+            progress = progress._replace(without_answer=progress.without_answer | {policy.name})
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)
         except RefusalError as error:
@@ -223,12 +230,15 @@ def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
         missing = policy.features - node.features
         if missing:
             return Off(f"the kernel lacks {', '.join(sorted(missing))}", is_temporary=False)
+    unknown = _unknown(policy.inputs, view, node)
+    return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
+
+
+def _unknown(inputs: tuple[Input, ...], view: View, node: Node) -> tuple[Input, ...]:
     pod = pod_of(view)
     if pod is None:
-        unknown = tuple(each for each in policy.inputs if node.state_of(each) is InputState.UNKNOWN)
-    else:
-        unknown = node.unknown_inputs(policy.inputs, pod)
-    return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
+        return tuple(each for each in inputs if node.state_of(each) is InputState.UNKNOWN)
+    return node.unknown_inputs(inputs, pod)
 
 
 def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, off: Off) -> Progress:

@@ -341,7 +341,7 @@ def merge(
         if rival:
             shown = after.value if isinstance(value, _ROLES) else value
             updates.append(FieldUpdate(key, before.value, shown, rival))
-        elif not is_same(key, before.value, after.value):
+        elif after.value != before.value and not is_same(key, before.value, after.value):
             updates.append(FieldUpdate(key, before.value, after.value))
     if not accepted:
         return merged, ()

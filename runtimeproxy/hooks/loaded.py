@@ -77,8 +77,24 @@ class LoadedPolicy:
     """The pods that it runs for: the policy's own selector, narrowed by the settings."""
     inputs: tuple[Input, ...] = ()
     """While one of them is unknown for a pod, the policy is off for it."""
+    optional_inputs: tuple[Input, ...] = ()
+    """While one of them is unknown for a pod, its answer need not be complete."""
+    selector_without: Mapping[Input, PodSelector] = field(default_factory=dict)
+    """What stands in for `selector` while an input is not known."""
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
+
+    def selector_on(self, node: Node) -> PodSelector:
+        """The pods that it runs for while the node is like that."""
+        for each, selector in self.selector_without.items():
+            if node.state_of(each) != "known":
+                return selector
+        return self.selector
+
+    def is_settled_on(self, node: Node) -> bool:
+        """Whether all is known of the node that its answers depend on, apart from any pod."""
+        inputs = (*self.inputs, *self.optional_inputs, *self.selector_without)
+        return all(node.state_of(each) != "unknown" for each in inputs)
 
     @property
     def refuses_on_failure(self) -> bool:
@@ -113,9 +129,12 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         raise PolicyLoadError(f"{origin}: priority {priority} is not in {MIN_PRIORITY} to {MAX_PRIORITY}")
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise PolicyLoadError(f"{origin}: timeout_s {timeout_s} is not a time above 0")
-    selector = policy.selector
-    if settings.namespaces or settings.selector is not None:
-        selector = selector.narrowed(settings.namespaces, settings.selector)
+
+    def narrowed(selector: PodSelector) -> PodSelector:
+        if settings.namespaces or settings.selector is not None:
+            return selector.narrowed(settings.namespaces, settings.selector)
+        return selector
+
     policy.dry_run = settings.mode is Mode.DRY_RUN
     return LoadedPolicy(
         name=policy.name,
@@ -125,9 +144,11 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         timeout_s=timeout_s,
         mode=settings.mode,
         failure_policy=settings.failure_policy,
-        selector=selector,
+        selector=narrowed(policy.selector),
+        selector_without={each: narrowed(found) for each, found in policy.selector_without.items()},
         methods=MappingProxyType(_methods(policy)),
         inputs=tuple(sorted(policy.inputs)),
+        optional_inputs=tuple(sorted(policy.optional_inputs)),
         features=policy.features,
     )
 

@@ -93,7 +93,11 @@ class Policy:
     """Parts of the node that the answers depend on. While one is unknown for a pod, the policy is off for it,
     and what it wanted before stays. A change of one leads to new answers for running pods."""
     optional_inputs: ClassVar[frozenset[Input]] = frozenset()
-    """The same, but the policy copes with unknown ones."""
+    """The same as `inputs`, but the policy copes with unknown ones: what it wanted before stays as far as an
+    answer does not name it."""
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {}
+    """What stands in for `selector` while an input is not known, or withdrawn: fewer pods need a worker
+    thread then. Of several such inputs the first counts."""
     features: ClassVar[frozenset[str]] = frozenset()
     """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
     is known to lack one."""

@@ -84,16 +84,15 @@ def _check_attributes(policy: type[Policy]) -> None:
     priority: object = policy.priority
     if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise _error(policy, f"priority {priority!r} is not a number in {MIN_PRIORITY} to {MAX_PRIORITY}")
-    _check_selector(policy)
+    _check_selector(policy, policy.selector)
     _check_inputs(policy)
     timeout_s: object = policy.timeout_s
     if type(timeout_s) not in (int, float) or not policy.timeout_s > 0:
         raise _error(policy, f"timeout_s {timeout_s!r} is not a time above 0")
 
 
-def _check_selector(policy: type[Policy]) -> None:
-    """Check the selector: the event loop runs it on the request's own maps, so it must be harmless."""
-    selector: object = policy.selector
+def _check_selector(policy: type[Policy], selector: object) -> None:
+    """Check a selector: the event loop runs it on the request's own maps, so it must be harmless."""
     if type(selector) is not PodSelector:
         raise _error(policy, f"selector {selector!r} is not a PodSelector")
     keys: object = selector.annotations
@@ -121,6 +120,11 @@ def _check_inputs(policy: type[Policy]) -> None:
         inputs: object = getattr(policy, name)
         if not (isinstance(inputs, frozenset) and all(isinstance(each, Input) for each in inputs)):
             raise _error(policy, f"{name} {inputs!r} is not a frozenset of Inputs")
+    instead: object = policy.selector_without
+    if not (isinstance(instead, Mapping) and all(isinstance(each, Input) for each in instead)):
+        raise _error(policy, f"selector_without {instead!r} is not a mapping of Inputs to PodSelectors")
+    for selector in instead.values():
+        _check_selector(policy, selector)
     features: object = policy.features
     if not (isinstance(features, frozenset) and all(isinstance(each, str) for each in features)):
         raise _error(policy, f"features {features!r} is not a frozenset of names")

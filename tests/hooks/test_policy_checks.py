@@ -113,6 +113,14 @@ def test_a_policy_that_uses_all_that_is_allowed() -> None:
         pytest.param({"inputs": {Input.POOLS}}, "inputs .* is not a frozenset of Inputs", id="inputs-a-set"),
         pytest.param({"inputs": frozenset({"pools"})}, "is not a frozenset of Inputs", id="inputs-of-texts"),
         pytest.param({"optional_inputs": None}, "optional_inputs None", id="optional-inputs-none"),
+        pytest.param(
+            {"selector_without": {"pools": PodSelector()}},
+            "is not a mapping of Inputs",
+            id="selector-of-text",
+        ),
+        pytest.param(
+            {"selector_without": {Input.POOLS: None}}, "selector None is not a PodSelector", id="no-selector"
+        ),
         pytest.param({"features": "bvt"}, "features 'bvt' is not a frozenset", id="features-a-text"),
         pytest.param({"name": None}, "name None", id="name-none"),
         pytest.param({"name": "Bad_Name"}, "kebab-case", id="name-not-kebab"),
