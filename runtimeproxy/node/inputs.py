@@ -231,6 +231,8 @@ class NodeInputs:
             if states[each] is not old.states.get(each, InputState.UNKNOWN)
             or any(getattr(node, name) != getattr(old, name) for name in names)
         )
+        if node.strategies.provenance != old.strategies.provenance:
+            changed |= {Input.STRATEGIES}
         if changed or node.facts is not old.facts:
             generations = {each: old.generations.get(each, 0) + (each in changed) for each in FIELDS}
             self.node = replace(node, states=states, generations=generations)

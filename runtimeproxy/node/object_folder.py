@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.node.files import InputError, printable, shortened
 from runtimeproxy.node.objects import (
@@ -23,8 +23,10 @@ from runtimeproxy.node.objects import (
 from runtimeproxy.node.topology_annotations import TopologyFacts
 from runtimeproxy.node.watched_file import Parsed, WatchedFile
 from runtimeproxy.node.yaml_documents import parse_documents
-from runtimeproxy.slo.loading import NodeSlo, Text
 from runtimeproxy.slo.names import CONFIG_MAP
+
+if TYPE_CHECKING:
+    from runtimeproxy.slo.loading import NodeSlo, Text
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """Of files with objects."""
@@ -209,6 +211,10 @@ def _parse_key(name: str, data: bytes) -> Parsed[FileObjects]:
 
 def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str]]:
     """What the files give together, and problems: the first one counts, those of missing files come last."""
+    if not files:
+        return FolderObjects(), []
+    from runtimeproxy.slo.loading import NodeSlo, Text  # only where there is something to read
+
     config: dict[str, Text] = {}
     single: dict[Kind, tuple[str, Object]] = {}
     problems: list[str] = []
@@ -229,10 +235,6 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
                 if kind in single:
                     report_double(kind, file, single[kind][0])
                 single.setdefault(kind, (path, each))
-    known = {*single, *([Kind.CONFIG_MAP] if config else [])}
-    unknown = {kind for _, found in _by_presence(files) for kind in found.rejected}
-    if any(file.is_unknown for file in files):
-        unknown = set(Kind)
     values = {kind: each.value for kind, (_, each) in single.items()}
     node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
     joined = FolderObjects(
@@ -240,9 +242,16 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
         node=node if isinstance(node, NodeObject) else None,
         topology=topology if isinstance(topology, TopologyFacts) else None,
         node_slo=NodeSlo(single[Kind.NODE_SLO][0], slo.spec) if isinstance(slo, NodeSloObject) else None,
-        unknown=frozenset(unknown - known),
+        unknown=_unknown(files) - {*single, *([Kind.CONFIG_MAP] if config else [])},
     )
     return joined, problems
+
+
+def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
+    """Kinds of which there may be an object that was never good."""
+    if any(file.is_unknown for file in files):
+        return frozenset(Kind)
+    return frozenset(kind for _, found in _by_presence(files) for kind in found.rejected)
 
 
 def _by_presence(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtimeproxy.node.object_folder import FolderObjects
 from runtimeproxy.node.objects import NodeObject
 from runtimeproxy.node.snapshot import NO_STRATEGIES
-from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.strategies import Strategies
+
+if TYPE_CHECKING:
+    from runtimeproxy.slo.loading import Loaded, NodeSlo, Text
 
 
 class StrategyTexts:
@@ -36,7 +38,10 @@ class StrategyTexts:
         basis = (found.config, found.node_slo, node)
         if basis != self._basis:
             self._basis = basis
-            self._load(found.config, found.node_slo, node)
+            if found.config or found.node_slo is not None:
+                self._load(found.config, found.node_slo, node)
+            else:
+                self._clear()
         if self._loaded is None or not self._loaded.good:
             return NO_STRATEGIES
         return self._loaded.strategies
@@ -50,13 +55,23 @@ class StrategyTexts:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Sets what `saved` gave in a former process."""
+        if not saved["texts"] and not saved["sections"]:
+            return
+        from runtimeproxy.slo.loading import NodeSlo, Text
+
         texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
         sections = {str(key): (str(file), raw) for key, (file, raw) in saved["sections"].items()}
         spec = {key: raw for key, (_, raw) in sections.items()}
         slo = NodeSlo(next(file for file, _ in sections.values()), spec) if sections else None
         self._load(texts, slo, NodeObject())
 
+    def _clear(self) -> None:
+        self._loaded, self._good, self._good_sections = None, {}, {}
+        self.problems, self.notes, self.is_unknown = (), (), False
+
     def _load(self, texts: Mapping[str, Text], slo: NodeSlo | None, node: NodeObject) -> None:
+        from runtimeproxy.slo.loading import load  # only where there is something to read
+
         loaded = load(
             texts, node_slo=slo, labels=node.labels, annotations=node.annotations, previous=self._loaded
         )

@@ -533,3 +533,13 @@ def test_cpus_are_switched_off_and_on(watched: Watched) -> None:
     assert node.cpus is not None
     assert [cpu.is_online for cpu in node.cpus] == [True] * 4 + [False] * 4
     assert node.facts.online_cpus == frozenset(range(4))
+
+
+def test_a_strategy_that_moves_to_another_file_tells_so(watched: Watched) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        write(watched.objects / name, config_map(cpu_burst_config=BURST))
+        node = watched.look()
+        assert Input.STRATEGIES in watched.changed
+        provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
+        assert provenance.file == str(watched.objects / name)
+        (watched.objects / name).unlink()
