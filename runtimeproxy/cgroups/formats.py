@@ -70,21 +70,20 @@ def period_v2(file: str) -> FileFormat:
     )
 
 
-def weight_v2(file: str, formula: WeightFormula | None = None) -> FileFormat:
+def weight_v2(file: str, formula: WeightFormula = WeightFormula.LINEAR) -> FileFormat:
     """cpu.weight from shares: compared as weights, because several shares map to one weight.
 
-    Without a formula any weight that one of them gives matches, and the linear one is written.
+    A weight that another formula gives matches, too: an upgrade of the runtime changes it for new containers.
     """
-    formulas = tuple(WeightFormula) if formula is None else (formula,)
 
     def matches(value: Value, text: str) -> bool:
         weight = _number(text)
-        return any(cpu_weight_from_shares(int(value), each) == weight for each in formulas)
+        return any(cpu_weight_from_shares(int(value), each) == weight for each in WeightFormula)
 
     return FileFormat(
         file,
-        lambda value: str(cpu_weight_from_shares(int(value), formulas[0])),
-        lambda text: cpu_shares_from_weight(_number(text), formulas[0]),
+        lambda value: str(cpu_weight_from_shares(int(value), formula)),
+        lambda text: cpu_shares_from_weight(_number(text), formula),
         matches,
     )
 

@@ -11,12 +11,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from runtimeproxy.cgroups.formats import FileFormat, Value
+from runtimeproxy.cgroups.formats import FileFormat, Value, weight_v2
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, plan
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.units import WeightFormula
 
+_SHARES = "cpu.shares"
 _READ_LIMIT_BYTES = 65_536
 """More than any value file holds: a cgroup file's content is at most some pages."""
 _FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -148,6 +150,8 @@ class CgroupValues:
     """What `CgroupWriter.look` has found just now: these files are not read again."""
     raw: Mapping[str, str] = field(default_factory=dict)
     """The text to write for a value, byte for byte, in place of the value's own form."""
+    weights: WeightFormula | None = None
+    """How the other cgroups beside this one got their cpu.weight; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +233,13 @@ class CgroupWriter:
         for folder, wanted in files.items():
             with suppress(OSError), _folder(folder, path) as held:
                 inode = os.fstat(held).st_ino
+                read: dict[str, FileText] = {}
                 for name, file in wanted.items():
                     with suppress(OSError):
-                        found[name] = FileText(file, _read(file, held), inode)
+                        # cpu.max carries two parameters.
+                        if file not in read:
+                            read[file] = FileText(file, _read(file, held), inode)
+                        found[name] = read[file]
         return found
 
     def decode(self, name: str, text: str) -> Value | None:
@@ -329,6 +337,8 @@ class CgroupWriter:
         if isinstance(located, str):
             return WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=located)
         folder, file_format = located
+        if wanted.weights is not None and file_format is PARAMETERS[_SHARES].v2:
+            file_format = weight_v2(file_format.file, wanted.weights)
         return _Target(
             Key(path, name),
             cgroup,

@@ -197,7 +197,9 @@ def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str
     entries = dict(book.entries)
     for name, value in fitted.items():
         entry = entries.get(name, Entry())
-        if not entry.claims and value is not None and given_back.get(name) != "":
+        # What the kubelet asked for is not known where nobody claims it: it could not be given back.
+        is_known = field_class(book.level, name).base is not Base.REQUESTED or entry.requested is not None
+        if not entry.claims and value is not None and given_back.get(name) != "" and is_known:
             entries[name] = entry._replace(claims=(Claim(TREE, Role.SET, value),))
     return replace(book, entries=entries)
 

@@ -17,7 +17,8 @@ from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, Wr
 from runtimeproxy.ledger.books import Plan, Value
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
-from runtimeproxy.units import UNLIMITED
+from runtimeproxy.pods.records import Level
+from runtimeproxy.units import UNLIMITED, WeightFormula
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,15 @@ class Executor:
     Args:
         files: Reads and writes.
         notes: Keeps originals.
+
+    Attributes:
+        weights: How the cgroups of a level get their cpu.weight, as far as it is known.
     """
 
     def __init__(self, files: Files, notes: Notes) -> None:
         self.files = files
         self._notes = notes
+        self.weights: dict[Level, WeightFormula] = {}
 
     def write(self, jobs: Sequence[Job]) -> tuple[WriteResult, ...]:
         """Writes all values of a batch; returns one result per value."""
@@ -75,7 +80,8 @@ class Executor:
             values = self._above_usage(job)
             if values:
                 order = job.plan.book.level, len(job.path)
-                cgroup = CgroupValues(job.plan.book.id, values, job.present, job.plan.raw)
+                weights = self.weights.get(job.plan.book.level)
+                cgroup = CgroupValues(job.plan.book.id, values, job.present, job.plan.raw, weights)
                 levels[order].append(cgroup)
         if not levels:
             return ()

@@ -24,6 +24,7 @@ from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+from runtimeproxy.units import measured_weight_formula
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ forgotten first. More than the pods of a node. Source: the kubelet's default of 
 UNCLAIMED_S: Final = 600.0
 """How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+SHARES: Final = "cpu.shares"
 _STRIPES: Final = 16
 """Number of cgroups that can be written at once; a write of memory limits may take long."""
 
@@ -270,6 +272,29 @@ class Ledger:
             held = self._held.get(path)
             if held is not None:
                 _log_again(logging.WARNING, held.target, self._settle([path], is_look=True))
+
+    def measure_weights(self, level: Level, shares: Mapping[str, int]) -> None:
+        """Finds out how cgroups of a level get their cpu.weight, by those that others have written.
+
+        runc from 1.3.2 on, and the kubelets with its code, turn shares into other weights than before. Only
+        weights of one formula share the CPU as they should.
+
+        Args:
+            level: Of the cgroups.
+            shares: Requested cpu.shares by cgroup, the newest last.
+        """
+        weights: list[tuple[int, int]] = []
+        for cgroup, requested in shares.items():
+            with suppress(CgroupPathError):
+                path = cgroup_path(cgroup)
+                held = self._held.get(path)
+                if held is None or SHARES not in held.book.entries:
+                    found = self._files.look(path, (SHARES,)).get(SHARES)
+                    if found is not None and found.file != SHARES and found.text.strip().isdecimal():
+                        weights.append((requested, int(found.text)))
+        formula = measured_weight_formula(weights)
+        if formula is not None:
+            self._executor.weights[level] = formula
 
     # --- checkpoint --------------------------------------------------------------------------------------
 

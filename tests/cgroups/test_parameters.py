@@ -137,4 +137,5 @@ def test_weights_are_written_by_the_formula_of_the_node() -> None:
     assert quadratic.encode(1024) == "100"
     assert quadratic.decode("100\n") == 1024
     assert quadratic.matches(1024, "100\n")
-    assert not quadratic.matches(1024, "39\n")
+    assert quadratic.matches(1024, "39\n")
+    assert not quadratic.matches(1024, "40\n")

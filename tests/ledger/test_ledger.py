@@ -949,3 +949,40 @@ def test_a_burst_that_the_kernel_has_divided_is_written_again(files: CgroupFiles
     assert number(files, POD, "cpu.cfs_burst_us") == 40_000
     ledger.claim([pod(sets(quota=60_000, burst=40_000))])
     assert number(files, POD, "cpu.cfs_burst_us") == 40_000
+
+
+def test_weights_are_written_as_the_kubelet_writes_them(
+    ledger: Ledger, files: CgroupFiles, version: Literal[1, 2]
+) -> None:
+    def weight() -> str:
+        name = "cpu.weight" if version == 2 else "cpu.shares"
+        return next(text.strip() for path, text in texts(files).items() if path.endswith(f"podone/{name}"))
+
+    def kubelet_writes(text: str) -> None:
+        for path in files.root.rglob("podtwo/cpu.weight"):
+            path.write_text(f"{text}\n")
+
+    kubelet_writes("100")
+    ledger.measure_weights(Level.POD, {OTHER: 1024, "/no/such": 2, "../bad": 1024})
+    ledger.claim([pod(sets(cpu_shares=2000))])
+    assert weight() == ("170" if version == 2 else "2000")
+    kubelet_writes("39")
+    ledger.measure_weights(Level.CONTAINER, {OTHER: 1024})
+    ledger.claim([pod(sets(cpu_shares=512))])
+    assert weight() == ("59" if version == 2 else "512")
+    ledger.measure_weights(Level.POD, {OTHER: 1024, POD: 1024})
+    ledger.claim([pod(sets(cpu_shares=1024))])
+    assert weight() == ("39" if version == 2 else "1024")
+
+
+def test_a_container_whose_request_is_not_known_keeps_its_quota_below_a_bounded_pod(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    put(files, BOX, "cpu.cfs_quota_us", 50_000)
+    before = texts(files)
+    bound = {"cpu.cfs_quota_us": (Claim("suppress", Role.AT_MOST, 90_000),)}
+    ledger.claim([pod(bound), box(sets(burst=10_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == 90_000
+    assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([pod({}), box({})])
+    assert texts(files) == before
