@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node.files import InputError, read_file
+from runtimeproxy.node.files import InputError, parse_json, read_file
+from runtimeproxy.node.inputs import MAX_STATE_BYTES, STATE_FILE
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.objects import ConfigMapObject, NodeObject, NodeSloObject, Object, Reader, Rejected
+from runtimeproxy.node.strategy_texts import texts_of
 from runtimeproxy.node.yaml_documents import parse_documents
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -27,6 +29,7 @@ from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
 from runtimeproxy.slo.reading import json_key
 from runtimeproxy.slo.strategies import PodStrategy, Strategies
+from runtimeproxy.units import quantity_millicores
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 SKIP_LABEL: Final = "runtimeproxy.koordinator.sh/skip-hookserver"
 """A pod with the value `true` is left alone. Source: policies spec 1.1."""
 
+_NO_LABELS: Final = (
+    "no labels of a node are known, so no node strategy counts: give its Node object, or --node-labels"
+)
 _PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
 _PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
 
@@ -62,6 +68,9 @@ class Running(NamedTuple):
     """Those whose label says that they are left alone."""
     touched: int
     """Those for which something is other than without any strategy."""
+    changed: int | None
+    """Those for which something is other than by the strategies that the instance here saved last; None: it
+    saved none."""
     by_part: Mapping[str, int]
     by_pod_strategy: Mapping[str, int]
 
@@ -89,7 +98,9 @@ def check(arguments: Namespace, state_dir: Path) -> tuple[str, bool]:
     loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
     pod = _read_pod(Path(arguments.pod)) if arguments.pod else None
     strategy = loaded.strategies.for_pod(pod) if pod is not None else None
-    running, reason = _running(loaded.strategies, state_dir)
+    if not labels and any(config.nodes for config in loaded.good.values()):
+        found.notes.append(_NO_LABELS)
+    running, reason = _running(loaded.strategies, _present(state_dir, labels, annotations), state_dir)
     report = _Report(found, labels, loaded, pod, strategy, running, reason)
     lines = report.as_json() if arguments.output == "json" else report.as_text()
     return "\n".join(lines), report.is_good
@@ -131,12 +142,14 @@ class _Report(NamedTuple):
         if self.running is None:
             yield f"running pods: {self.no_running}"
             return
-        _, pods, skipped, touched, by_part, by_strategy = self.running
-        yield f"running pods: {touched} of {pods} get other values than without strategies"
-        yield from (f"  {json_key(part)}: {count}" for part, count in by_part.items())
-        yield from (f"  pod strategy {name}: {count}" for name, count in by_strategy.items())
-        if skipped:
-            yield f"  left alone by their label {SKIP_LABEL}: {skipped}"
+        running = self.running
+        yield f"running pods: {running.touched} of {running.pods} get other values than without strategies"
+        yield from (f"  {json_key(part)}: {count}" for part, count in running.by_part.items())
+        yield from (f"  pod strategy {name}: {count}" for name, count in running.by_pod_strategy.items())
+        if running.changed is not None:
+            yield f"  other values than by the present strategies: {running.changed}"
+        if running.skipped:
+            yield f"  left alone by their label {SKIP_LABEL}: {running.skipped}"
 
     def as_json(self) -> Iterator[str]:
         problems = [*(Problem("", "", "", each) for each in self.found.problems), *self._problems()]
@@ -160,6 +173,7 @@ class _Report(NamedTuple):
                 "checkpoint": self.running.file,
                 "pods": self.running.pods,
                 "touched": self.running.touched,
+                "changed": self.running.changed,
                 "skipped": self.running.skipped,
                 "byPart": {json_key(part): count for part, count in self.running.by_part.items()},
                 "byPodStrategy": self.running.by_pod_strategy,
@@ -319,8 +333,6 @@ def kube_qos_of_pod(pod: Mapping[str, Any]) -> KubeQoSClass:
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
     """CPU and memory above 0; an amount that cannot be read is one of its own."""
-    from runtimeproxy.units import quantity_millicores
-
     amounts = {}
     for name in ("cpu", "memory"):
         if name in resources:
@@ -342,7 +354,19 @@ def _mapping(value: object) -> Mapping[str, Any]:
 # Running pods
 
 
-def _running(strategies: Strategies, state_dir: Path) -> tuple[Running | None, str]:
+def _present(state_dir: Path, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Strategies | None:
+    """The strategies that the instance with this state folder used last; None if they are not known."""
+    try:
+        saved = parse_json(read_file(state_dir / STATE_FILE, MAX_STATE_BYTES)[0])
+        texts, node_slo = texts_of(saved["strategies"])
+    except (FileNotFoundError, InputError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return load(texts, node_slo=node_slo, labels=labels, annotations=annotations).strategies
+
+
+def _running(
+    strategies: Strategies, present: Strategies | None, state_dir: Path
+) -> tuple[Running | None, str]:
     checkpoint = CheckpointFile(state_dir, read_only=True)
     if not checkpoint.path.exists():
         return None, f"not known, there is no checkpoint {checkpoint.path}"
@@ -352,14 +376,16 @@ def _running(strategies: Strategies, state_dir: Path) -> tuple[Running | None, s
         return None, f"not known: {error}"
     finally:
         checkpoint.close()
-    return _touched(strategies, saved.pods, str(checkpoint.path)), ""
+    return _touched(strategies, present, saved.pods, str(checkpoint.path)), ""
 
 
-def _touched(strategies: Strategies, records: Iterable[PodRecord], file: str) -> Running:
+def _touched(
+    strategies: Strategies, present: Strategies | None, records: Iterable[PodRecord], file: str
+) -> Running:
     running = [each for each in records if each.state is Lifecycle.RUNNING]
     pods = [each for each in running if each.labels.get(SKIP_LABEL) != "true"]
     without = Strategies()
-    touched = 0
+    touched = changed = 0
     by_part: Counter[str] = Counter()
     by_strategy: Counter[str] = Counter()
     for record in pods:
@@ -370,12 +396,27 @@ def _touched(strategies: Strategies, records: Iterable[PodRecord], file: str) ->
             qos=qos_class(record.labels),
             kube_qos=kube_qos_class(record.cgroup_parent),
         )
-        now, before = strategies.for_pod(view), without.for_pod(view)
-        parts = [part for part in _PARTS if getattr(now, part) != getattr(before, part)]
+        strategy = strategies.for_pod(view)
+        parts = _differences(strategy, without.for_pod(view))
         touched += bool(parts)
+        changed += present is not None and bool(_differences(strategy, present.for_pod(view)))
         by_part.update(parts)
-        by_strategy.update({each.strategy for each in now.provenance.values() if each.source is Source.POD})
-    return Running(file, len(running), len(running) - len(pods), touched, dict(by_part), dict(by_strategy))
+        by_strategy.update(
+            {each.strategy for each in strategy.provenance.values() if each.source is Source.POD}
+        )
+    return Running(
+        file=file,
+        pods=len(running),
+        skipped=len(running) - len(pods),
+        touched=touched,
+        changed=None if present is None else changed,
+        by_part=dict(by_part),
+        by_pod_strategy=dict(by_strategy),
+    )
+
+
+def _differences(one: PodStrategy, other: PodStrategy) -> list[str]:
+    return [part for part in _PARTS if getattr(one, part) != getattr(other, part)]
 
 
 # Output

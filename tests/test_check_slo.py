@@ -14,10 +14,15 @@ import pytest
 
 from runtimeproxy.check_slo import kube_qos_of_pod
 from runtimeproxy.cli import main
+from runtimeproxy.node.inputs import STATE_FILE
+from runtimeproxy.node.object_folder import FolderObjects
+from runtimeproxy.node.objects import NodeObject
+from runtimeproxy.node.strategy_texts import StrategyTexts
 from runtimeproxy.pods.checkpoint.codec import Change, Kind
 from runtimeproxy.pods.checkpoint.file import CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.slo.loading import Text
 
 DOCUMENT = Path(__file__).parents[1] / "policies" / "STRATEGIES.md"
 
@@ -222,6 +227,7 @@ def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) 
     before = (tmp_path / "state" / "records.db").read_bytes()
     code, out, _ = run(write("slo.json", CONFIG_MAP))
     assert code == 0
+    assert out.startswith("note: no labels of a node are known, so no node strategy counts")
     assert out.partition("running pods: ")[2] == (
         "1 of 4 get other values than without strategies\n"
         "  cpuBurst: 1\n"
@@ -232,6 +238,23 @@ def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) 
     _, out, _ = run("slo.json", "--output", "json")
     assert json.loads(out)["runningPods"]["touched"] == 1
     assert (tmp_path / "state" / "records.db").read_bytes() == before
+
+
+def test_running_pods_are_compared_with_the_present_strategies(run: Run, tmp_path: Path) -> None:
+    file = CheckpointFile(tmp_path / "state")
+    file.write([record(1, namespace="prod"), record(2, namespace="test"), record(3, namespace="dev")])
+    file.close()
+    texts = StrategyTexts()
+    key = "cpu-burst-config"
+    config = {key: Text("x", json.dumps({"podStrategies": [{"namespace": "dev", "policy": "auto"}]}))}
+    texts.update(FolderObjects(config=config), NodeObject())
+    (tmp_path / "state" / STATE_FILE).write_text(json.dumps({"strategies": texts.saved()}))
+    _, out, _ = run(write("slo.json", CONFIG_MAP))
+    assert "running pods: 2 of 3 get other values than without strategies\n" in out
+    assert "  other values than by the present strategies: 1\n" in out
+    (tmp_path / "state" / STATE_FILE).write_text("{}")
+    _, out, _ = run("slo.json")
+    assert "present strategies" not in out
 
 
 def test_an_unusable_checkpoint_is_said(run: Run, tmp_path: Path) -> None:

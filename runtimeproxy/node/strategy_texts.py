@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from runtimeproxy.slo.loading import Loaded, NodeSlo, Text
 
 
+def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:
+    """What `StrategyTexts.saved` gave in a former process.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: It gave something else.
+    """
+    from runtimeproxy.slo.loading import NodeSlo, Text
+
+    texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
+    sections = {str(key): (str(file), raw) for key, (file, raw) in saved["sections"].items()}
+    spec = {key: raw for key, (_, raw) in sections.items()}
+    return texts, NodeSlo(next(file for file, _ in sections.values()), spec) if sections else None
+
+
 class StrategyTexts:
     """Makes strategies of texts.
 
@@ -57,12 +71,7 @@ class StrategyTexts:
         """Sets what `saved` gave in a former process."""
         if not saved["texts"] and not saved["sections"]:
             return
-        from runtimeproxy.slo.loading import NodeSlo, Text
-
-        texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
-        sections = {str(key): (str(file), raw) for key, (file, raw) in saved["sections"].items()}
-        spec = {key: raw for key, (_, raw) in sections.items()}
-        slo = NodeSlo(next(file for file, _ in sections.values()), spec) if sections else None
+        texts, slo = texts_of(saved)
         self._load(texts, slo, NodeObject())
 
     def _clear(self) -> None:
