@@ -246,7 +246,8 @@ class InterceptedCall:
         if question is not None:
             policies = chain.policies_for(question.hook, question.pod)
         if question is None or not policies:
-            self._ride(call, None)
+            if call.ride(None):
+                self._add_edits(call)
             self._forward(call, self._edited_frame(call))
             return
         self._turn = services.order.enter(self._turn_key)
@@ -288,7 +289,8 @@ class InterceptedCall:
                 self._refuse(decision.refusal.code, decision.refusal.text)
             elif call is not None and question is not None and questions is not None:
                 next_question(questions, decision)
-                self._ride(call, decision)
+                if call.ride(decision):
+                    self._add_edits(call)
                 if decision.change is not None and self._edited is None:
                     self._task = self._services.spawn(self._decide_in_task(call, [(question, decision)]))
                     return
@@ -297,12 +299,11 @@ class InterceptedCall:
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
 
-    def _ride(self, call: CriCall, decision: Decision | None) -> None:
-        """Makes the edits that earlier decisions make due now; there are few, so in the loop's thread."""
-        if call.ride(decision):
-            self._is_corrected = True
-            if self._edited is not None and self._edited.is_complete:
-                self._edited = Edited(frame_message(call.request.SerializeToString()))
+    def _add_edits(self, call: CriCall) -> None:
+        """Takes the edits of `ride` along; there are few, so they are made in the loop's thread."""
+        self._is_corrected = True
+        if self._edited is not None and self._edited.is_complete:
+            self._edited = Edited(frame_message(call.request.SerializeToString()))
 
     def _edited_frame(self, call: CriCall) -> bytes | None:
         """The frame to forward when the edits are made; None for the request as it came."""
@@ -382,7 +383,8 @@ class InterceptedCall:
                 if decision.change is not None:
                     decisions.append((question, decision))
             question = next_question(questions, decision)
-        self._ride(call, decision)
+        if call.ride(decision):
+            self._add_edits(call)
         return None
 
     async def _view(self, call: CriCall, question: Question) -> View:

@@ -46,7 +46,7 @@ from runtimeproxy.hooks.loaded import (
     RemoteRequest,
 )
 from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.hooks.selector import PodTraits
+from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
@@ -75,6 +75,9 @@ EVALUATION_S: Final = 10.0
 """How long all policies together may take for one pod or container outside of calls."""
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
+
+
+_NO_SELECTORS: Final[Mapping[str, PodSelector]] = {}
 
 
 class _OnNode:
@@ -134,7 +137,7 @@ class Chain:
         self._skip_label = skip_label
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
-        self._has_dry_run = False
+        self._has_dry_run = self._has_inputs = False
         self._told: dict[tuple[str, ...], None] = {}
         self._on_node = _OnNode(Node())
         self.use(policies)
@@ -148,11 +151,14 @@ class Chain:
             for hook in (*policy.methods, *policy.remote_hooks):
                 self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
         self._on_node = _OnNode(self._on_node.node, self.policies)
+        self._has_inputs = any(
+            each.inputs or each.optional_inputs or each.selector_without for each in self.policies
+        )
 
     @property
     def unsettled(self) -> frozenset[str]:
         """The policies that may want more once all that they depend on is known of the node."""
-        return self._present().unsettled
+        return self._present().unsettled if self._has_inputs else frozenset()
 
     def _present(self) -> _OnNode:
         """What follows from the present node, or from the last one while that would have to be read."""
@@ -174,7 +180,7 @@ class Chain:
         policies = self._by_hook.get(hook, ())
         if not policies or (self._skip_label is not None and self._is_skipped(*self._skip_label, pod)):
             return ()
-        selectors = self._present().selectors
+        selectors = self._present().selectors if self._has_inputs else _NO_SELECTORS
         matching = [policy for policy in policies if selectors.get(policy.name, policy.selector).matches(pod)]
         return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
 

@@ -324,22 +324,24 @@ def merge(
         if before is None:
             original = current_value(merged.start, key)
             before = MergedField(original, original, "")
-        claims, rival = before.claims, ""
-        if key.group in _CLAIMED:
-            claims = (*claims, *claims_of(claimant, value, priority=priority, reason=reason))  # type: ignore[arg-type]
-        if before.resolved is not None or isinstance(value, _ROLES) or (value is CLEAR and _is_file(key)):
+        claims = before.claims
+        has_role = isinstance(value, _ROLES)
+        if has_role:
+            claims += claims_of(claimant, value, priority=priority, reason=reason)  # type: ignore[arg-type]
+        elif key.group in _CLAIMED:
+            claims += (Claim(claimant, Role.SET, value, priority, reason),)  # type: ignore[arg-type]
+        if has_role or before.resolved is not None or (value is CLEAR and _is_file(key)):
             after = _resolved(merged.start, key, before.original, claims, rule)
             rival = _rival(before, value)
         else:
-            if before.owner and before.value != value:
-                rival = before.owner
+            rival = before.owner if before.value != value else ""
             if before.owner and (not rival or rule is ConflictRule.EARLIER):
                 after = before._replace(claims=claims)
             else:
                 after = MergedField(value, before.original, policy, claims, None, is_remote)
         accepted[key] = after
         if rival:
-            shown = after.value if isinstance(value, _ROLES) else value
+            shown = after.value if has_role else value
             updates.append(FieldUpdate(key, before.value, shown, rival))
         elif after.value != before.value and not is_same(key, before.value, after.value):
             updates.append(FieldUpdate(key, before.value, after.value))
