@@ -34,8 +34,7 @@ from runtimeproxy.units import quantity_millicores
 if TYPE_CHECKING:
     from argparse import Namespace
 
-SKIP_LABEL: Final = "runtimeproxy.koordinator.sh/skip-hookserver"
-"""A pod with the value `true` is left alone. Source: policies spec 1.1."""
+    from runtimeproxy.config.settings import Settings
 
 _NO_LABELS: Final = (
     "no labels of a node are known, so no node strategy counts: give its Node object, or --node-labels"
@@ -55,6 +54,17 @@ class Row(NamedTuple):
     """In Koordinator's words, such as `lsClass.cpuQOS.enable`."""
     value: object
     provenance: Provenance
+
+
+class SkipLabel(NamedTuple):
+    """The label of pods that are left alone."""
+
+    key: str
+    value: str
+
+    def is_on(self, labels: Mapping[str, str]) -> bool:
+        """Returns whether a pod with these labels is left alone."""
+        return bool(self.key) and labels.get(self.key) == self.value
 
 
 class Running(NamedTuple):
@@ -86,8 +96,12 @@ class _Input:
     notes: list[str] = field(default_factory=list)
 
 
-def check(arguments: Namespace, state_dir: Path) -> tuple[str, bool]:
+def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     """Returns what to print, and whether the strategies are good.
+
+    Args:
+        arguments: the command's own, as parsed.
+        settings: where the state is, and the label of pods that are left alone.
 
     Raises:
         UsageError: a file or argument cannot be used.
@@ -100,7 +114,12 @@ def check(arguments: Namespace, state_dir: Path) -> tuple[str, bool]:
     strategy = loaded.strategies.for_pod(pod) if pod is not None else None
     if not labels and any(config.nodes for config in loaded.good.values()):
         found.notes.append(_NO_LABELS)
-    running, reason = _running(loaded.strategies, _present(state_dir, labels, annotations), state_dir)
+    state_dir = Path(settings.state.dir)
+    skip = SkipLabel(settings.hooks.skip_label_key, settings.hooks.skip_label_value)
+    if pod is not None and skip.is_on(pod.labels):
+        found.notes.append(f"the pod's label {skip.key} says that it is left alone")
+    present = _present(state_dir, labels, annotations)
+    running, reason = _running(loaded.strategies, present, state_dir, skip)
     report = _Report(found, labels, loaded, pod, strategy, running, reason)
     lines = report.as_json() if arguments.output == "json" else report.as_text()
     return "\n".join(lines), report.is_good
@@ -149,7 +168,7 @@ class _Report(NamedTuple):
         if running.changed is not None:
             yield f"  other values than by the present strategies: {running.changed}"
         if running.skipped:
-            yield f"  left alone by their label {SKIP_LABEL}: {running.skipped}"
+            yield f"  left alone by their label: {running.skipped}"
 
     def as_json(self) -> Iterator[str]:
         problems = [*(Problem("", "", "", each) for each in self.found.problems), *self._problems()]
@@ -365,7 +384,7 @@ def _present(state_dir: Path, labels: Mapping[str, str], annotations: Mapping[st
 
 
 def _running(
-    strategies: Strategies, present: Strategies | None, state_dir: Path
+    strategies: Strategies, present: Strategies | None, state_dir: Path, skip: SkipLabel
 ) -> tuple[Running | None, str]:
     checkpoint = CheckpointFile(state_dir, read_only=True)
     if not checkpoint.path.exists():
@@ -376,14 +395,18 @@ def _running(
         return None, f"not known: {error}"
     finally:
         checkpoint.close()
-    return _touched(strategies, present, saved.pods, str(checkpoint.path)), ""
+    running = [each for each in saved.pods if each.state is Lifecycle.RUNNING]
+    return _counted(strategies, present, running, skip, str(checkpoint.path)), ""
 
 
-def _touched(
-    strategies: Strategies, present: Strategies | None, records: Iterable[PodRecord], file: str
+def _counted(
+    strategies: Strategies,
+    present: Strategies | None,
+    running: Sequence[PodRecord],
+    skip: SkipLabel,
+    file: str,
 ) -> Running:
-    running = [each for each in records if each.state is Lifecycle.RUNNING]
-    pods = [each for each in running if each.labels.get(SKIP_LABEL) != "true"]
+    pods = [each for each in running if not skip.is_on(each.labels)]
     without = Strategies()
     touched = changed = 0
     by_part: Counter[str] = Counter()

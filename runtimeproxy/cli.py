@@ -184,7 +184,7 @@ def _check_slo(arguments: argparse.Namespace) -> int:
     from runtimeproxy.check_slo import UsageError, check
 
     try:
-        text, is_good = check(arguments, Path(settings.state.dir))
+        text, is_good = check(arguments, settings)
     except UsageError as error:
         _fail(str(error))
         return EXIT_USAGE

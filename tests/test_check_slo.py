@@ -232,7 +232,7 @@ def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) 
         "1 of 4 get other values than without strategies\n"
         "  cpuBurst: 1\n"
         "  pod strategy tests: 1\n"
-        "  left alone by their label runtimeproxy.koordinator.sh/skip-hookserver: 1\n"
+        "  left alone by their label: 1\n"
         "valid\n"
     )
     _, out, _ = run("slo.json", "--output", "json")
@@ -255,6 +255,16 @@ def test_running_pods_are_compared_with_the_present_strategies(run: Run, tmp_pat
     (tmp_path / "state" / STATE_FILE).write_text("{}")
     _, out, _ = run("slo.json")
     assert "present strategies" not in out
+
+
+def test_a_pod_that_is_left_alone(run: Run) -> None:
+    labels = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
+    pod = write("pod.json", {"kind": "Pod", "metadata": {"labels": labels}})
+    code, out, _ = run(write("slo.json", CONFIG_MAP), "--pod", pod)
+    assert code == 0
+    assert (
+        "note: the pod's label runtimeproxy.koordinator.sh/skip-hookserver says that it is left alone" in out
+    )
 
 
 def test_an_unusable_checkpoint_is_said(run: Run, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import (
     NoReturn,
     TypeAlias,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -254,7 +255,7 @@ def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - types of all kinds
 
 
 def _not_none(hint: Any) -> Any:  # noqa: ANN401 - types of all kinds
-    if get_origin(hint) is types.UnionType or str(get_origin(hint)) == "typing.Union":
+    if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not types.NoneType]
         return rest[0] if len(rest) == 1 else hint
     return hint
