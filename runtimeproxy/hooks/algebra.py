@@ -189,9 +189,10 @@ def resolve(
     ordered = list(claims)
     if not ordered:
         return Resolved(base)
-    if len(ordered) == 1 and ordered[0].role is Role.SET and type(ordered[0].value) is int:
+    value = ordered[0].value
+    is_alone = len(ordered) == 1 and ordered[0].role is Role.SET
+    if is_alone and type(value) is int and parameter not in _LISTS:
         # Most fields have one owner.
-        value = ordered[0].value
         return Resolved(value, tuple(ordered), (), (value, value, value, value))
     ordered.sort(key=_rank, reverse=rule is ConflictRule.LATER)
     if neutral is None:

@@ -330,8 +330,7 @@ def _reset_by_others(name: str, value: Value | None) -> Value | None:
         # reloads.
         return rounded_quota(value)
     if name == BURST and isinstance(value, int):
-        # Before version 6.10, and without the fix 49217ea147df, Linux divides the burst by 1,000 whenever
-        # cpu.max is written.
+        # Without commit 49217ea147df (2024) Linux divides the burst by 1,000 whenever cpu.max is written.
         return value // 1_000
     return None
 

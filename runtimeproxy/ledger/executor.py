@@ -93,7 +93,7 @@ class Executor:
         return results
 
     def _repair_burst(self, job: Job) -> None:
-        """Linux before version 6.10 divides the burst by 1,000 when cpu.max is written (49217ea147df)."""
+        """Without commit 49217ea147df (2024) Linux divides the burst by 1,000 when cpu.max is written."""
         wanted = job.plan.values.get(BURST)
         if wanted:
             found = self.files.look(job.path, (BURST,)).get(BURST)

@@ -103,6 +103,7 @@ def test_a_quota(base: int | None, claims: Sequence[Claim], expected: int | None
         pytest.param("0-3", [put("c", "2,4")], "2,4", id="set"),
         pytest.param("0-3", [put("c", "4 2")], "4 2", id="as-it-is-written"),
         pytest.param("0-3", [put("c", CLEAR)], "", id="clear"),
+        pytest.param("0-3", [put("c", 3)], "0-3", id="a-number-is-no-list"),
         pytest.param("0-3", [at_most("s", "2-5")], "2-3", id="intersection"),
         pytest.param("0-3", [put("c", "0-7"), at_most("s", "2-5")], "2-5", id="set-then-intersection"),
         pytest.param("", [at_most("s", "2-5")], "2-5", id="all-of-the-parent"),
