@@ -56,6 +56,7 @@ class ProxyProcess:
         self.state_folder = folder / "state"
         self.hook_folder = folder / "hooks"
         self.policies_folder = folder / "policies.d"
+        self.objects_folder = folder / "node.d"
         self._notify = NotifySocket(folder / notify_name)
         self._log_file = folder / "proxy.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -157,6 +158,7 @@ class ProxyProcess:
             "--state-dir": str(self.state_folder),
             "--hook-config-dir": str(self.hook_folder),
             "--policies-dir": str(self.policies_folder),
+            "--node-objects-dir": str(self.objects_folder),
             "--log-format": "json",
         }
         if options.log_level is not None:

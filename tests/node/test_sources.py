@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from runtimeproxy.node import sources as node_sources
 from runtimeproxy.node.inputs import Places
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
 from runtimeproxy.node.sources import NodeSources, WatchSettings
@@ -215,9 +217,7 @@ async def test_what_was_known_before_counts_at_the_start(
     assert watched.sources.summary == "node: cgroups unknown, 1 problem"
 
 
-async def test_a_file_system_that_hangs_keeps_nothing_else_waiting(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fifo_keeps_nothing_waiting(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     await watched.settle()
     await watched.stop()
     fifo = watched.objects / "hangs.yaml"
@@ -226,6 +226,26 @@ async def test_a_file_system_that_hangs_keeps_nothing_else_waiting(
     node = await watched.settle()
     assert node.cpus is not None
     assert [f"{fifo}: is not a regular file" in record.getMessage() for record in caplog.records] == [True]
+
+
+async def test_a_file_system_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_sources, "FIRST_READ_S", 0.01)
+    goes_on = threading.Event()
+    executor = ThreadPoolExecutor(1)
+    executor.submit(goes_on.wait)
+    sources = NodeSources(Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
+    task = asyncio.get_running_loop().create_task(sources.run())
+    try:
+        await sources.read()
+        assert not sources.settled.is_set()
+        assert "cannot be read in time" in caplog.text
+    finally:
+        goes_on.set()
+        task.cancel()
+        await asyncio.wait([task])
+        executor.shutdown()
 
 
 async def test_facts_and_allocations_are_those_of_the_moment(watched: Watched) -> None:
