@@ -40,6 +40,8 @@ class FileObjects(NamedTuple):
     objects: Mapping[Kind, Object]
     rejected: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object that cannot be used and has never been good."""
+    of_other_nodes: frozenset[Kind] = frozenset()
+    """Kinds of which the file has an object of another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +105,26 @@ class ObjectFolder:
                 del self._files[name]
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles = _joined(files)
-        self.problems = (*problems, *(text for file in files for text in file.problems), *doubles)
+        self.problems = (
+            *problems,
+            *(text for file in files for text in file.problems),
+            *doubles,
+            *self._foreign(files),
+        )
         self.notes = (*notes, *(text for file in files for text in file.notes))
         self.wait_s = min((file.wait_s for file in files if file.wait_s is not None), default=None)
         is_linked = Path(os.path.realpath(self.folder)) != self.folder
         # That a folder comes is no event in it.
         is_here = self.folder.is_dir()
         self.needs_polling = is_linked or not is_here or not all(file.is_watchable for file in files)
+
+    def _foreign(self, files: list[WatchedFile[FileObjects]]) -> Iterator[str]:
+        """Kinds of which there are only objects of other nodes: the name may be wrong."""
+        found = {kind for _, value in _by_presence(files) for kind in value.objects}
+        others = {kind for _, value in _by_presence(files) for kind in value.of_other_nodes}
+        for kind in sorted(others - found):
+            name = self._reader.node_name
+            yield f"{printable(self.folder)}: has no {kind} of this node, whose name is {name} (node.name)"
 
     def saved(self) -> dict[str, Any]:
         """The values of all files as JSON can hold them."""
@@ -167,6 +182,7 @@ class ObjectFolder:
         problems: list[str] = []
         notes: list[str] = []
         rejected: set[Kind] = set()
+        of_other_nodes: set[Kind] = set()
         for each in self._reader.read(documents):
             if isinstance(each, Object):
                 if each.kind in objects:
@@ -182,7 +198,9 @@ class ObjectFolder:
                 problems.append(f"{each.kind}: {each.reason}{kept}")
             else:
                 notes.append(each.reason)
-        value = FileObjects(objects, frozenset(rejected - objects.keys()))
+                if each.of_other_node is not None:
+                    of_other_nodes.add(each.of_other_node)
+        value = FileObjects(objects, frozenset(rejected - objects.keys()), frozenset(of_other_nodes))
         source = [each.source for each in objects.values()]
         return Parsed(value, source, tuple(problems), tuple(dict.fromkeys(notes)))
 

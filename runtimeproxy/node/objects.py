@@ -85,6 +85,8 @@ class Ignored(NamedTuple):
     """An object that is about something else."""
 
     reason: str
+    of_other_node: Kind | None = None
+    """Its kind, if it is about another node."""
 
 
 class Reader(NamedTuple):
@@ -120,7 +122,8 @@ class Reader(NamedTuple):
                 name = text_of(metadata.get("name"))
         wanted = CONFIG_MAP if kind is Kind.CONFIG_MAP else self.node_name
         if name != wanted:
-            return Ignored(f"{kind} {shortened(repr(name))} is not read; {wanted} is")
+            of_other_node = None if kind is Kind.CONFIG_MAP else kind
+            return Ignored(f"{kind} {shortened(repr(name))} is not read; {wanted} is", of_other_node)
         match kind:
             case Kind.CONFIG_MAP:
                 data = config_map_data(document.get("data"))

@@ -80,8 +80,8 @@ class WatchedFile(Generic[T]):
 
     @property
     def stamp(self) -> Stamp | None:
-        """The stamp of the content that the value is of; None if the present content is not all good."""
-        return None if self.problems else self._stamp
+        """The stamp of the content that the value is of; None if there is something to tell of it again."""
+        return None if self.problems or self.notes else self._stamp
 
     @property
     def is_unknown(self) -> bool:

@@ -20,12 +20,15 @@ def test_objects_come_break_and_survive_a_restart(daemons: Daemons) -> None:
     daemon.objects_folder.mkdir()
     file = daemon.objects_folder / "all.yaml"
     write(file, config_map(cpu_burst_config=BURST), node_object("node-b"))
-    wait_until(lambda: len(warnings(daemon)) == 1, "the note about the other node's object")
-    assert warnings(daemon) == [f"node: {file}: Node 'node-b' is not read; node-a is"]
+    wait_until(lambda: len(warnings(daemon)) == 2, "what is said of the other node's object")
+    assert warnings(daemon) == [
+        f"node: {daemon.objects_folder}: has no Node of this node, whose name is node-a (node.name)",
+        f"node: {file}: Node 'node-b' is not read; node-a is",
+    ]
     saved = daemon.state_folder / "node.json"
     wait_until(lambda: saved.exists() and "cpu-burst-config" in saved.read_text(), "the saved values")
     file.write_text("a: [")
-    daemon.wait_for_state(f"{UNKNOWN}, 1 problem")
+    daemon.wait_for_state(f"{UNKNOWN}, 2 problems")
     assert daemon.terminate() == 0
     daemon.start()
     daemon.wait_for_state(f"{UNKNOWN}, 1 problem")

@@ -345,7 +345,13 @@ def test_other_files_are_named_once_as_notes(watched: Watched) -> None:
     (watched.objects / "cm.yaml~").write_text("a: [")
     write(watched.objects / "pod.yaml", {"kind": "Pod"}, node_object("node-b"))
     node = watched.look()
-    assert watched.problems == ()
+    name = f"whose name is {NODE_NAME} (node.name)"
+    assert watched.problems == (f"{watched.objects}: has no Node of this node, {name}",)
+    notes = watched.notes
+    watched.start()
+    watched.look()
+    assert watched.notes == notes
+    assert len(watched.problems) == 1
     assert [text.split(": ")[0].rsplit("/", 1)[1] for text in watched.notes] == [
         "README.md",
         "cm.yaml~",

@@ -96,7 +96,8 @@ def test_of_its_source_an_object_is_made_again() -> None:
     ],
 )
 def test_objects_that_are_about_something_else(document: Any, reason: str) -> None:
-    assert READER.read([document]) == [Ignored(reason)]
+    of_other_node = Kind(document["kind"]) if "'node-b'" in reason else None
+    assert READER.read([document]) == [Ignored(reason, of_other_node)]
 
 
 def test_a_list_of_other_objects() -> None:
