@@ -43,6 +43,9 @@ Source: Linux mm/memcontrol.c: PAGE_COUNTER_MAX pages, that is MAX_INT64 less at
 MAX_CPU_ID: Final = 8_191
 """Source: Linux arch/x86/Kconfig, NR_CPUS_RANGE_END (8,192), the largest of all architectures."""
 
+_US_PER_S: Final = 1_000_000
+_SYSTEMD_STEP_US: Final = 10_000
+"""1 % of a second. Source: opencontainers/runc libcontainer/cgroups/systemd/common.go, addCpuQuota."""
 _MAX_QUANTITY_LENGTH: Final = 128
 _MAX_EXPONENT: Final = 1_000
 _BINARY_SUFFIXES: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
@@ -78,6 +81,18 @@ def cpu_quota_us_from_millicores(cpu_millicores: int) -> int:
     if quota_us <= 0:
         return UNLIMITED
     return min(max(quota_us, MIN_CPU_QUOTA_US), MAX_CPU_QUOTA_US)
+
+
+def rounded_quota(quota_us: int, period_us: int = CPU_PERIOD_US) -> int:
+    """Return the quota that systemd sets for one: rounded up to 1 % of the period.
+
+    Source: opencontainers/runc libcontainer/cgroups/systemd/common.go, addCpuQuota.
+    """
+    if quota_us < 0:
+        return quota_us
+    per_second_us = quota_us * _US_PER_S // period_us
+    per_second_us = -(-per_second_us // _SYSTEMD_STEP_US) * _SYSTEMD_STEP_US
+    return max(quota_us, per_second_us * period_us // _US_PER_S)
 
 
 class WeightFormula(StrEnum):

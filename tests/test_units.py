@@ -387,3 +387,20 @@ def test_cpu_list_is_written(cpus: tuple[int, ...], text: str) -> None:
 @given(st.frozensets(st.integers(0, units.MAX_CPU_ID), max_size=100))
 def test_cpu_list_survives_writing_and_reading(cpus: frozenset[int]) -> None:
     assert units.parse_cpu_list(units.format_cpu_list(cpus)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "period_us", "expected"),
+    [
+        (83_334, 100_000, 84_000),
+        (84_000, 100_000, 84_000),
+        (1_000, 100_000, 1_000),
+        (1_001, 100_000, 2_000),
+        (-1, 100_000, -1),
+        (12_345, 50_000, 12_500),
+        (1_001, 99_999, 1_999),
+        (3, 7, 3),
+    ],
+)
+def test_quotas_as_systemd_rounds_them(quota_us: int, period_us: int, expected: int) -> None:
+    assert units.rounded_quota(quota_us, period_us) == expected

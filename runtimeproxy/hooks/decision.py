@@ -25,6 +25,7 @@ from runtimeproxy.hooks.fields import (
     Value,
     View,
     change_from,
+    fitted,
     is_same,
     merge,
     pod_of,
@@ -336,8 +337,9 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
         owners[str(changed_field)] = each.owner
         if each.is_remote and changed_field.group == CGROUP:
             written_once.add(changed_field.key)
-        if not is_same(changed_field, each.original, each.value):
-            changed[changed_field] = each.value
+        value = fitted(merged.start, changed_field, each.value)
+        if not is_same(changed_field, each.original, value):
+            changed[changed_field] = value
     return Decision(
         hook=subject.hook,
         merged=merged,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy import qos
+from runtimeproxy import qos, units
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
@@ -35,7 +35,6 @@ from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
 from runtimeproxy.node.snapshot import Node
-from runtimeproxy.units import UNLIMITED
 
 View: TypeAlias = PodView | ContainerView | ClassView | Node
 """What a policy is asked about; the node itself for `Policy.node`."""
@@ -71,9 +70,9 @@ RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
 """The cgroup parameters behind the fields of `ResourceChange`, by version 1 name."""
 
 _SAME_AS_ABSENT: Final[Mapping[str, Value]] = {
-    "cpu_quota_us": UNLIMITED,
-    "memory_limit_bytes": UNLIMITED,
-    "memory_swap_limit_bytes": UNLIMITED,
+    "cpu_quota_us": units.UNLIMITED,
+    "memory_limit_bytes": units.UNLIMITED,
+    "memory_swap_limit_bytes": units.UNLIMITED,
     "oom_score_adj": 0,
 }
 _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
@@ -242,6 +241,9 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
 # --- merging ---------------------------------------------------------------------------------------------
 
 
+_QUOTA: Final = Field(RESOURCES, "cpu_quota_us")
+
+
 class MergedField(NamedTuple):
     """One field with all that policies gave for it."""
 
@@ -343,8 +345,10 @@ def merge(
         if rival:
             shown = after.value if has_role else value
             updates.append(FieldUpdate(key, before.value, shown, rival))
-        elif after.value != before.value and not is_same(key, before.value, after.value):
-            updates.append(FieldUpdate(key, before.value, after.value))
+        elif after.value != before.value and not is_same(
+            key, before.value, value := fitted(merged.start, key, after.value)
+        ):
+            updates.append(FieldUpdate(key, before.value, value))
     if not accepted:
         return merged, ()
     reasons = (*merged.reasons, f"{policy}: {reason}") if reason else merged.reasons
@@ -374,6 +378,18 @@ def _resolved(
     )
     value = CLEAR if resolved.is_clear and not _is_file(field) else resolved.value
     return MergedField(value if resolved.used else original, original, resolved.owner, claims, resolved)
+
+
+def fitted(start: View, field: Field, value: Value) -> Value:
+    """Return a container's value as systemd has it if the container is a unit: quotas in whole percents.
+
+    Otherwise systemd would change it when it reloads.
+    """
+    if field != _QUOTA or not isinstance(value, int) or not isinstance(start, ContainerView):
+        return value
+    if not start.pod.cgroup_parent.endswith(".slice"):
+        return value
+    return units.rounded_quota(value, start.requested.cpu_period_us or units.CPU_PERIOD_US)
 
 
 def parameter_of(field: Field) -> str:

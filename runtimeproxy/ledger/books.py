@@ -20,8 +20,9 @@ from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, Base, field_class
 from runtimeproxy.ledger.journal import Noted
-from runtimeproxy.ledger.tree import BURST, QUOTA, clamped, rounded_quota
+from runtimeproxy.ledger.tree import BURST, QUOTA, clamped
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
+from runtimeproxy.units import rounded_quota
 
 Value = int | str
 

@@ -17,7 +17,7 @@ from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list
+from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list, rounded_quota
 
 QUOTA: Final = "cpu.cfs_quota_us"
 PERIOD: Final = "cpu.cfs_period_us"
@@ -26,9 +26,6 @@ LISTS: Final = ("cpuset.cpus", "cpuset.mems")
 MEMORY_MIN: Final = "memory.min"
 MEMORY_AT_LEAST_MIN: Final = ("memory.low", "memory.high")
 
-_US_PER_S: Final = 1_000_000
-_SYSTEMD_STEP_US: Final = 10_000
-"""1 % of a second. Source: opencontainers/runc libcontainer/cgroups/systemd/common.go, addCpuQuota."""
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -104,18 +101,6 @@ def class_sums(pods: Iterable[tuple[KubeQoSClass, int]]) -> dict[KubeQoSClass, i
             unlimited = UNLIMITED in (sums[each], value)
             sums[each] = UNLIMITED if unlimited else sums[each] + value
     return sums
-
-
-def rounded_quota(quota_us: int, period_us: int = CPU_PERIOD_US) -> int:
-    """Return the quota that systemd sets for one: rounded up to 1 % of the period.
-
-    Source: opencontainers/runc libcontainer/cgroups/systemd/common.go, addCpuQuota.
-    """
-    if quota_us < 0:
-        return quota_us
-    per_second_us = quota_us * _US_PER_S // period_us
-    per_second_us = -(-per_second_us // _SYSTEMD_STEP_US) * _SYSTEMD_STEP_US
-    return max(quota_us, per_second_us * period_us // _US_PER_S)
 
 
 def clamped(name: str, value: Value) -> Value:

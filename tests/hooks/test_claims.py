@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,25 @@ def test_a_scale_on_an_update_is_of_the_request_not_of_what_the_runtime_has() ->
     decision = decided(wanting("norm", cpu_quota_us=Scale(1.25)), view=running)
     assert decision.change is None
     assert decision.owners == {"resources.cpu_quota_us": "norm"}
+
+
+@pytest.mark.parametrize(
+    ("parent", "expected"), [("kubepods-podu1.slice", 84_000), ("/kubepods/podu1", 83_334)]
+)
+def test_a_quota_is_as_systemd_rounds_it_where_the_container_is_a_unit(parent: str, expected: int) -> None:
+    view = ContainerView(
+        pod=PodView(cgroup_parent=parent),
+        requested=Resources(cpu_quota_us=100_000),
+        current=Resources(cpu_quota_us=100_000),
+    )
+    policy = wanting("norm", cpu_quota_us=Scale(1.2))
+    decision = decided(policy, wanting("other", cpu_shares=7), view=view)
+    assert resources(decision) == ResourceChange(cpu_quota_us=expected, cpu_shares=7)
+    assert ("norm", AuditKind.CHANGED, "100000", str(expected)) in audited(decision)
+    updated = replace(view, current=Resources(cpu_quota_us=expected))
+    again = decided(policy, view=updated)
+    assert (again.change, again.audit) == (None, ())
+    assert again.owners == {"resources.cpu_quota_us": "norm"}
 
 
 def test_a_bound_on_a_list_of_cpus() -> None:

@@ -16,7 +16,6 @@ from runtimeproxy.ledger.tree import (
     clamped,
     class_sums,
     fit,
-    rounded_quota,
 )
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import CPU_PERIOD_US, MAX_CPU_QUOTA_US, UNLIMITED, parse_cpu_list
@@ -100,23 +99,6 @@ def test_each_change_has_a_note() -> None:
     assert fit(tree, V2).notes == (
         FitNote(Key(POD, QUOTA), 1_000, 2_000, "/kubepods/besteffort/pod1/one has 2000"),
     )
-
-
-@pytest.mark.parametrize(
-    ("quota_us", "period_us", "expected"),
-    [
-        (83_334, 100_000, 84_000),
-        (84_000, 100_000, 84_000),
-        (1_000, 100_000, 1_000),
-        (1_001, 100_000, 2_000),
-        (-1, 100_000, -1),
-        (12_345, 50_000, 12_500),
-        (1_001, 99_999, 1_999),
-        (3, 7, 3),
-    ],
-)
-def test_quotas_as_systemd_rounds_them(quota_us: int, period_us: int, expected: int) -> None:
-    assert rounded_quota(quota_us, period_us) == expected
 
 
 def test_only_claimed_quotas_of_units_are_rounded() -> None:
