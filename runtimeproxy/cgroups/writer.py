@@ -242,6 +242,20 @@ class CgroupWriter:
                         found[name] = read[file]
         return found
 
+    def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]:
+        """The names of the cgroups below one, by the controller that carries a parameter."""
+        located = self._locate(name)
+        if isinstance(located, str):
+            return ()
+        with suppress(OSError), _folder(located[0], path) as held:
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
+            try:
+                with os.scandir(descriptor) as found:
+                    return tuple(each.name for each in found if each.is_dir(follow_symlinks=False))
+            finally:
+                os.close(descriptor)
+        return ()
+
     def decode(self, name: str, text: str) -> Value | None:
         """The value of a parameter in a file's content; None for other content."""
         located = self._locate(name)

@@ -40,7 +40,14 @@ _ABOVE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {QUOTA: (QUOTA, PERIOD), PERIOD: (QUOTA, PERIOD), **{name: (name,) for name in LISTS}}
 )
 """The parameters of the cgroup above."""
+OF_CHILDREN: Final = frozenset({QUOTA, PERIOD, *LISTS})
+"""The parameters that the cgroups below have to fit to."""
 _FITTED: Final = frozenset({*_BESIDE, *LISTS})
+
+
+def cgroup_version(formats: Formats) -> int:
+    """The version of the controller that carries quotas."""
+    return 2 if formats.file_of(QUOTA) == formats.file_of(PERIOD) else 1
 
 
 def with_neighbours(names: Iterable[str]) -> set[str]:
@@ -58,6 +65,16 @@ def parents_to_read(jobs: Iterable[Job]) -> Iterator[tuple[Path, set[str]]]:
                 yield job.path[:-1], names
 
 
+def depends_on_children(job: Job, formats: Formats) -> bool:
+    """Whether a pod is about to get a quota or a list that its containers may not fit to."""
+    plan = job.plan
+    return plan.book.level is Level.POD and any(
+        name in plan.values
+        and not (name in job.present and formats.matches(name, plan.values[name], job.present[name].text))
+        for name in OF_CHILDREN
+    )
+
+
 def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value | None]]:
     """What fitting changes, by cgroup.
 
@@ -69,7 +86,7 @@ def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value 
     if not values:
         return {}
     rules = TreeRules(
-        cgroup_version=2 if formats.file_of(QUOTA) == formats.file_of(PERIOD) else 1,
+        cgroup_version=cgroup_version(formats),
         rounds_quotas=any(key.path[0].endswith(".slice") for key in values),
     )
     result = fit(values, rules)

@@ -38,6 +38,9 @@ SHARES: Final = "cpu.shares"
 _STRIPES: Final = 16
 """Number of cgroups that can be written at once; a write of memory limits may take long."""
 
+_NEW: Final = "new"
+"""Stands for the cgroup of a container that has none yet."""
+
 _Path = tuple[str, ...]
 
 
@@ -251,6 +254,24 @@ class Ledger:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
             self.apply(cgroup)
 
+    def make_room(self, pod_cgroup: str, values: Mapping[str, Value]) -> None:
+        """Raises the quota and the CPUs of a pod, if they are ours, to those of a container to be created.
+
+        On cgroup version 1 the runtime could not create it otherwise; on version 2 nothing happens.
+
+        Args:
+            pod_cgroup: Of the pod.
+            values: Of the container, by parameter, as its message has them.
+        """
+        held = self._find(pod_cgroup)
+        names = values.keys() & fitting.OF_CHILDREN
+        if held is None or names.isdisjoint(held.book.entries):
+            return
+        if fitting.cgroup_version(self._files) == 1:
+            path = cgroup_path(pod_cgroup)
+            plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
+            self._settle([path], [Job((*path, _NEW), plan, {})])
+
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""
         self._executor.lower_burst(cgroup, quota_us)
@@ -408,11 +429,14 @@ class Ledger:
     def _blank(self, path: _Path, target: Target) -> Book:
         return Book(_identity(path), target.level, boot_id=self._boot_id)
 
-    def _settle(self, paths: Sequence[_Path], *, is_look: bool = False) -> tuple[WriteResult, ...]:
+    def _settle(
+        self, paths: Sequence[_Path], new: Sequence[Job] = (), *, is_look: bool = False
+    ) -> tuple[WriteResult, ...]:
         """Writes the values of these cgroups as one batch.
 
         Args:
             paths: Of the cgroups.
+            new: Containers that are about to be created, which the values have to fit to.
             is_look: Whether nothing has happened that would explain a change: then a foreign value counts as
                 one, and files that are missing are not tried.
         """
@@ -422,7 +446,7 @@ class Ledger:
             left = paths
             while left:
                 before = {path: held for path in left if (held := self._held.get(path)) is not None}
-                jobs = self._jobs(before, is_look=is_look)
+                jobs = self._jobs(before, new, is_look=is_look)
                 written = self._executor.write(jobs)
                 done = {(result.cgroup, result.name): result for result in written}
                 results |= done
@@ -434,8 +458,14 @@ class Ledger:
                 left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
         return tuple(results.values())
 
-    def _jobs(self, batch: dict[_Path, _Held], *, is_look: bool) -> list[Job]:
-        """Plans a batch; pods whose values have to fit to those of their containers join it."""
+    def _jobs(self, batch: dict[_Path, _Held], new: Sequence[Job], *, is_look: bool) -> list[Job]:
+        """Plans a batch; pods whose values have to fit to those of their containers join it.
+
+        Args:
+            batch: The cgroups.
+            new: Containers that are about to be created.
+            is_look: See `_settle`.
+        """
         looks = {path: self._look(path, held, (), is_look=is_look) for path, held in batch.items()}
         jobs = {path: self._job(path, look) for path, look in looks.items()}
         for path, names in fitting.parents_to_read(list(jobs.values())):
@@ -443,12 +473,30 @@ class Ledger:
                 held = self._held.get(path) or self._unclaimed(path)
                 looks[path] = self._look(path, held, names, is_look=is_look)
                 jobs[path] = self._job(path, looks[path])
-        for path, values in fitting.fitted(jobs.values(), self._files).items():
+        children = [each for job in jobs.values() for each in self._children(job) if each.path not in jobs]
+        for path, values in fitting.fitted((*jobs.values(), *children, *new), self._files).items():
+            if path not in jobs:
+                # What is not claimed there, or not yet there, is not for this batch to change.
+                continue
             jobs[path] = self._job(path, looks[path], fitted=values)
             if path not in batch and jobs[path].plan.values:
                 with self._lock:
                     batch[path] = self._held.setdefault(path, self._unclaimed(path))
         return [job for path, job in jobs.items() if path in batch]
+
+    def _children(self, job: Job) -> Iterator[Job]:
+        """The containers of a pod, as they are: on version 2 those with values of ours.
+
+        Only version 1 refuses a pod that has less than what the kubelet gave to one of its containers.
+        """
+        if fitting.depends_on_children(job, self._files):
+            for name in self._files.children(job.path, SHARES):
+                path = (*job.path, name)
+                held = self._held.get(path)
+                is_ours = held is not None and not fitting.OF_CHILDREN.isdisjoint(held.book.entries)
+                if is_ours or fitting.cgroup_version(self._files) == 1:
+                    blank = Plan(Book(_identity(path), Level.CONTAINER))
+                    yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
     def _look(self, path: _Path, held: _Held, names: Iterable[str], *, is_look: bool) -> _Look:
         book = books.without_owners(held.book, {books.TREE})

@@ -986,3 +986,43 @@ def test_a_container_whose_request_is_not_known_keeps_its_quota_below_a_bounded_
     assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
     ledger.claim([pod({}), box({})])
     assert texts(files) == before
+
+
+def test_a_look_at_the_pod_alone_keeps_what_its_container_needs(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 20_000)
+    before = texts(files)
+    ledger.claim([box(sets(quota=50_000))])
+    for _ in range(2):
+        ledger.verify({Level.POD})
+        ledger.apply(POD)
+        assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.claim([box({})])
+    ledger.verify({Level.POD})
+    assert texts(files) == before
+
+
+def test_on_version_1_a_pod_rises_to_the_quota_that_the_kubelet_gave_its_container(
+    ledger: Ledger, files: CgroupFiles, version: Literal[1, 2]
+) -> None:
+    put(files, BOX, "cpu.cfs_quota_us", 60_000)
+    ledger.claim([pod(sets(quota=20_000))])
+    assert number(files, POD, "cpu.cfs_quota_us") == (60_000 if version == 1 else 20_000)
+    assert number(files, BOX, "cpu.cfs_quota_us") == 60_000
+    put(files, BOX, "cpu.cfs_quota_us", 10_000)
+    ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 20_000
+
+
+def test_a_pod_makes_room_for_a_container_that_is_created(
+    ledger: Ledger, files: CgroupFiles, version: Literal[1, 2]
+) -> None:
+    """Issue #2047 of Koordinator: the pod's quota was lowered before its containers were there."""
+    put(files, POD, "cpu.cfs_quota_us", 60_000)
+    before = texts(files)
+    ledger.claim([pod(sets(quota=20_000))])
+    ledger.make_room(POD, {"cpu.cfs_quota_us": 60_000, "cpu.shares": 2})
+    assert number(files, POD, "cpu.cfs_quota_us") == (60_000 if version == 1 else 20_000)
+    ledger.claim([pod({})])
+    ledger.make_room(POD, {"cpu.cfs_quota_us": 90_000})
+    ledger.make_room("/no/such", {"cpu.cfs_quota_us": 90_000})
+    assert texts(files) == before
