@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CriCall, Question, Questions, pending_values
+from runtimeproxy.calls.cri_call import CriCall, Question, Questions, book_container, pending_values
 from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.to_views import (
@@ -19,6 +19,7 @@ from runtimeproxy.calls.to_views import (
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.ledger.answers import NO_CLAIMS, claims_of
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
@@ -26,6 +27,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView, PodView, Resources
+    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
 
@@ -37,6 +39,7 @@ class ContainerDraft:
         config: The request's; edited in place.
         owners: The owner of each field that policies set.
         pending: The cgroup values that wait for the container's cgroup.
+        claims: All that policies want of the container's cgroup, by parameter.
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """
 
@@ -44,6 +47,7 @@ class ContainerDraft:
         self.config = config
         self.owners: Mapping[str, str] = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
+        self.claims: Mapping[str, tuple[Claim, ...]] = NO_CLAIMS
         self.make_record: Callable[..., ContainerRecord] | None = None
         # Read before anything is changed, but not before it is needed: most containers have no policy.
         self._requested: Resources | None = None
@@ -69,6 +73,8 @@ class ContainerDraft:
         """Keeps the decision for the record."""
         if decision is not None:
             self.owners, self.pending = decision.owners, pending_values(question, decision)
+            if not decision.unwritten:
+                self.claims = claims_of(decision, is_container=True)
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -190,7 +196,9 @@ class CreateContainer(CriCall):
         if self._pod is None and self._request.pod_sandbox_id:
             store.pods.put(self._unseen or self._unseen_pod())
         make = self._draft.make_record or self._draft.prepare()
-        store.containers.put(make(id=identity, pod_id=self.pod_key))
+        record = make(id=identity, pod_id=self.pod_key)
+        store.containers.put(record)
+        book_container(self.services, store.pods.get(self.pod_key), record, self._draft.claims)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.ledger.answers import by_parameter, target_of
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView
+    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import View
@@ -40,13 +44,20 @@ class DueWrites(NamedTuple):
     """The policies that own the values, by the names of fields."""
     hook: Hook
     """For the audit."""
-    make_view: Callable[[], View]
+    make_view: Callable[[], PodView | ContainerView]
     """Makes the view of their pod or container."""
+    wanted: Wanted | None = None
+    """The answer of all policies; None for a container that starts, whose book has it."""
 
 
 def no_edit(change: Change) -> bool:
     """For calls whose message has no fields that a policy may change."""
     return False
+
+
+def no_quota() -> int | None:
+    """For calls that do not change a CPU quota."""
+    return None
 
 
 @dataclass(slots=True)
@@ -61,6 +72,7 @@ class Question:
         cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
         is_deferred: Whether those values wait for the success of the call.
         edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
+        new_quota_us: Of a container that is updated: the CPU quota that it gets; None for no change.
     """
 
     hook: Hook
@@ -69,6 +81,7 @@ class Question:
     cgroup: str = ""
     is_deferred: bool = False
     edit: Callable[[Change], bool] = no_edit
+    new_quota_us: Callable[[], int | None] = no_quota
 
 
 Questions: TypeAlias = Generator[Question, "Decision | None", None]
@@ -90,6 +103,20 @@ def pending_values(question: Question, decision: Decision | None) -> Mapping[str
     if question.cgroup and not question.is_deferred:
         return NO_ENTRIES
     return plain_cgroup_values(decision.change)
+
+
+def book_container(
+    services: CallServices,
+    pod: PodRecord | None,
+    record: ContainerRecord,
+    claims: Mapping[str, tuple[Claim, ...]],
+) -> None:
+    """Books what policies want of a new container, once its response is on its way."""
+    cgroup = container_cgroup(services, pod, record) if claims else ""
+    if pod is not None and cgroup:
+        requested, booked = by_parameter(record.requested), by_parameter(record.booked)
+        wanted = Wanted(target_of(pod, record, cgroup), claims, requested, booked)
+        asyncio.get_running_loop().call_soon(services.writer.book, wanted)
 
 
 class CriCall(ABC):

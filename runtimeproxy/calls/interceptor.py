@@ -7,7 +7,7 @@ here; `CallInterceptor.start` opens all waiting calls in the order of their arri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.ledger.books import Wanted
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
 
@@ -74,24 +75,31 @@ class CallSettings:
 
 
 class CgroupWriter(Protocol):
-    """Writes cgroup values; synchronous and thread safe."""
+    """The books of cgroups, and the writer of their files; synchronous and thread safe."""
 
-    def write(
-        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
-    ) -> Sequence[WriteResult]:
-        """Writes values to one cgroup; never raises for an error of the kernel.
+    def book(self, wanted: Wanted) -> None:
+        """Takes the answer of all policies for one cgroup, and writes nothing; for the loop's thread."""
 
-        Args:
-            cgroup: The cgroup.
-            values: By parameter.
-            once: Those that are not written again when another program changes them.
+    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+        """Takes the answers of all policies for some cgroups and writes what follows.
+
+        Never raises for an error of the kernel.
         """
+
+    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
+        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
 
     def is_managed(self, cgroup: str) -> bool:
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
 
-    def reapply(self, cgroup: str) -> None:
+    def apply(self, cgroup: str) -> None:
         """Writes values again that another program has changed; never raises for an error of the kernel."""
+
+    def resized(self, cgroup: str) -> None:
+        """The same after the kubelet has written to a pod's cgroup itself."""
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        """Lowers the burst of a container whose quota the next update lowers to this."""
 
 
 class PendingUpdate(NamedTuple):

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.cgroups.writer import WriteOutcome
-from runtimeproxy.hooks import ContainerView, PodChange
+from runtimeproxy.hooks import ContainerView, PodChange, PodView
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import Subject, Written
-from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.ledger.answers import target_of_view, wanted_of
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from runtimeproxy.calls.cri_call import CriCall, DueWrites, Question
     from runtimeproxy.calls.interceptor import CallServices, CgroupWriter
     from runtimeproxy.calls.methods import Method
+    from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
 
@@ -49,7 +54,7 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
     cgroup = call.resized_cgroup
     if cgroup and services.writer.is_managed(cgroup):
         run = asyncio.get_running_loop().run_in_executor
-        work = partial(run, services.executor, services.writer.reapply, cgroup)
+        work = partial(run, services.executor, services.writer.resized, cgroup)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
@@ -59,11 +64,31 @@ async def settle(services: CallServices, method: Method, call: CriCall) -> None:
 
 
 async def write_due(services: CallServices, due: DueWrites) -> None:
-    """Writes and audits cgroup values that have waited for their cgroup."""
+    """Writes and audits cgroup values that have waited for the success of a call."""
     run = asyncio.get_running_loop().run_in_executor
-    written = await run(services.executor, write_values, services.writer, due.cgroup, due.values)
-    subject = Subject(due.hook, due.make_view(), time.time())
-    audit_late_writes(services.chain, subject, due.owners, written)
+    view = due.make_view()
+    written = await run(services.executor, _write_due, services.writer, due, view)
+    audit_late_writes(services.chain, Subject(due.hook, view, time.time()), due.owners, written)
+
+
+def _write_due(writer: CgroupWriter, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
+    if not due.cgroup:
+        why = "the cgroup is not known"
+        return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
+    if due.wanted is None:
+        claims = {
+            name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
+        }
+        return _written(writer.start(Wanted(target_of_view(view, due.cgroup), claims)))
+    if isinstance(view, PodView):
+        # The kubelet may have written there before the call; that is the original then.
+        writer.resized(due.cgroup)
+    return _written(writer.claim([due.wanted]))
+
+
+def _owner_of(name: str, owners: Mapping[str, str]) -> str:
+    owner = owners.get(str(Field(CGROUP, name)), "")
+    return f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
 
 
 def write_decision(writer: CgroupWriter, question: Question, decision: Decision) -> Mapping[str, Written]:
@@ -72,32 +97,21 @@ def write_decision(writer: CgroupWriter, question: Question, decision: Decision)
     Returns:
         The results by parameter.
     """
-    change = decision.change
+    change, view = decision.change, decision.merged.start
     values = plain_cgroup_values(change) if change is not None else {}
-    if not values:
+    if not values or not isinstance(view, PodView | ContainerView):
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
-    if question.is_deferred or (not target and isinstance(decision.merged.start, ContainerView)):
+    if question.is_deferred or (not target and isinstance(view, ContainerView)):
+        if question.cgroup and (quota_us := question.new_quota_us()) is not None:
+            writer.before_update(question.cgroup, quota_us)
         return dict.fromkeys(values, Written(is_pending=True))
     if target:
-        return write_values(writer, target, values, decision.written_once)
+        return _written(writer.claim([wanted_of(decision, target_of_view(view, target))]))
     return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
 
 
-def write_values(
-    writer: CgroupWriter, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
-) -> Mapping[str, Written]:
-    """Writes values to one cgroup, unless its path is not known (empty); returns the results.
-
-    Args:
-        writer: Writes them.
-        cgroup: The cgroup.
-        values: By parameter.
-        once: Those not to be written again.
-    """
-    if not cgroup:
-        why = "the cgroup is not known"
-        return {name: Written(new=str(value), skipped=why) for name, value in values.items()}
+def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
     return {
         result.name: Written(
             new=str(result.value),
@@ -106,7 +120,7 @@ def write_values(
             skipped=result.error if result.outcome is WriteOutcome.MISSING else "",
             is_unchanged=result.outcome is WriteOutcome.UNCHANGED,
         )
-        for result in writer.write(cgroup, values, once)
+        for result in results
     }
 
 
@@ -133,7 +147,7 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     """Writes lost and due values, then runs the policies; a failed write does not skip them."""
     if call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup):
         run = asyncio.get_running_loop().run_in_executor
-        await run(services.executor, services.writer.reapply, call.disturbed_cgroup)
+        await run(services.executor, services.writer.apply, call.disturbed_cgroup)
     for due in call.due_writes:
         await write_due(services, due)
     chain = services.chain

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.create_container import ContainerDraft
-from runtimeproxy.calls.cri_call import DueWrites, Question, Questions, container_cgroup
+from runtimeproxy.calls.cri_call import DueWrites, Question, Questions, book_container, container_cgroup
 from runtimeproxy.calls.run_pod_sandbox import NewSandbox
+from runtimeproxy.calls.start_container import due_writes_of
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
@@ -63,10 +64,13 @@ class RestorePod(NewSandbox):
             self._container(each.name, each.container_id, answer.pod_sandbox_id)
             for each in answer.restored_containers
         )
-        due: list[DueWrites] = []
+        due: list[DueWrites] = [*self.due_writes]
         for record in self._restored:
             running = replace(record, pending_cgroup=NO_ENTRIES)
             self.services.store.containers.put(running)
+            draft = self._containers.get(record.name)
+            if draft is not None:
+                book_container(self.services, self._record, running, draft.claims)
             if record.pending_cgroup:
                 due.append(self._due_writes(record))
         self.due_writes = tuple(due)
@@ -82,9 +86,8 @@ class RestorePod(NewSandbox):
         return Question(Hook.POST_START_CONTAINER, pod, partial(recorded_container, record, pod), cgroup)
 
     def _due_writes(self, record: ContainerRecord) -> DueWrites:
-        question = self._question(record)
-        values, owners = record.pending_cgroup, record.owners
-        return DueWrites(question.cgroup, values, owners, question.hook, question.make_view)
+        cgroup = container_cgroup(self.services, self._record, record)
+        return due_writes_of(cgroup, record.pending_cgroup, record.owners, record, self._record)
 
     def _container(self, name: str, identity: str, pod_id: str) -> ContainerRecord:
         draft = self._containers.get(name)

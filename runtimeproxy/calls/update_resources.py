@@ -13,6 +13,8 @@ from runtimeproxy.calls.cri_call import (
     DueWrites,
     PodCall,
     Questions,
+    book_container,
+    container_cgroup,
     merged_owners,
     pending_values,
     pod_question,
@@ -22,13 +24,17 @@ from runtimeproxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
 from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.ledger.answers import NO_CLAIMS, by_parameter, claims_of, target_of
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.reconcile import COMPARED, same_value
-from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import Resources
+    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -54,14 +60,20 @@ class UpdateContainerResources(ContainerCall):
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._released: Collection[str] = ()
         self._pending: Mapping[str, int | str] = NO_ENTRIES
+        # What all policies want now; None if they could not be asked.
+        self._claims: Mapping[str, tuple[Claim, ...]] | None = NO_CLAIMS
+        self._silent: frozenset[str] = frozenset()
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
         self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
 
     def find_records(self) -> bool:
         self._before, pod = self.record, self.pod
-        # The pod is resized before or after its containers, as the values rise or fall.
-        self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
+        # The pod is resized before or after its containers, as the values rise or fall. The CPU manager's
+        # updates have nothing but CPUs and memory nodes.
+        sent = self._sent
+        is_resize = bool(sent.cpu_shares or sent.cpu_quota_us or sent.memory_limit_bytes)
+        self.resized_cgroup = pod.cgroup_parent if pod is not None and is_resize else ""
         return super().find_records()
 
     def questions(self) -> Questions:
@@ -70,10 +82,13 @@ class UpdateContainerResources(ContainerCall):
         if expected is None:
             return
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
-        question.edit = self._edit
+        question.edit, question.is_deferred = self._edit, True
+        question.new_quota_us = lambda: self._forwarded.cpu_quota_us
         decision = yield question
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
+            self._silent = decision.without_answer
+            self._claims = None if decision.unwritten else claims_of(decision, is_container=True)
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
@@ -136,7 +151,26 @@ class UpdateContainerResources(ContainerCall):
             return
         before, updated = self._prepared or (None, record)
         # Another update may have ended meanwhile.
-        self.services.store.containers.put(updated if before is record else self._updated(record))
+        updated = updated if before is record else self._updated(record)
+        self.services.store.containers.put(updated)
+        self._book(updated)
+
+    def _book(self, record: ContainerRecord) -> None:
+        """Has the files compared with what policies want now, if they want or wanted anything."""
+        services, pod, claims = self.services, self.pod, self._claims
+        if claims is None or pod is None or record.state is Lifecycle.STOPPED:
+            return
+        if record.state is Lifecycle.CREATED:
+            book_container(services, pod, record, claims)
+            return
+        cgroup = container_cgroup(services, pod, record)
+        if cgroup and (claims or services.writer.is_managed(cgroup)):
+            requested, booked = by_parameter(record.requested), by_parameter(record.booked)
+            target = target_of(pod, record, cgroup)
+            wanted = Wanted(target, claims, requested, booked, silent=self._silent)
+            hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
+            make_view = partial(recorded_container, record, recorded_pod(pod))
+            self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.
@@ -147,7 +181,9 @@ class UpdateContainerResources(ContainerCall):
             booked=overlay(record.booked, self._forwarded),
             owners=merged_owners(record.owners, self._sent, self._owners, self._released),
             annotations=annotations,
-            pending_cgroup={**record.pending_cgroup, **self._pending} or NO_ENTRIES,
+            pending_cgroup={**record.pending_cgroup, **self._pending}
+            if record.state is Lifecycle.CREATED
+            else record.pending_cgroup,
         )
 
     async def confirm(self) -> bool:
@@ -185,6 +221,8 @@ class UpdatePodSandboxResources(PodCall):
         self._in_force: Resources | None = None
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
+        self._claims: Mapping[str, tuple[Claim, ...]] | None = NO_CLAIMS
+        self._silent: frozenset[str] = frozenset()
 
     def find_records(self) -> bool:
         record = self.record
@@ -202,6 +240,8 @@ class UpdatePodSandboxResources(PodCall):
         decision = yield question
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
+            self._silent = decision.without_answer
+            self._claims = None if decision.unwritten else claims_of(decision, is_container=False)
 
     def on_success(self, response: bytes) -> None:
         """Lays the update over the requested and the booked resources."""
@@ -214,10 +254,11 @@ class UpdatePodSandboxResources(PodCall):
             owners=merged_owners(record.owners, self._sent, self._owners),
         )
         self.services.store.pods.put(updated)
-        if self._pending:
+        cgroup, claims = updated.cgroup_parent, self._claims
+        if cgroup and claims is not None and (claims or self.services.writer.is_managed(cgroup)):
+            wanted = Wanted(target_of(updated), claims, silent=self._silent)
             hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
-            due = DueWrites(updated.cgroup_parent, self._pending, self._owners, hook, make_view)
-            self.due_writes = (due,)
+            self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)
 
     async def confirm(self) -> bool:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""

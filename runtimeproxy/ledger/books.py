@@ -17,6 +17,7 @@ from runtimeproxy.cgroups.parameters import check_value
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
+from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, Base, field_class
 from runtimeproxy.ledger.journal import Noted
@@ -28,8 +29,6 @@ Value = int | str
 
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
-SERVER: Final = "server:"
-"""Begins the owner of a claim that a hook server has answered."""
 TREE: Final = "cgroup-tree"
 """The owner of values that nobody asks for but the values of other cgroups, or of other files."""
 RECOVERED: Final = "recovered"
@@ -115,7 +114,8 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
         claims += tuple(
             claim
             for claim in before.claims
-            if claim.owner not in given and (claim.owner.startswith(SERVER) or claim.owner in wanted.silent)
+            if claim.owner not in given
+            and (claim.owner.startswith(SERVER_PREFIX) or claim.owner in wanted.silent)
         )
         is_once = name in wanted.once if name in wanted.claims else before.is_once
         entry = Entry(
@@ -255,7 +255,9 @@ def plan(
         if name in kept or is_done:
             entries[name] = entry
             continue
-        entries[name] = entry._replace(resolved=value, is_settling=False)
+        # Its first write does not count: the slice is reset after that.
+        is_settling = entry.is_settling and entry.resolved != value
+        entries[name] = entry._replace(resolved=value, is_settling=is_settling)
         values[name] = value
     after = replace(book, entries=entries, originals=_needed(originals, entries, present, book))
     given_back = frozenset(book.entries.keys() - entries.keys())
@@ -370,7 +372,7 @@ def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, fo
         owner = owners.get(name, RECOVERED)
         claim = Claim(owner, Role.SET, value.wanted)
         # What it no longer writes again belongs to policies that are gone, or to a hook server.
-        is_servers = owner.startswith(SERVER)
+        is_servers = owner.startswith(SERVER_PREFIX)
         claims = (claim,) if value.reapply or is_servers else ()
         entries[name] = Entry(claims, value.wanted, is_once=is_servers)
         file = formats.file_of(name)

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX
 from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.ledger.books import SERVER
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved, rank_of
 from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
@@ -227,7 +226,7 @@ def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]
     for pod in saved.pods:
         owners = {
             field.removeprefix(f"{CGROUP}[").removesuffix("]"): (
-                SERVER + owner if owner.endswith(SUFFIX) else owner
+                SERVER_PREFIX + owner if owner.endswith(SUFFIX) else owner
             )
             for field, owner in pod.owners.items()
             if field.startswith(f"{CGROUP}[")

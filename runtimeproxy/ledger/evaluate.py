@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
-from runtimeproxy.hooks.algebra import Claim
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
-from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger.books import Target, Value, Wanted
-from runtimeproxy.ledger.executor import LIMIT
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.ledger.answers import (
+    by_parameter,
+    pod_values,
+    target_of,
+    wanted_of,
+    without_lower_limit,
+)
+from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.units import UNLIMITED
 
 logger = logging.getLogger(__name__)
 
@@ -35,30 +38,12 @@ FEW_PODS: Final = 10
 """A change of fewer pods is never a large one."""
 
 
-class Answer(NamedTuple):
-    """What all policies want of one pod, container or QoS class."""
-
-    claims: Mapping[str, tuple[Claim, ...]]
-    """By cgroup parameter."""
-    silent: frozenset[str] = frozenset()
-    """Policies without an answer this time; see `Wanted`."""
-    problems: tuple[str, ...] = ()
-    """Why no policy could be asked; then everything stays."""
-
-
-class ClassAnswer(NamedTuple):
-    """The answer about one QoS class."""
-
-    cgroup: str
-    answer: Answer
-
-
 EvaluatePod: TypeAlias = Callable[
-    [PodRecord, Sequence[ContainerRecord]], Awaitable[tuple[Answer, Sequence[Answer]]]
+    [PodRecord, Sequence[ContainerRecord]], Awaitable[tuple[Decision, Sequence[Decision]]]
 ]
 """Asks all policies about a pod and its containers."""
-EvaluateClasses: TypeAlias = Callable[[Sequence[Wanted]], Awaitable[Sequence[ClassAnswer]]]
-"""Asks all policies about the QoS classes; it is given what is wanted of the pods."""
+EvaluateOthers: TypeAlias = Callable[[], Awaitable[Sequence[Wanted]]]
+"""Asks all policies about QoS classes and host applications, once all pods are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +83,12 @@ class Evaluator:
         cgroup_of: The cgroup of a container; empty if it is not known.
         in_worker: Runs something in a worker thread.
         is_standby: Whether this process leaves the cgroups alone.
-        evaluate_classes: Asks the policies about QoS classes; None for no such question.
+        evaluate_others: Asks the policies about cgroups of no pod; None for no such question.
         clock: In seconds.
         sleep: Waits for so many seconds.
 
     Attributes:
+        not_loaded: Policies that could not be loaded: what they wanted before still holds.
         rates: How changes are made.
         problem: Why the last change was not made to the end; empty if it was.
         rounds: Number of evaluations of everything.
@@ -116,7 +102,7 @@ class Evaluator:
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         in_worker: Callable[[Callable[[], tuple[WriteResult, ...]]], Awaitable[tuple[WriteResult, ...]]],
         is_standby: Callable[[], bool] = lambda: False,
-        evaluate_classes: EvaluateClasses | None = None,
+        evaluate_others: EvaluateOthers | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -126,7 +112,8 @@ class Evaluator:
         self._cgroup_of = cgroup_of
         self._in_worker = in_worker
         self._is_standby = is_standby
-        self._evaluate_classes = evaluate_classes
+        self._evaluate_others = evaluate_others
+        self.not_loaded: frozenset[str] = frozenset()
         self._now_s = clock
         self._sleep = sleep
         self._requested = asyncio.Event()
@@ -161,13 +148,11 @@ class Evaluator:
         since_s = self._now_s()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         changed: list[_Changed] = []
-        all_wanted: list[Wanted] = []
         for pod in running:
             if self._now_s() - since_s > SLICE_S:
                 await self._sleep(SLICE_S)
                 since_s = self._now_s()
             found = await self._wanted(pod)
-            all_wanted += found.wanted
             if any(map(self._ledger.differs, found.wanted)):
                 changed.append(found)
         if changed:
@@ -176,7 +161,7 @@ class Evaluator:
             logger.info("policies want other values of %d running pods: %s", len(changed), why, extra=about)
         large = max(FEW_PODS, len(running) * self.rates.large_percent / 100)
         await self._make(changed, is_large=len(changed) > large)
-        await self._evaluate_all_classes(all_wanted)
+        await self._make_others()
 
     async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> None:
         """Writes the values of one pod after the other."""
@@ -195,7 +180,8 @@ class Evaluator:
                     continue
                 wanted = (await self._wanted(pod)).wanted
             results = await self._in_worker(lambda wanted=wanted: self._ledger.claim(wanted))  # type: ignore[misc]
-            _log_changes(each.pod, wanted, results)
+            about = {"pod": f"{each.pod.namespace}/{each.pod.name}", "uid": each.pod.uid}
+            _log_changes({**about, "sandbox": each.pod.id}, wanted, results)
             failed += any(result.outcome is WriteOutcome.FAILED for result in results)
             if is_large and number >= FEW_PODS and failed * 100 > (number + 1) * self.rates.failed_percent:
                 left = len(changed) - number - 1
@@ -210,16 +196,16 @@ class Evaluator:
             for found in self._store.containers.members(pod.id)
             if found.state is Lifecycle.RUNNING and found.detailed
         )
-        answer, answers = await self._evaluate(pod, containers)
-        name = f"{pod.namespace}/{pod.name}"
-        target = Target(Level.POD, pod.cgroup_parent, name, pod.uid)
-        wanted = [Wanted(target, answer.claims, pod_values(containers), silent=answer.silent)]
-        for record, each in zip(containers, answers, strict=True):
+        decision, decisions = await self._evaluate(pod, containers)
+        wanted = [wanted_of(decision, target_of(pod), pod_values(containers))]
+        for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
-                target = Target(Level.CONTAINER, cgroup, f"{name}/{record.name}", pod.uid)
-                requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-                wanted.append(Wanted(target, each.claims, requested, booked, silent=each.silent))
+                target = target_of(pod, record, cgroup)
+                wanted.append(
+                    wanted_of(each, target, by_parameter(record.requested), by_parameter(record.booked))
+                )
+        wanted = [each._replace(silent=each.silent | self.not_loaded) for each in wanted]
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
@@ -236,82 +222,31 @@ class Evaluator:
             )
         )
 
-    async def _evaluate_all_classes(self, all_wanted: Sequence[Wanted]) -> None:
-        if self._evaluate_classes is None:
+    async def _make_others(self) -> None:
+        """Writes the values of QoS classes and host applications; what nobody answers for is given back."""
+        if self._evaluate_others is None:
             return
-        found = await self._evaluate_classes(all_wanted)
-        wanted = [
-            Wanted(Target(Level.QOS_CLASS, cgroup), answer.claims, silent=answer.silent)
-            for cgroup, answer in found
-        ]
+        wanted = list(await self._evaluate_others())
+        answered = {"/" + "/".join(cgroup_path(each.target.cgroup)) for each in wanted}
+        for identity in self._ledger.identities:
+            book = self._ledger.record(identity)
+            if book is not None and book.level < Level.POD and identity not in answered:
+                wanted.append(Wanted(Target(book.level, identity), {}))
+        wanted = [each._replace(silent=each.silent | self.not_loaded) for each in wanted]
         if any(map(self._ledger.differs, wanted)):
-            await self._in_worker(lambda: self._ledger.claim(wanted))
-
-
-def by_parameter(resources: Resources) -> dict[str, Value]:
-    """The values of a container's resources, by cgroup parameter."""
-    found: dict[str, Value] = dict(resources.unified)
-    for name, parameter in RESOURCE_PARAMETERS.items():
-        value: Value | None = getattr(resources, name)
-        if value is not None:
-            found[parameter] = value
-    return found
-
-
-def pod_values(containers: Collection[ContainerRecord]) -> dict[str, Value]:
-    """What the requests of its containers come to for a pod: one unlimited container makes it unlimited.
-
-    Source: kubelet, pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod.
-    """
-    if not containers:
-        return {}
-    requested = [record.requested for record in containers]
-    shares = sum(each.cpu_shares or 0 for each in requested)
-    found: dict[str, Value] = {
-        "cpu.cfs_quota_us": _sum(each.cpu_quota_us for each in requested),
-        "memory.limit_in_bytes": _sum(each.memory_limit_bytes for each in requested),
-    }
-    return found | ({"cpu.shares": shares} if shares else {})
-
-
-def _sum(limits: Iterable[int | None]) -> int:
-    total = 0
-    for limit in limits:
-        if limit is None or limit <= 0:
-            return UNLIMITED
-        total += limit
-    return total
-
-
-def without_lower_limit(wanted: Wanted, book: Book | None) -> Wanted:
-    """The answer about something that runs, where a lower memory limit waits for the next call."""
-    claims = wanted.claims.get(LIMIT, ())
-    entry = book.entries.get(LIMIT) if book is not None else None
-    before = wanted.requested.get(LIMIT) if entry is None else entry.resolved
-    values = [claim.value for claim in claims if isinstance(claim.value, int)]
-    if not values or (entry is not None and entry.claims == claims):
-        return wanted
-    lowest = min(_with_infinity(value) for value in values)
-    if lowest >= _with_infinity(UNLIMITED if before is None else before):
-        return wanted
-    kept = {name: each for name, each in wanted.claims.items() if name != LIMIT}
-    if entry is not None and entry.claims:
-        kept[LIMIT] = entry.claims
-    return wanted._replace(claims=kept)
-
-
-def _with_infinity(value: Value) -> float:
-    return float("inf") if value == UNLIMITED else float(value)
+            _log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
 
 
 def _is_evaluated(pod: PodRecord) -> bool:
     return pod.state is Lifecycle.RUNNING and pod.detailed and bool(pod.cgroup_parent)
 
 
-def _log_changes(pod: PodRecord, wanted: Iterable[Wanted], results: Iterable[WriteResult]) -> None:
-    """Logs what has become of the values of one pod and its containers, a line for each."""
-    names = {"/" + "/".join(cgroup_path(each.target.cgroup)): each.target.name for each in wanted}
-    about = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
+def _log_changes(about: Mapping[str, str], wanted: Iterable[Wanted], results: Iterable[WriteResult]) -> None:
+    """Logs what has become of the values of a batch, a line for each cgroup."""
+    names = {
+        "/" + "/".join(cgroup_path(each.target.cgroup)): each.target.name or each.target.cgroup
+        for each in wanted
+    }
     texts: dict[str, list[str]] = {}
     for result in results:
         if result.outcome is WriteOutcome.WRITTEN:

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
@@ -123,6 +124,14 @@ class Ledger:
             return False
         return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
 
+    def owners(self) -> set[str]:
+        """The owners of all claims."""
+        with self._lock:
+            held = tuple(self._held.values())
+        return {
+            claim.owner for each in held for entry in each.book.entries.values() for claim in entry.claims
+        }
+
     def resolved(self, cgroup: str) -> Mapping[str, Value]:
         """What the files of a cgroup are to hold, by parameter, without what is observed only."""
         held = self._find(cgroup)
@@ -179,32 +188,6 @@ class Ledger:
                 paths.append(cgroup_path(each.target.cgroup))
         return (*refused, *self._settle(paths))
 
-    def write(
-        self, cgroup: str, values: Mapping[str, Value], once: Collection[str] = ()
-    ) -> tuple[WriteResult, ...]:
-        """Sets some values of one cgroup; what else is claimed there stays.
-
-        Args:
-            cgroup: The cgroup.
-            values: By parameter.
-            once: Values that are written once and then observed only, because a hook server owns them. In a
-                slice the next `apply` writes them once more: systemd resets the slice when it starts the
-                sandbox that the values are meant for.
-        """
-        try:
-            held = self._held.get(cgroup_path(cgroup))
-        except CgroupPathError:
-            held = None
-        entries: Mapping[str, Entry] = {} if held is None else held.book.entries
-        claims = {name: entry.claims for name, entry in entries.items()}
-        for name, value in values.items():
-            claims[name] = (Claim(books.SERVER if name in once else "", Role.SET, value),)
-        kept = {name for name, entry in entries.items() if entry.is_once and name not in values}
-        target = Target(Level.POD, cgroup) if held is None else held.target
-        wanted = Wanted(target, claims, once=frozenset(once) | kept)
-        found = {result.name: result for result in self.claim([wanted])}
-        return tuple(found[name] for name in values if name in found)
-
     def forget_owners(self, owners: Collection[str]) -> tuple[str, ...]:
         """Ends all claims of policies or hook servers that are gone; returns the cgroups to `apply`."""
         with self._lock:
@@ -234,7 +217,17 @@ class Ledger:
         if path in self._held:
             _log_again(logging.DEBUG, self._held[path].target, self._settle([path]))
 
-    reapply = apply
+    def apply_all(self, cgroups: Iterable[str]) -> None:
+        """Writes the values of some cgroups, one after the other."""
+        for cgroup in cgroups:
+            self.apply(cgroup)
+
+    def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:
+        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
+        held = self._find(wanted.target.cgroup)
+        if held is None:
+            return self.claim([wanted])
+        return self._settle([cgroup_path(wanted.target.cgroup)])
 
     def resized(self, cgroup: str) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original."""
@@ -503,7 +496,11 @@ class Ledger:
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
         book = books.still_valid(book, present.values(), self._boot_id)
-        kept = set(self.observed)
+        kept = {
+            name
+            for name in self.observed & book.entries.keys()
+            if not any(each.owner.startswith(SERVER_PREFIX) for each in book.entries[name].claims)
+        }
         kept |= self._left_to_others(path, held, book, present, is_look=is_look)
         if is_look:
             kept |= book.entries.keys() - present.keys()

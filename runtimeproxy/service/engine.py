@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.calls.cri_call import container_cgroup
 from runtimeproxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
 from runtimeproxy.calls.long_work import LongWork
@@ -29,12 +30,13 @@ from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.inputs import Places
 from runtimeproxy.node.pools import pod_cpus
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Level, Lifecycle
+from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -150,6 +152,15 @@ class Engine:
             on_unsettled=self.compare_soon,
         )
         self.open_call: OpenCall = partial(InterceptedCall, self._services)
+        self._upkeep = Upkeep(
+            self._store,
+            self._cgroups,
+            lambda: self._services.chain,
+            partial(container_cgroup, self._services),
+            executor,
+            lambda: not self.has_policies or is_standby(),
+        )
+        self._node.on_change = self._upkeep.on_node_changed
 
     @property
     def internal_errors(self) -> int:
@@ -210,6 +221,8 @@ class Engine:
         # Calls that are being decided keep the old chain.
         self._services.chain = self._chain(settings)
         self.has_policies = True
+        self._upkeep.on_policies(problem.name for problem in result.problems)
+        self._spawn(self._upkeep.on_servers([policy.name for policy in self._servers.policies]))
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
 
     def _chain(self, settings: Settings) -> Chain:
@@ -264,6 +277,8 @@ class Engine:
         self._spawn(self._checkpoint.run())
         self._spawn(self._checkpoint.follow())
         self._spawn(self._recovery.run())
+        self._spawn(self._upkeep.run())
+        self._spawn(self._upkeep.verify())
         self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:
@@ -322,6 +337,7 @@ class Engine:
         """The hook servers have changed; they run after the policies of this process."""
         if self.has_policies:
             self._services.chain.use((*self._policies, *self._servers.policies))
+            self._spawn(self._upkeep.on_servers([policy.name for policy in self._servers.policies]))
 
     async def _on_compared(self) -> None:
         """Called after each comparison of the records: updates the runtime's name and the cgroups."""
@@ -333,7 +349,7 @@ class Engine:
         if not self._is_standby():
             running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
             self._cgroups.forget_gone(running, (container.id for container in self._store.containers))
-            await run(self._executor, self._cgroups.verify, tuple(Level))
+            self._upkeep.evaluator.request("records")
             for due in take_due_writes(self._services):
                 await write_due(self._services, due)
         # The runtime's lists take much memory, and are read once in minutes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +19,14 @@ from runtimeproxy.calls.interceptor import CallInterceptor, CallServices, CallSe
 from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks import EVERY_POD, CgroupChange, Hook, PodSelector, Policy
+from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy, OnResponse, bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.interception import CallHandler, CallHead, Outcome
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.lookup import Lookups
@@ -127,13 +129,31 @@ class RecordedWriter:
 
     written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
+    booked: list[Wanted] = field(default_factory=list)
+    quotas: list[tuple[str, int]] = field(default_factory=list)
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
 
-    def write(
-        self, cgroup: str, values: Mapping[str, int | str], once: Collection[str] = ()
-    ) -> tuple[WriteResult, ...]:
-        self.written.append((cgroup, dict(values)))
+    def book(self, wanted: Wanted) -> None:
+        self.booked.append(wanted)
+
+    def claim(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
+        return tuple(result for each in wanted for result in self._write(each))
+
+    def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:
+        return self._write(wanted)
+
+    def _write(self, wanted: Wanted) -> tuple[WriteResult, ...]:
+        """What goes to files alone: the runtime writes the rest."""
+        cgroup = wanted.target.cgroup
+        resolved = {name: resolve(name, None, claims).value for name, claims in wanted.claims.items()}
+        values = {
+            name: value
+            for name, value in resolved.items()
+            if isinstance(value, int | str) and name not in wanted.booked
+        }
+        if values:
+            self.written.append((cgroup, values))
         outcome = WriteOutcome.FAILED if self.error else WriteOutcome.WRITTEN
         return tuple(
             WriteResult(cgroup, key, value, outcome, None, self.error) for key, value in values.items()
@@ -142,9 +162,15 @@ class RecordedWriter:
     def is_managed(self, cgroup: str) -> bool:
         return any(name == cgroup for name, _ in self.written)
 
-    def reapply(self, cgroup: str) -> None:
+    def apply(self, cgroup: str) -> None:
         self.lets_renew.wait(30)
         self.renewed.append(cgroup)
+
+    def resized(self, cgroup: str) -> None:
+        self.apply(cgroup)
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        self.quotas.append((cgroup, quota_us))
 
 
 class RecordedFailures(FailureLog):

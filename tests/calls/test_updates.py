@@ -211,16 +211,21 @@ async def test_a_container_that_the_runtime_does_not_know_either_is_its_business
     assert not found.seen
 
 
-async def test_values_of_a_running_container_are_written_before_the_update(desk: Surroundings) -> None:
-    await desk.load(policy(container=ContainerChange(cgroup={"cpu.bvt_warp_ns": -1})))
+async def test_values_of_a_running_container_are_written_after_the_update(desk: Surroundings) -> None:
+    await desk.load(policy(container=ContainerChange(cgroup={"cpu.cfs_burst_us": 1000})))
     await with_container(desk)
     start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await start.succeeded(api_pb2.StartContainerResponse())
     await desk.idle()
     desk.writer.written.clear()
-    call = desk.call("UpdateContainerResources", update(cpu_shares=512))
+    call = desk.call("UpdateContainerResources", update(cpu_quota=5000))
     await call.reply.done()
-    assert desk.writer.written == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", {"cpu.bvt_warp_ns": -1})]
+    cgroup = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
+    assert desk.writer.quotas == [(cgroup, 5000)], "the burst is lowered before the quota"
+    assert desk.writer.written == []
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    await desk.idle()
+    assert desk.writer.written == [(cgroup, {"cpu.cfs_burst_us": 1000})]
 
 
 QUOTA_CAP = ContainerChange(resources=ResourceChange(cpu_quota_us=20_000))

@@ -136,7 +136,7 @@ def test_values_that_wait_for_a_start_are_written_after_a_restart(
     made.start()
     place = f"{saved(daemon).pods[0].cgroup_parent}/{made.container}"
     wait_until(lambda: any(found.id == place for found in saved(daemon).books), "the written value")
-    assert not saved_container(daemon, made).pending_cgroup
+    wait_until(lambda: not saved_container(daemon, made).pending_cgroup, "the record")
 
 
 def test_values_that_waited_for_a_start_that_nobody_saw_are_written(

@@ -40,6 +40,7 @@ from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
 from tests.lab.deadline import wait_until
+from tests.ledger.claims import set_values
 
 ONE = "/kubepods/pod1"
 BOOT = "this-boot"
@@ -94,7 +95,7 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
     async with side(tmp_path, files) as first:
         first.store.pods.put(PodRecord(id="pod"))
         first.store.containers.put(OWNED)
-        await asyncio.to_thread(first.cgroups.write, ONE, {"memory.limit_in_bytes": 4096})
+        await asyncio.to_thread(set_values, first.cgroups, ONE, {"memory.limit_in_bytes": 4096})
     async with side(tmp_path, files) as second:
         assert list(second.store.pods) == [PodRecord(id="pod")]
         assert list(second.store.containers) == [OWNED]
@@ -103,7 +104,7 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
         assert found.entries["memory.limit_in_bytes"].resolved == 4096
         (original,) = found.originals.items()
         assert original == ("memory.max", Original("max\n", files.folder(ONE).stat().st_ino))
-        await asyncio.to_thread(second.cgroups.write, ONE, {"memory.limit_in_bytes": 8192})
+        await asyncio.to_thread(set_values, second.cgroups, ONE, {"memory.limit_in_bytes": 8192})
     assert list((tmp_path / "state").glob("journal-*")) == []
 
 
@@ -164,7 +165,7 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
         recovered = replace(OWNED, id="recovered", requested=shares, booked=shares, owners={}, recovered=True)
         with old.store.listing() as since:
             old.store.containers.fill(recovered, since)
-        await asyncio.to_thread(old.cgroups.write, ONE, {"cpu.shares": 512})
+        await asyncio.to_thread(set_values, old.cgroups, ONE, {"cpu.shares": 512})
         await settled(old)
         theirs = replace(
             OWNED, requested=Resources(cpu_shares=200), owners={"resources.cpu_shares": "theirs"}
@@ -173,7 +174,7 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
         async with side(tmp_path, files) as new:
             for record in saved:
                 new.store.containers.put(record)
-            await asyncio.to_thread(new.cgroups.write, ONE, {"cpu.shares": 1024})
+            await asyncio.to_thread(set_values, new.cgroups, ONE, {"cpu.shares": 1024})
             await settled(new)
         during = replace(OWNED, id="during")
         old.store.containers.put(during)
@@ -202,7 +203,7 @@ async def test_what_the_successor_has_removed_does_not_come_back(tmp_path: Path,
 
 async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupFiles) -> None:
     async with side(tmp_path, files) as first:
-        first.cgroups.write(ONE, {"memory.limit_in_bytes": 4096})
+        set_values(first.cgroups, ONE, {"memory.limit_in_bytes": 4096})
         first.cgroups.prune([])
         await settled(first)
     async with side(tmp_path, files) as second:
@@ -248,14 +249,14 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
             "cpu.shares": ("server:koordlet.json", True),
             "cpu.cfs_quota_us": ("", False),
         }
-        await asyncio.to_thread(first.cgroups.write, ONE, {"memory.limit_in_bytes": 8192})
+        await asyncio.to_thread(set_values, first.cgroups, ONE, {"memory.limit_in_bytes": 8192})
         assert files.read(ONE, "cpu.max").split()[0] == "max", "of a policy that is no longer there"
         await settled(first)
     async with side(tmp_path, files) as second:
         found = second.cgroups.record(ONE)
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
-        second.cgroups.forget_owners({"", "server:koordlet.json"})
+        second.cgroups.forget_owners({"batch", "server:koordlet.json"})
         await asyncio.to_thread(second.cgroups.apply, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
@@ -289,7 +290,7 @@ async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
     """Its process was killed in between."""
     journal = Journal(tmp_path / "state", BOOT)
     killed = Ledger(CgroupWriter(files.root), journal, BOOT)
-    killed.write(ONE, {"memory.limit_in_bytes": 4096})
+    set_values(killed, ONE, {"memory.limit_in_bytes": 4096})
     os.close(journal._descriptor)
     async with side(tmp_path, files) as first:
         assert value_of(first, "memory.limit_in_bytes") == 4096
@@ -303,7 +304,7 @@ async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
 
 async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: CgroupFiles) -> None:
     async with side(tmp_path, files) as first:
-        await asyncio.to_thread(first.cgroups.write, ONE, {"cpu.shares": 512}, {"cpu.shares"})
+        await asyncio.to_thread(set_values, first.cgroups, ONE, {"cpu.shares": 512}, {"cpu.shares"})
     async with side(tmp_path, files) as second:
         assert not second.cgroups.is_managed(ONE)
         found = second.cgroups.record(ONE)

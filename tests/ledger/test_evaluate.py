@@ -15,23 +15,22 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
+from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
 from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.evaluate import (
-    Answer,
-    ClassAnswer,
     Evaluator,
     Rates,
-    by_parameter,
-    pod_values,
-    without_lower_limit,
 )
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
+from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.testing import CgroupFiles
+from tests.ledger.claims import decision_of
 
 REQUESTED = Resources(cpu_quota_us=100_000, cpu_shares=512, memory_limit_bytes=1 << 20)
 CLASS = "/kubepods/besteffort"
@@ -118,10 +117,10 @@ class Scene:
 
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]
-    ) -> tuple[Answer, Sequence[Answer]]:
+    ) -> tuple[Decision, Sequence[Decision]]:
         self.on_asked(pod.name)
-        box = Answer(self.box_claims, self.silent)
-        return Answer(self.pod_claims, self.silent), [box] * len(containers)
+        box = decision_of(self.box_claims, self.silent)
+        return decision_of(self.pod_claims, self.silent), [box] * len(containers)
 
 
 @pytest.fixture
@@ -323,20 +322,17 @@ async def test_a_call_that_came_meanwhile_counts(scene: Scene) -> None:
 async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
     scene.add(1)
     before = scene.texts()
-    found: list[int] = []
 
-    async def classes(wanted: Sequence[Wanted]) -> Sequence[ClassAnswer]:
-        found.append(len(wanted))
-        return [ClassAnswer(CLASS, Answer(scene.pod_claims))]
+    async def others() -> Sequence[Wanted]:
+        return [Wanted(Target(Level.QOS_CLASS, CLASS), scene.pod_claims)] if scene.pod_claims else []
 
-    scene.evaluator._evaluate_classes = classes
+    scene.evaluator._evaluate_others = others
     scene.pod_claims = quota(50_000)
     await scene.evaluator.evaluate_all()
     assert scene.files.read(CLASS, "cpu.max") == "50000"
     scene.pod_claims = {}
     await scene.evaluator.evaluate_all()
     assert scene.texts() == before
-    assert found == [2, 2]
 
 
 @pytest.mark.parametrize("lowers", [False, True])
@@ -399,4 +395,32 @@ def test_values_by_parameter() -> None:
         "memory.limit_in_bytes": 1 << 20,
         "cpuset.cpus": "0-1",
         "memory.high": "4096",
+    }
+
+
+GUARANTEED, BURSTABLE, BEST_EFFORT = KubeQoSClass
+
+
+@pytest.mark.parametrize(
+    ("path", "qos", "root"),
+    [
+        pytest.param("/kubepods/besteffort/podu1", BEST_EFFORT, "/kubepods", id="best-effort"),
+        pytest.param("/kubepods/podu1", GUARANTEED, "/kubepods", id="guaranteed"),
+        pytest.param("/kubelet/kubepods/burstable/podu1", BURSTABLE, "/kubelet/kubepods", id="nested"),
+    ],
+)
+def test_the_cgroups_of_qos_classes(path: str, qos: KubeQoSClass, root: str) -> None:
+    assert class_cgroups([(tuple(path[1:].split("/")), qos)]) == {
+        GUARANTEED: root,
+        BURSTABLE: f"{root}/burstable",
+        BEST_EFFORT: f"{root}/besteffort",
+    }
+
+
+def test_the_cgroups_of_qos_classes_with_systemd() -> None:
+    path = ("kubepods.slice", "kubepods-burstable.slice", "kubepods-burstable-podu1.slice")
+    assert class_cgroups([(path, BURSTABLE), (("podu1",), BURSTABLE)]) == {
+        GUARANTEED: "/kubepods.slice",
+        BURSTABLE: "/kubepods.slice/kubepods-burstable.slice",
+        BEST_EFFORT: "/kubepods.slice/kubepods-besteffort.slice",
     }

@@ -297,10 +297,12 @@ def test_it_survives_the_start_of_its_own_sandbox(ledger: Ledger, files: CgroupF
     """systemd resets a slice when the sandbox's scope starts in it."""
     claims = sets("server:koordlet", quota=50_000)
     ledger.claim([pod(claims, SLICE, once=frozenset(claims))])
-    put(files, SLICE_PATH, "cpu.cfs_quota_us", -1)
-    ledger.apply(SLICE)
-    assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == -1
-    ledger.write(SLICE, {"cpu.cfs_quota_us": 50_000}, {"cpu.cfs_quota_us"})
+    assert ledger.is_managed(SLICE)
+    for expected in (50_000, -1):
+        put(files, SLICE_PATH, "cpu.cfs_quota_us", -1)
+        ledger.apply(SLICE)
+        assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == expected
+        assert not ledger.is_managed(SLICE)
 
 
 def test_what_cannot_be_written_stops_nothing_else(ledger: Ledger, files: CgroupFiles) -> None:

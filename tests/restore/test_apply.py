@@ -28,6 +28,7 @@ from runtimeproxy.restore.command import (
 )
 from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, NodeState, Status, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
+from tests.ledger.claims import set_values
 
 POD = "/kubepods/pod1"
 BOX = f"{POD}/box"
@@ -255,7 +256,7 @@ def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter, tmp_
 def test_a_killed_daemon_leaves_its_journal(files: CgroupFiles, writer: CgroupWriter, tmp_path: Path) -> None:
     before = files.read(POD, "cpu.max")
     journal = Journal(tmp_path, read_boot_id())
-    Ledger(writer, journal, read_boot_id()).write(POD, {"cpu.cfs_quota_us": 50_000})
+    set_values(Ledger(writer, journal, read_boot_id()), POD, {"cpu.cfs_quota_us": 50_000})
     assert files.read(POD, "cpu.max") != before
     os.close(journal._descriptor)
     (line,) = restore_cgroups(writer, cgroup_plans(writer, tmp_path))

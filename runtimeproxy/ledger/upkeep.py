@@ -1,0 +1,184 @@
+"""Keeps the values of what runs: asks the policies again when something changes, and compares the files.
+
+Used in the event loop's thread; files are read and written in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.views import ClassView, ResolvedPod
+from runtimeproxy.ledger.answers import class_cgroups, wanted_of, wanted_of_node
+from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.evaluate import Evaluator
+from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.qos import kube_qos_class
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.pods.store import PodStore
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+TICK_S: Final = 1.0
+"""How often it is looked at what is due. Source: the shortest interval of the field table."""
+KOORDLET: Final = "koordlet"
+"""Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
+KOORDLETS: Final = frozenset(
+    {
+        "cpu.bvt_warp_ns",
+        "cpu.cfs_burst_us",
+        "cpu.idle",
+        "memory.high",
+        "memory.low",
+        "memory.min",
+        "memory.oom.group",
+        "memory.pagecache_limit.enable",
+        "memory.pagecache_limit.size",
+        "memory.pagecache_limit.sync",
+        "memory.priority",
+        "memory.use_priority_oom",
+        "memory.wmark_min_adj",
+        "memory.wmark_ratio",
+        "memory.wmark_scale_factor",
+        "net_cls.classid",
+    }
+)
+"""What koordlet writes to files itself, from time to time. Source: Koordinator
+pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/qosmanager/plugins (cpuburst,
+cgreconcile)."""
+
+
+class Upkeep:
+    """Keeps the values of running pods.
+
+    Args:
+        store: The records.
+        ledger: The books.
+        chain: The policies in use.
+        cgroup_of: The cgroup of a container; empty if it is not known.
+        executor: Worker threads.
+        is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
+
+    Attributes:
+        evaluator: Evaluates everything again.
+        taken: Parameters that are written although koordlet writes them, too.
+    """
+
+    def __init__(
+        self,
+        store: PodStore,
+        ledger: Ledger,
+        chain: Callable[[], Chain],
+        cgroup_of: Callable[[PodRecord, ContainerRecord], str],
+        executor: Executor,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._chain = chain
+        self._executor = executor
+        self._is_idle = is_idle
+        self.evaluator = Evaluator(
+            store, ledger, self._evaluate, cgroup_of, self._in_worker, is_idle, self._evaluate_others
+        )
+        self.taken: frozenset[str] = frozenset()
+        self._has_koordlet = False
+
+    async def run(self) -> None:
+        """Evaluates on request, until it is cancelled."""
+        await self.evaluator.run()
+
+    async def verify(self) -> None:
+        """Compares the files at the intervals of their levels, until it is cancelled."""
+        due_s = dict.fromkeys(VERIFY_S, time.monotonic())
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            levels = [level for level, at_s in due_s.items() if at_s <= now_s]
+            due_s.update({level: now_s + VERIFY_S[level] for level in levels})
+            if not levels or self._is_idle():
+                continue
+            try:
+                await self._in_worker(partial(self._ledger.verify, levels))
+            except Exception:  # a bug costs this look, not the next one
+                logger.exception("cgroup values could not be compared")
+
+    def on_policies(self, not_loaded: Iterable[str]) -> None:
+        """Other policies, or the same with other settings, are in use now."""
+        self._ledger.rule = self._chain().rule
+        self.evaluator.not_loaded = frozenset(not_loaded)
+        self.evaluator.request("policies")
+
+    def on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
+        """Inputs of policies have changed; those that no policy declares make no work."""
+        used = {
+            each for policy in self._chain().policies for each in (*policy.inputs, *policy.optional_inputs)
+        }
+        changed = sorted(used & set(inputs))
+        if changed:
+            self.evaluator.request(", ".join(changed))
+
+    async def on_servers(self, names: Collection[str]) -> None:
+        """These hook servers are registered now; what others have answered is given back."""
+        self._has_koordlet = any(name.startswith(KOORDLET) for name in names)
+        observed = KOORDLETS - self.taken if self._has_koordlet else frozenset()
+        if observed != self._ledger.observed:
+            self._ledger.observed = observed
+            if observed:
+                logger.info("koordlet is registered: what it writes itself is only observed")
+            self.evaluator.request("koordlet")
+        registered = {f"{SERVER_PREFIX}{name}" for name in names}
+        gone = {owner for owner in self._ledger.owners() if owner.startswith(SERVER_PREFIX)} - registered
+        cgroups = self._ledger.forget_owners(gone) if gone else ()
+        if cgroups and not self._is_idle():
+            await self._in_worker(partial(self._ledger.apply_all, cgroups))
+
+    async def _evaluate(
+        self, pod: PodRecord, containers: Sequence[ContainerRecord]
+    ) -> tuple[Decision, Sequence[Decision]]:
+        chain, view = self._chain(), recorded_pod(pod)
+        decision = await chain.evaluate(view)
+        return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
+
+    async def _evaluate_others(self) -> Sequence[Wanted]:
+        chain = self._chain()
+        wanted: list[Wanted] = []
+        if chain.has_policies(Hook.EVALUATE_QOS_CLASS):
+            pods = [
+                (cgroup_path(pod.cgroup_parent), pod)
+                for pod in self._store.pods
+                if pod.state is not Lifecycle.STOPPED and pod.detailed and pod.cgroup_parent
+            ]
+            classes = class_cgroups((path, kube_qos_class(pod.cgroup_parent)) for path, pod in pods)
+            for qos, cgroup in classes.items():
+                path = cgroup_path(cgroup)
+                below = tuple(
+                    ResolvedPod(pod=recorded_pod(pod), cgroup=self._ledger.resolved(pod.cgroup_parent))
+                    for pod_path, pod in pods
+                    if pod_path[: len(path)] == path
+                )
+                decision = await chain.evaluate(ClassView(qos=qos, pods=below))
+                wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
+        if chain.has_policies(Hook.EVALUATE_NODE):
+            wanted += wanted_of_node(await chain.evaluate(chain.node.snapshot()))
+        return wanted
+
+    def _in_worker(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
