@@ -56,23 +56,26 @@ def with_neighbours(names: Iterable[str]) -> set[str]:
     return given.union(*(_BESIDE[name] for name in given if name in _BESIDE))
 
 
-def parents_to_read(jobs: Iterable[Job]) -> Iterator[tuple[Path, set[str]]]:
-    """The cgroups of pods, and the parameters there, that the values of containers have to fit to."""
+def parents_to_read(jobs: Iterable[Job], formats: Formats) -> Iterator[tuple[Path, set[str]]]:
+    """The cgroups of pods, and the parameters there, that changed values of containers have to fit to."""
     for job in jobs:
         if job.plan.book.level is Level.CONTAINER:
-            names = {above for name in job.plan.values for above in _ABOVE.get(name, ())}
+            names = {above for name in _ABOVE if _changes(job, name, formats) for above in _ABOVE[name]}
             if names:
                 yield job.path[:-1], names
 
 
 def depends_on_children(job: Job, formats: Formats) -> bool:
     """Whether a pod is about to get a quota or a list that its containers may not fit to."""
-    plan = job.plan
-    return plan.book.level is Level.POD and any(
-        name in plan.values
-        and not (name in job.present and formats.matches(name, plan.values[name], job.present[name].text))
-        for name in OF_CHILDREN
-    )
+    is_pod = job.plan.book.level is Level.POD
+    return is_pod and any(_changes(job, name, formats) for name in OF_CHILDREN)
+
+
+def _changes(job: Job, name: str, formats: Formats) -> bool:
+    values, present = job.plan.values, job.present
+    if name not in values:
+        return False
+    return name not in present or not formats.matches(name, values[name], present[name].text)
 
 
 def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value | None]]:

@@ -461,7 +461,7 @@ class Ledger:
         """
         looks = {path: self._look(path, held, (), is_look=is_look) for path, held in batch.items()}
         jobs = {path: self._job(path, look) for path, look in looks.items()}
-        for path, names in fitting.parents_to_read(list(jobs.values())):
+        for path, names in fitting.parents_to_read(list(jobs.values()), self._files):
             if path not in jobs:
                 held = self._held.get(path) or self._unclaimed(path)
                 looks[path] = self._look(path, held, names, is_look=is_look)

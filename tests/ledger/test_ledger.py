@@ -866,7 +866,7 @@ def test_a_pod_that_nobody_named_fits_too(ledger: Ledger, files: CgroupFiles) ->
     ledger.claim([box(sets(quota=50_000))])
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     put(files, POD, "cpu.cfs_quota_us", 20_000)
-    ledger.apply(BOX)
+    ledger.verify({Level.POD})
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     ledger.claim([box({})])
     ledger.apply(POD)
