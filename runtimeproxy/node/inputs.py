@@ -78,6 +78,10 @@ class Look(NamedTuple):
     """Whether there are changes without an event."""
 
 
+_TELLING: Final = frozenset({"cpu", "memory"})
+"""Controllers whose files tell the kernel's features."""
+
+
 class NodeInputs:
     """Reads all inputs; used in one thread at a time.
 
@@ -169,7 +173,9 @@ class NodeInputs:
         self._problems = []
         states = {Input.CPUS: _known(local.cpus), Input.MEMORY: _known(local.memory_bytes)}
         facts = self._reader.facts()
-        states[Input.CGROUPS] = _known(facts.cgroup_version)
+        # Before there is a cgroup with their files, as at boot, features are not missing but unknown.
+        telling = _TELLING & facts.controllers.keys()
+        states[Input.CGROUPS] = _known(telling if telling <= facts.files.keys() else None)
         config = kubelet.config.value if kubelet is not None else None
         of_kubelet = kubelet.facts(found.topology) if kubelet is not None else None
         is_kubelet_unknown = kubelet is not None and kubelet.is_unknown
@@ -185,7 +191,7 @@ class NodeInputs:
         }
         states[Input.NORMALIZATION] = self._update_ratio(node, strategies, found.topology, bool(unknown))
         requests = kubelet.allocated_pods.value if kubelet is not None else None
-        states[Input.POD_REQUESTS] = _known(requests)
+        states[Input.POD_REQUESTS] = _state(requests is not None, is_unknown=True)
         if is_restored:
             # A source that is not there now may be there at the first look: nothing is withdrawn yet.
             states = {
@@ -334,7 +340,8 @@ class _Local:
 
 
 def _known(value: object) -> InputState:
-    return InputState.KNOWN if value not in (None, {}) else InputState.UNKNOWN
+    """Known unless it is None or empty."""
+    return InputState.UNKNOWN if value is None or value in ({}, frozenset()) else InputState.KNOWN
 
 
 def _state(is_known: bool, is_unknown: bool) -> InputState:

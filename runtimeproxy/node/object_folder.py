@@ -32,6 +32,8 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 """Of files with objects."""
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_FILES: Final = 256
+MAX_NOTES: Final = 16
+"""Objects of one file that are named because they are not read."""
 
 
 class FileObjects(NamedTuple):
@@ -200,9 +202,12 @@ class ObjectFolder:
                 notes.append(each.reason)
                 if each.of_other_node is not None:
                     of_other_nodes.add(each.of_other_node)
+        notes = list(dict.fromkeys(notes))
+        if len(notes) > MAX_NOTES:
+            notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more objects are not read"]
         value = FileObjects(objects, frozenset(rejected - objects.keys()), frozenset(of_other_nodes))
         source = [each.source for each in objects.values()]
-        return Parsed(value, source, tuple(problems), tuple(dict.fromkeys(notes)))
+        return Parsed(value, source, tuple(problems), tuple(notes))
 
 
 _UNUSED: Final = (

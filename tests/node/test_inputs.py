@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolSource
-from runtimeproxy.node.snapshot import NO_STRATEGIES, Input, InputState, Node, PodCpus, Pool
+from runtimeproxy.node.snapshot import NO_STRATEGIES, Feature, Input, InputState, Node, PodCpus, Pool
 from runtimeproxy.node.watched_file import GRACE_S
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.strategies import Source
+from runtimeproxy.testing import CgroupFiles
 from tests.node.objects_of import (
     BURST,
     LS_POOLS,
@@ -549,3 +550,27 @@ def test_a_strategy_that_moves_to_another_file_tells_so(watched: Watched) -> Non
         provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
         assert provenance.file == str(watched.objects / name)
         (watched.objects / name).unlink()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_features_are_unknown_until_there_is_a_cgroup_that_shows_them(
+    watched: Watched, version: Literal[1, 2]
+) -> None:
+    (watched.machine.cgroups).mkdir()
+    files = CgroupFiles(watched.machine.cgroups, version)
+    assert watched.look().state_of(Input.CGROUPS) is UNKNOWN
+    files.make("/kubepods.slice")
+    if version == 2:
+        (files.folder("/kubepods.slice") / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    node = watched.look()
+    assert Input.CGROUPS in watched.changed
+    assert (node.state_of(Input.CGROUPS), node.cgroup_driver) == (KNOWN, "systemd")
+    assert Feature.BURST in node.features
+
+
+def test_of_many_other_objects_some_are_named(watched: Watched) -> None:
+    pods = [{"kind": "ConfigMap", "metadata": {"name": f"map-{number}"}} for number in range(100)]
+    write(watched.objects / "all.yaml", listed(*pods, config_map(cpu_burst_config=BURST)))
+    assert burst_of(watched.look()) == 200
+    assert len(watched.notes) == 17
+    assert watched.notes[-1].endswith("84 more objects are not read")
