@@ -19,7 +19,7 @@ from runtimeproxy.calls.to_views import (
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
-from runtimeproxy.ledger.answers import NO_CLAIMS, claims_of
+from runtimeproxy.ledger.answers import NO_CLAIMS, by_parameter, claims_of
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
@@ -125,7 +125,13 @@ class CreateContainer(CriCall):
         self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
         # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
+        parent = pod.cgroup_parent if pod is not None else ""
+        self.room_cgroup = parent if self.services.writer.needs_room(parent) else ""
         return pod is not None and pod.detailed
+
+    def room(self) -> Mapping[str, int | str]:
+        """Those of the edited request."""
+        return by_parameter(read_resources(self._request.config.linux.resources))
 
     async def fetch_records(self) -> None:
         if self._request.pod_sandbox_id:

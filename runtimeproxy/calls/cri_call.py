@@ -135,6 +135,9 @@ class CriCall(ABC):
         resized_cgroup: The pod's cgroup if the kubelet has written to it itself before it made this call,
             whatever the runtime answers; else empty. Source: kubelet 1.33, in-place resize; containerd 2.2
             answers UpdatePodSandboxResources with an error.
+        is_resize: Whether the kubelet has resized the pod there; else it may have been disturbed only.
+        room_cgroup: The pod's cgroup if it may have to be raised before the runtime makes or starts a
+            container; else empty.
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
             Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
         due_writes: The cgroup values to write now that the call has succeeded.
@@ -148,6 +151,8 @@ class CriCall(ABC):
     turn_key = ""
     pod_key = ""
     resized_cgroup = ""
+    is_resize = True
+    room_cgroup = ""
     disturbed_cgroup = ""
     due_writes: tuple[DueWrites, ...] = ()
     is_long = False
@@ -179,6 +184,10 @@ class CriCall(ABC):
             decision: On the call's only question, already part of the request; None if no policy had to run.
         """
         return False
+
+    def room(self) -> Mapping[str, int | str]:
+        """The values of a container that its pod's cgroup has to have room for, by cgroup parameter."""
+        return NO_ENTRIES
 
     def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""

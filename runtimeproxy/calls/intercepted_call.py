@@ -233,7 +233,7 @@ class InterceptedCall:
         is_known = call.find_records() or not (has_hooks or any(map(chain.has_policies, method.after)))
         self._turn_key = call.turn_key
         must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
-        if must_wait or call.is_long or (has_hooks and not call.has_one_question):
+        if must_wait or call.is_long or call.room_cgroup or (has_hooks and not call.has_one_question):
             self._turn = services.order.enter(self._turn_key)
             self._task = services.spawn(self._decide_in_task(call))
             return
@@ -331,6 +331,9 @@ class InterceptedCall:
             frame = self._edited_frame(call)
             if call.is_long:
                 await self._prepare_long(call)
+            if call.room_cgroup:
+                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
+                await run(executor, self._services.writer.make_room, call.room_cgroup, call.room())
             if self._call is not None:
                 self._forward(call, frame)
             elif self._is_unseen:

@@ -7,7 +7,7 @@ here; `CallInterceptor.start` opens all waiting calls in the order of their arri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
@@ -97,6 +97,12 @@ class CgroupWriter(Protocol):
 
     def resized(self, cgroup: str) -> None:
         """The same after the kubelet has written to a pod's cgroup itself."""
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
+
+    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
+        """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""

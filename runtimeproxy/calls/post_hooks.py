@@ -54,7 +54,8 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
     cgroup = call.resized_cgroup
     if cgroup and services.writer.is_managed(cgroup):
         run = asyncio.get_running_loop().run_in_executor
-        work = partial(run, services.executor, services.writer.resized, cgroup)
+        look = services.writer.resized if call.is_resize else services.writer.apply
+        work = partial(run, services.executor, look, cgroup)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 

@@ -16,6 +16,7 @@ from runtimeproxy.calls.cri_call import (
     slice_of,
 )
 from runtimeproxy.hooks import ContainerView, Hook, PodView
+from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -33,6 +34,15 @@ class StartContainer(ContainerCall):
         super().__init__(services, request, request.container_id)
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         self._owners: Mapping[str, str] = NO_ENTRIES
+
+    def find_records(self) -> bool:
+        parent = self.pod.cgroup_parent if self.pod is not None else ""
+        self.room_cgroup = parent if self.services.writer.needs_room(parent) else ""
+        return super().find_records()
+
+    def room(self) -> Mapping[str, int | str]:
+        """Those of the runtime's specification."""
+        return by_parameter(self.record.booked) if self.record is not None else NO_ENTRIES
 
     def questions(self) -> Questions:
         """Cgroup values wait for the cgroup."""

@@ -72,8 +72,8 @@ class UpdateContainerResources(ContainerCall):
         # The pod is resized before or after its containers, as the values rise or fall. The CPU manager's
         # updates have nothing but CPUs and memory nodes.
         sent = self._sent
-        is_resize = bool(sent.cpu_shares or sent.cpu_quota_us or sent.memory_limit_bytes)
-        self.resized_cgroup = pod.cgroup_parent if pod is not None and is_resize else ""
+        self.is_resize = bool(sent.cpu_shares or sent.cpu_quota_us or sent.memory_limit_bytes)
+        self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
         return super().find_records()
 
     def questions(self) -> Questions:

@@ -247,6 +247,13 @@ class Ledger:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
             self.apply(cgroup)
 
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether `make_room` might write to a pod's cgroup; for the event loop's thread."""
+        held = self._find(pod_cgroup)
+        if held is None or fitting.OF_CHILDREN.isdisjoint(held.book.entries):
+            return False
+        return fitting.cgroup_version(self._files) == 1
+
     def make_room(self, pod_cgroup: str, values: Mapping[str, Value]) -> None:
         """Raises the quota and the CPUs of a pod, if they are ours, to those of a container to be created.
 
@@ -269,18 +276,20 @@ class Ledger:
         """Lowers the burst of a container whose quota the next update lowers to this."""
         self._executor.lower_burst(cgroup, quota_us)
 
-    def verify(self, levels: Collection[Level], cgroups: Collection[str] | None = None) -> None:
+    def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.
 
         Args:
             levels: Those to look at.
-            cgroups: Ids of the cgroups to look at; None for all.
+            pod_cgroups: Of all running pods: the cgroups of others are left alone; None for all.
         """
+        live = None if pod_cgroups is None else _paths(pod_cgroups)
         with self._lock:
             paths = [
                 path
                 for path, held in self._held.items()
-                if held.book.level in levels and (cgroups is None or held.book.id in cgroups)
+                if held.book.level in levels
+                and (live is None or held.book.level < Level.POD or path in live or path[:-1] in live)
             ]
         for path in paths:
             held = self._held.get(path)

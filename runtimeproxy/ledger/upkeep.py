@@ -93,6 +93,7 @@ class Upkeep:
         self._store = store
         self._ledger = ledger
         self._chain = chain
+        self._cgroup_of = cgroup_of
         self._executor = executor
         self._is_idle = is_idle
         self.evaluator = Evaluator(
@@ -116,7 +117,10 @@ class Upkeep:
             if not levels or self._is_idle():
                 continue
             try:
-                await self._in_worker(partial(self._ledger.verify, levels))
+                running = [
+                    pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
+                ]
+                await self._in_worker(partial(self._ledger.verify, levels, running))
             except Exception:  # a bug costs this look, not the next one
                 logger.exception("cgroup values could not be compared")
 
@@ -134,6 +138,25 @@ class Upkeep:
         changed = sorted(used & set(inputs))
         if changed:
             self.evaluator.request(", ".join(changed))
+
+    async def on_compared(self) -> None:
+        """The records are those of the runtime: forgets what is gone, and evaluates everything again."""
+        pods = {pod.id: pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED}
+        parents = [pod.cgroup_parent for pod in pods.values()]
+        self._ledger.forget_gone(parents, (container.id for container in self._store.containers))
+        shares = {
+            pod.cgroup_parent: pod.requested.cpu_shares
+            for pod in pods.values()
+            if pod.requested.cpu_shares is not None
+        }
+        await self._in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
+        shares = {
+            self._cgroup_of(pods[box.pod_id], box): box.requested.cpu_shares
+            for box in self._store.containers
+            if box.state is Lifecycle.RUNNING and box.pod_id in pods and box.requested.cpu_shares is not None
+        }
+        await self._in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
+        self.evaluator.request("records")
 
     async def on_servers(self, names: Collection[str]) -> None:
         """These hook servers are registered now; what others have answered is given back."""

@@ -347,9 +347,7 @@ class Engine:
         except RuntimeUnavailableError as error:
             logger.info("the runtime's name is not known", extra={"cause": str(error)})
         if not self._is_standby():
-            running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
-            self._cgroups.forget_gone(running, (container.id for container in self._store.containers))
-            self._upkeep.evaluator.request("records")
+            await self._upkeep.on_compared()
             for due in take_due_writes(self._services):
                 await write_due(self._services, due)
         # The runtime's lists take much memory, and are read once in minutes.

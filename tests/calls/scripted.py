@@ -131,6 +131,8 @@ class RecordedWriter:
     renewed: list[str] = field(default_factory=list)
     booked: list[Wanted] = field(default_factory=list)
     quotas: list[tuple[str, int]] = field(default_factory=list)
+    rooms: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
+    narrow: str = "nowhere"
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
 
@@ -168,6 +170,12 @@ class RecordedWriter:
 
     def resized(self, cgroup: str) -> None:
         self.apply(cgroup)
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        return pod_cgroup == self.narrow
+
+    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
+        self.rooms.append((pod_cgroup, dict(values)))
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         self.quotas.append((cgroup, quota_us))

@@ -247,3 +247,18 @@ async def test_a_thousand_life_cycles_leave_nothing_behind(desk: Surroundings) -
         gone = desk.call("RemovePodSandbox", api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id))
         await gone.succeeded(api_pb2.RemovePodSandboxResponse())
     assert len(desk.store.pods) == len(desk.store.containers) == desk.tasks == desk.waiting_keys == 0
+
+
+async def test_a_pod_that_is_too_small_gets_room_before_its_container(desk: Surroundings) -> None:
+    """Cgroup version 1 refuses a child with more than its parent."""
+    await desk.load()
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = desk.writer.narrow = "/kubepods/besteffort/podu1"
+    await desk.run_pod(config, POD_ID)
+    container = container_config()
+    container.linux.resources.cpu_quota = 50_000
+    await desk.create(POD_ID, config, container, CONTAINER_ID)
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
+    quotas = [(cgroup, values["cpu.cfs_quota_us"]) for cgroup, values in desk.writer.rooms]
+    assert quotas == [(config.linux.cgroup_parent, 50_000)] * 2
