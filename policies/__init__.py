@@ -4,7 +4,11 @@ from typing import Final
 
 BUILT_IN: Final = (
     "policies.batch_resource:BatchResource",
+    "policies.cpu_burst:CpuBurst",
+    "policies.cpu_normalization:CpuNormalization",
     "policies.cpuset:Cpuset",
     "policies.gpu_env:GpuEnv",
+    "policies.group_identity:GroupIdentity",
+    "policies.memory_qos:MemoryQoS",
 )
-"""All policies that are loaded by default, as `module:Class`; they run in the order of their priorities."""
+"""All policies of the proxy's own, as `module:Class`; those with `is_default` are used without being told."""

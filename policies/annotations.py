@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, NoReturn, TypeAlias
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.units import quantity_bytes
+from runtimeproxy.units import is_cpu_list, quantity_bytes, quantity_millicores
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 """The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
@@ -20,6 +23,11 @@ EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 """The containers' batch resources, which the CRI does not carry. Source: policies spec 1.2, 1.6.2."""
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
 """The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
+
+BATCH_CPU: Final = "kubernetes.io/batch-cpu"
+"""In whole millicores. Source: policies spec 1.5."""
+BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
+"""In bytes. Source: policies spec 1.5."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
 """Size of the cache of parsed texts, per annotation: all containers of a pod have the same one."""
@@ -131,3 +139,108 @@ def parse(name: str, text: str) -> Place:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStatus:
+    """The scheduler's allocation for a pod, as far as policies use it."""
+
+    cpus: str | None = None
+    """The CPU list, as it is written; None if no CPUs are allocated.
+
+    The full syntax of the kernel is accepted, such as `,8-15`; the proxy rewrites it in plain spelling.
+    """
+    numa_nodes: tuple[int, ...] = ()
+    """The NUMA nodes from which CPU is allocated, in the annotation's order; empty beside `cpus`."""
+
+
+_NO_STATUS: Final = ResourceStatus()
+
+
+def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
+    """Return the scheduler's allocation for a pod. Source: policies spec 1.6.1, 2.4.
+
+    Raises:
+        AnnotationError: the annotation is malformed, or its CPUs are not a CPU list.
+    """
+    text = annotations.get(RESOURCE_STATUS)
+    return _NO_STATUS if text is None else _resource_status(text)
+
+
+@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+def _resource_status(text: str) -> ResourceStatus:
+    status = parse(RESOURCE_STATUS, text)
+    place = status.member("cpuset")
+    cpus = place.text()
+    if cpus and not is_cpu_list(cpus):
+        place.fail("is not a CPU list")
+    if cpus:
+        # Nodes do not count beside CPUs, so an unreadable one does not matter.
+        return ResourceStatus(cpus)
+    nodes: dict[int, None] = {}
+    for entry in status.member("numaNodeResources").items():
+        node = entry.member("node").integer()
+        resources = entry.member("resources").entries()
+        if any(name in resources and resources[name].quantity(read) > 0 for name, read in _CPU_RESOURCES):
+            nodes[node] = None
+    return ResourceStatus(None, tuple(nodes))
+
+
+_CPU_RESOURCES: Final = (("cpu", quantity_millicores), (BATCH_CPU, quantity_bytes))
+"""Resources that are CPU, and how their quantities are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContainer:
+    """The batch resources of one container; 0 if absent, None if unreadable."""
+
+    request_cpu_millicores: int | None = 0
+    limit_cpu_millicores: int | None = 0
+    request_memory_bytes: int | None = 0
+    limit_memory_bytes: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpecification:
+    """The content of the annotation."""
+
+    containers: Mapping[str, BatchContainer] = field(default_factory=dict)
+    """By name."""
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The unreadable parts, by container."""
+
+
+def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
+    """Return the batch resources of a pod's containers.
+
+    Raises:
+        AnnotationError: the whole annotation is unreadable.
+    """
+    text = annotations.get(EXTENDED_RESOURCE_SPEC)
+    return BatchSpecification() if text is None else _batch_specification(text)
+
+
+@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+def _batch_specification(text: str) -> BatchSpecification:
+    entries = parse(EXTENDED_RESOURCE_SPEC, text).member("containers").entries()
+    containers: dict[str, BatchContainer] = {}
+    problems: dict[str, tuple[str, ...]] = {}
+    for name, entry in entries.items():
+        found: list[str] = []
+        containers[name] = BatchContainer(
+            request_cpu_millicores=_amount(entry, "requests", BATCH_CPU, found),
+            limit_cpu_millicores=_amount(entry, "limits", BATCH_CPU, found),
+            request_memory_bytes=_amount(entry, "requests", BATCH_MEMORY, found),
+            limit_memory_bytes=_amount(entry, "limits", BATCH_MEMORY, found),
+        )
+        if found:
+            problems[name] = tuple(dict.fromkeys(found))
+    return BatchSpecification(MappingProxyType(containers), MappingProxyType(problems))
+
+
+def _amount(entry: Place, member: str, resource: str, problems: list[str]) -> int | None:
+    try:
+        return entry.member(member).entries().get(resource, Place("", None)).quantity()
+    except AnnotationError as error:
+        problems.append(str(error))
+        return None

@@ -2,29 +2,27 @@
 
 The kubelet gives a pod that only requests `kubernetes.io/batch-cpu` and `-memory` the least CPU weight and
 no limits. A webhook writes the amounts into an annotation; this policy converts them to the cgroup values of
-the same amounts of native resources (policies spec 2.2).
+the same amounts of native resources (policies spec 2.2). All containers that the annotation names count, init
+containers and sidecars too. A container that it does not name keeps what the kubelet gives it, and the pod's
+own cgroup has room for that.
 
-It differs from Koordinator in three points: a specification without containers changes nothing (Koordinator
-writes a memory limit of 0); a quota that falls below the kernel's minimum by the CPU normalization ratio is
-raised to the minimum; and an unreadable amount affects only the values that depend on it (in Koordinator the
-whole annotation is then an error).
+Quotas are divided by the node's CPU normalization ratio. They are left unlimited while best-effort pods are
+suppressed by one quota for all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar, Final
 
 from policies.annotations import (
     EXTENDED_RESOURCE_SPEC,
-    REMEMBERED_ANNOTATIONS,
     AnnotationError,
-    Place,
-    parse,
+    BatchContainer,
+    batch_specification,
 )
 from runtimeproxy.hooks import (
     ContainerChange,
@@ -36,45 +34,57 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.schema import CpuSuppressPolicy, Threshold
 from runtimeproxy.units import (
+    CPU_PERIOD_US,
+    MAX_CPU_SHARES,
     MAX_INT64,
     MIN_CPU_QUOTA_US,
+    MIN_CPU_SHARES,
     UNLIMITED,
     cpu_quota_us_from_millicores,
     cpu_shares_from_millicores,
 )
-
-BATCH_CPU: Final = "kubernetes.io/batch-cpu"
-"""In whole millicores. Source: policies spec 1.5."""
-BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
-"""In bytes. Source: policies spec 1.5."""
 
 _REASON: Final = "batch resources of a best-effort pod"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResourceOptions:
-    """Settings of the policy; Koordinator derives both from its NodeSLO and the node's annotations."""
+    """Settings of the policy, in place of the node's strategy and its normalization ratio."""
 
-    cfs_quota_enabled: bool = True
-    """False leaves all quotas unlimited, for nodes whose best-effort pods share one suppressed quota."""
-    cpu_normalization_ratio: float = -1.0
-    """Speed of this node's CPUs relative to the nominal ones; quotas are divided by it if it is above 1."""
+    cfs_quota_enabled: bool | None = None
+    """False leaves all quotas unlimited, for nodes whose best-effort pods share one suppressed quota; true
+    sets them. Unset, `resource-threshold-config` decides."""
+    cpu_normalization_ratio: float | None = None
+    """Speed of this node's CPUs relative to the nominal ones; quotas are divided by it if it is above 1.
+    Unset, the node's ratio counts."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.cpu_normalization_ratio):
+        if self.cpu_normalization_ratio is not None and not math.isfinite(self.cpu_normalization_ratio):
             raise ValueError("cpu_normalization_ratio is not a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchContainer:
-    """The batch resources of one container; 0 if absent, None if unreadable."""
+class QuotaRule:
+    """How CPU limits become quotas on this node."""
 
-    request_cpu_millicores: int | None = 0
-    limit_cpu_millicores: int | None = 0
-    limit_memory_bytes: int | None = 0
+    has_quotas: bool = True
+    ratio: float = -1.0
+    """The divisor; applied if above 1."""
+
+
+def quota_rule(
+    threshold: Threshold, normalization_ratio: float | None, options: BatchResourceOptions
+) -> QuotaRule:
+    """Return the rule of a node. Source: policies spec 2.2, "rule inputs"."""
+    is_suppressed = threshold.enable and threshold.cpu_suppress_policy is CpuSuppressPolicy.CFS_QUOTA
+    enabled, ratio = options.cfs_quota_enabled, options.cpu_normalization_ratio
+    if ratio is None:
+        ratio = -1.0 if normalization_ratio is None else normalization_ratio
+    return QuotaRule(has_quotas=not is_suppressed if enabled is None else enabled, ratio=ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,52 +98,7 @@ class BatchValues:
     """-1 means unlimited."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSpecification:
-    """The content of the annotation."""
-
-    containers: Mapping[str, BatchContainer] = field(default_factory=dict)
-    """By name."""
-    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The unreadable parts, by container."""
-
-
-def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
-    """Return the batch resources of a pod's containers.
-
-    Raises:
-        AnnotationError: the whole annotation is unreadable.
-    """
-    text = annotations.get(EXTENDED_RESOURCE_SPEC)
-    return BatchSpecification() if text is None else _batch_specification(text)
-
-
-@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
-def _batch_specification(text: str) -> BatchSpecification:
-    entries = parse(EXTENDED_RESOURCE_SPEC, text).member("containers").entries()
-    containers: dict[str, BatchContainer] = {}
-    problems: dict[str, tuple[str, ...]] = {}
-    for name, entry in entries.items():
-        found: list[str] = []
-        containers[name] = BatchContainer(
-            request_cpu_millicores=_amount(entry, "requests", BATCH_CPU, found),
-            limit_cpu_millicores=_amount(entry, "limits", BATCH_CPU, found),
-            limit_memory_bytes=_amount(entry, "limits", BATCH_MEMORY, found),
-        )
-        if found:
-            problems[name] = tuple(dict.fromkeys(found))
-    return BatchSpecification(MappingProxyType(containers), MappingProxyType(problems))
-
-
-def _amount(entry: Place, member: str, resource: str, problems: list[str]) -> int | None:
-    try:
-        return entry.member(member).entries().get(resource, Place("", None)).quantity()
-    except AnnotationError as error:
-        problems.append(str(error))
-        return None
-
-
-def container_values(container: BatchContainer, options: BatchResourceOptions) -> BatchValues:
+def container_values(container: BatchContainer, rule: QuotaRule) -> BatchValues:
     """Return the cgroup values of a container. Source: policies spec 2.2, container level."""
     request, limit = container.request_cpu_millicores, container.limit_cpu_millicores
     memory_bytes = container.limit_memory_bytes
@@ -141,15 +106,28 @@ def container_values(container: BatchContainer, options: BatchResourceOptions) -
         memory_bytes = UNLIMITED
     return BatchValues(
         cpu_shares=None if request is None else cpu_shares_from_millicores(request),
-        cpu_quota_us=None if limit is None else _quota_us(limit, options),
+        cpu_quota_us=None if limit is None else _quota_us(limit, rule),
         memory_limit_bytes=memory_bytes,
     )
 
 
-def pod_values(containers: Iterable[BatchContainer], options: BatchResourceOptions) -> BatchValues | None:
+def pod_values(
+    containers: Iterable[BatchContainer],
+    rule: QuotaRule,
+    native: Resources | None = None,
+    *,
+    has_others: bool = False,
+) -> BatchValues | None:
     """Return the cgroup values of a pod; None if no container is listed.
 
-    One listed container without a limit makes the pod unlimited. Source: policies spec 2.2, pod level.
+    One container without a limit makes the pod unlimited. Source: policies spec 2.2, pod level.
+
+    Args:
+        containers: those that the annotation lists.
+        rule: of this node.
+        native: what the kubelet asks for the sandbox: the sum of native requests and limits, which only
+            containers that are not listed can have. It is added.
+        has_others: whether there are containers that are not listed. Without any native limit they have none.
     """
     listed = tuple(containers)
     if not listed:
@@ -157,14 +135,31 @@ def pod_values(containers: Iterable[BatchContainer], options: BatchResourceOptio
     requests = _all_known(each.request_cpu_millicores for each in listed)
     limits = _all_known(each.limit_cpu_millicores for each in listed)
     memory = _all_known(each.limit_memory_bytes for each in listed)
+    native_shares, native_quota_us, native_bytes = _native(native or Resources())
     shares = quota_us = memory_bytes = None
     if requests is not None:
         shares = cpu_shares_from_millicores(sum(max(each, 0) for each in requests))
+        shares = min(shares + native_shares, MAX_CPU_SHARES)
     if limits is not None:
-        quota_us = _quota_us(sum(limits), options) if min(limits) > 0 else UNLIMITED
+        quota_us = _quota_us(sum(limits), rule) if min(limits) > 0 else UNLIMITED
+        quota_us = _sum(quota_us, native_quota_us, has_others=has_others)
     if memory is not None:
         memory_bytes = min(sum(memory), MAX_INT64) if min(memory) > 0 else UNLIMITED
+        memory_bytes = _sum(memory_bytes, native_bytes, has_others=has_others)
     return BatchValues(cpu_shares=shares, cpu_quota_us=quota_us, memory_limit_bytes=memory_bytes)
+
+
+def _native(sandbox: Resources) -> tuple[int, int, int]:
+    """Return native shares, quota for a period of 100 ms, and memory limit; 0 for none."""
+    shares = sandbox.cpu_shares or 0
+    quota_us = max(sandbox.cpu_quota_us or 0, 0) * CPU_PERIOD_US // (sandbox.cpu_period_us or CPU_PERIOD_US)
+    return shares if shares > MIN_CPU_SHARES else 0, quota_us, max(sandbox.memory_limit_bytes or 0, 0)
+
+
+def _sum(batch: int, native: int, *, has_others: bool) -> int:
+    if batch == UNLIMITED or (has_others and not native):
+        return UNLIMITED
+    return min(batch + native, MAX_INT64)
 
 
 def _all_known(amounts: Iterable[int | None]) -> list[int] | None:
@@ -190,11 +185,13 @@ def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int | None
     return min(memory_limit_bytes + max(swap_bytes - (requested.memory_limit_bytes or 0), 0), MAX_INT64)
 
 
-def _quota_us(limit_millicores: int, options: BatchResourceOptions) -> int:
-    quota_us = cpu_quota_us_from_millicores(limit_millicores) if options.cfs_quota_enabled else UNLIMITED
-    if quota_us <= 0 or options.cpu_normalization_ratio <= 1:
+def _quota_us(limit_millicores: int, rule: QuotaRule) -> int:
+    quota_us = cpu_quota_us_from_millicores(limit_millicores) if rule.has_quotas else UNLIMITED
+    if quota_us <= 0 or rule.ratio <= 1:
         return quota_us
-    return max(math.ceil(quota_us / options.cpu_normalization_ratio), MIN_CPU_QUOTA_US)
+    # Exact for the decimal text of a ratio: 1.1 as a float is a little more than 1.1.
+    dividend, divisor = Decimal(str(rule.ratio)).as_integer_ratio()
+    return max(-(-quota_us * divisor // dividend), MIN_CPU_QUOTA_US)
 
 
 class BatchResource(Policy):
@@ -204,6 +201,9 @@ class BatchResource(Policy):
     selector: ClassVar[PodSelector] = PodSelector(
         qos_classes=frozenset({QoSClass.BE}), annotations=(EXTENDED_RESOURCE_SPEC,)
     )
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset(
+        {Input.STRATEGIES, Input.NORMALIZATION, Input.POD_REQUESTS}
+    )
     priority: ClassVar[int] = 20
     options_type: ClassVar[type[BatchResourceOptions] | None] = BatchResourceOptions
 
@@ -212,10 +212,25 @@ class BatchResource(Policy):
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the values of the pod's own cgroup."""
-        values, problems = self._pod_cgroup(pod)
-        if not values and not problems:
+        if pod.qos is not QoSClass.BE:
             return None
-        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+        try:
+            specification = batch_specification(pod.annotations)
+        except AnnotationError as error:
+            return PodChange(problems=(str(error),))
+        listed = specification.containers
+        others = any(uid == pod.uid and name not in listed for uid, name in node.requests)
+        values = pod_values(listed.values(), self._rule(node), pod.resources, has_others=others)
+        if values is None:
+            return None
+        named = {
+            "cpu.shares": values.cpu_shares,
+            "cpu.cfs_quota_us": values.cpu_quota_us,
+            "memory.limit_in_bytes": values.memory_limit_bytes,
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        problems = tuple(each for found in specification.problems.values() for each in found)
+        return PodChange(cgroup=known, problems=problems, reason=_REASON)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the container's resources."""
@@ -228,7 +243,7 @@ class BatchResource(Policy):
         batch = specification.containers.get(container.name)
         if batch is None:
             return None
-        values = container_values(batch, self._options)
+        values = container_values(batch, self._rule(node))
         swap_bytes = memory_swap_limit_bytes(container.requested, values.memory_limit_bytes)
         resources = ResourceChange(
             cpu_shares=values.cpu_shares,
@@ -239,21 +254,5 @@ class BatchResource(Policy):
         problems = specification.problems.get(container.name, ())
         return ContainerChange(resources=resources, problems=problems, reason=_REASON)
 
-    def _pod_cgroup(self, pod: PodView) -> tuple[Mapping[str, int], tuple[str, ...]]:
-        """Return the values, and the unreadable parts of the annotation."""
-        if pod.qos is not QoSClass.BE:
-            return {}, ()
-        try:
-            specification = batch_specification(pod.annotations)
-        except AnnotationError as error:
-            return {}, (str(error),)
-        values = pod_values(specification.containers.values(), self._options)
-        if values is None:
-            return {}, ()
-        named = {
-            "cpu.shares": values.cpu_shares,
-            "cpu.cfs_quota_us": values.cpu_quota_us,
-            "memory.limit_in_bytes": values.memory_limit_bytes,
-        }
-        known = {name: value for name, value in named.items() if value is not None}
-        return known, tuple(each for found in specification.problems.values() for each in found)
+    def _rule(self, node: Node) -> QuotaRule:
+        return quota_rule(node.strategies.threshold, node.normalization_ratio, self._options)

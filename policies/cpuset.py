@@ -1,8 +1,11 @@
-"""CPU sets: the CPUs that Koordinator's scheduler allocated to a pod, without a CPU quota.
+"""CPU sets: the CPUs that the scheduler allocated to a pod, or those that its class shares.
 
-The scheduler writes the CPUs into an annotation. All containers of the pod get exactly these CPUs, and the
-quotas of containers and pod are removed: throttling has no use on CPUs that belong to the pod alone (policies
-spec 2.4, step 1 and "quota unset").
+The scheduler writes a pod's own CPUs into an annotation. All containers of the pod get exactly these, and the
+quotas of containers and pod are removed: throttling has no use on CPUs that belong to the pod alone. Pods
+without CPUs of their own get the shared pools of their class, where the node knows any (policies spec 2.4).
+
+The kubelet's CPU manager is not fought: CPUs that it gave to one container alone stay as they are, and where
+this policy decides, the kubelet's updates carry the same CPUs as the creation.
 """
 
 from __future__ import annotations
@@ -12,21 +15,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
 
-from policies.annotations import REMEMBERED_ANNOTATIONS, RESOURCE_STATUS, AnnotationError, parse
+from policies.annotations import RESOURCE_STATUS, AnnotationError, ResourceStatus, resource_status
+from policies.host_applications import host_application_values
 from runtimeproxy.hooks import (
+    CLEAR,
+    Clear,
     ContainerChange,
     ContainerView,
+    NodeChange,
     PodChange,
     PodSelector,
     PodView,
     Policy,
     ResourceChange,
 )
-from runtimeproxy.node.snapshot import Node
-from runtimeproxy.units import UNLIMITED, is_cpu_list
+from runtimeproxy.node.snapshot import Input, Node, Pool, Pools
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.units import UNLIMITED, format_cpu_list
 
-_REASON: Final = "CPUs allocated by the scheduler"
+REMEMBERED_LISTS: Final = 64
+"""Size of the cache of joined pools: most containers of a node have the same."""
+
+_ALLOCATED: Final = "CPUs allocated by the scheduler"
+_SHARED: Final = "CPUs that the class shares"
 _NO_QUOTA_WITHOUT_CPUS: Final = {"resources.cpu_quota_us": "resources.cpuset_cpus"}
+_STATIC: Final = "static"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,58 +48,125 @@ class CpusetOptions:
 
     disable_unset_cpu_quota: bool = False
     """True keeps the quotas of pods with a CPU set; Koordinator's flag of the same name."""
+    be_cpu_manager: bool = False
+    """True places `BE` pods in the pools of the NUMA nodes that the scheduler chose; Koordinator's feature
+    gate BECPUManager."""
 
 
-def allocated_cpus(annotations: Mapping[str, str]) -> str | None:
-    """Return the CPU list allocated to a pod, as it is written; None if none is allocated.
+@dataclass(frozen=True, slots=True)
+class CpuRule:
+    """What this node says of shared CPUs."""
 
-    The full syntax of the kernel is accepted, such as `,8-15`; the proxy rewrites it in plain spelling.
+    pools: Pools | None = None
+    """None: it knows no pools."""
+    cpu_manager_policy: str | None = None
+    """The kubelet's, `none` or `static`; None: not known."""
+    uses_be_pools: bool = False
 
-    Raises:
-        AnnotationError: the annotation is malformed, or not a CPU list.
+
+def container_cpus(
+    qos: QoSClass, kube_qos: KubeQoSClass, status: ResourceStatus, rule: CpuRule, *, has_static_cpus: bool
+) -> str | Clear | None:
+    """Return the CPUs of a pod's container as a list, CLEAR for no own CPUs, None to leave them alone.
+
+    Source: policies spec 2.4, decision order, with two differences: CPUs that the kubelet's CPU manager gave
+    to this container alone are left alone unless the scheduler allocated some; and while the CPU manager's
+    policy is not known, containers without a class of their own are left alone.
+
+    Args:
+        qos: the pod's class by label.
+        kube_qos: the pod's Kubernetes QoS class.
+        status: the scheduler's allocation.
+        rule: of this node.
+        has_static_cpus: whether the kubelet's CPU manager gave CPUs to this container alone.
     """
-    text = annotations.get(RESOURCE_STATUS)
-    return None if text is None else _allocated_cpus(text)
+    if status.cpus is not None:
+        return status.cpus
+    pools = rule.pools
+    if pools is None or has_static_cpus:
+        return None
+    if status.numa_nodes and (qos is not QoSClass.BE or rule.uses_be_pools):
+        return _joined(pools.be if qos is QoSClass.BE else pools.ls, status.numa_nodes)
+    if qos is QoSClass.SYSTEM and pools.system_cpus:
+        return format_cpu_list(pools.system_cpus)
+    if qos is QoSClass.LS:
+        return _joined(pools.ls)
+    if kube_qos is KubeQoSClass.BEST_EFFORT:
+        return CLEAR
+    if rule.cpu_manager_policy in (None, _STATIC):
+        return None
+    return _joined(pools.ls)
 
 
-@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
-def _allocated_cpus(text: str) -> str | None:
-    place = parse(RESOURCE_STATUS, text).member("cpuset")
-    cpus = place.text()
-    if cpus and not is_cpu_list(cpus):
-        place.fail("is not a CPU list")
-    return cpus or None
+def host_cpus(qos: QoSClass, pools: Pools) -> str | None:
+    """Return the CPUs of a host application; None to leave them alone. Source: policies spec 2.4."""
+    return _joined(pools.ls) if qos is QoSClass.LS else None
+
+
+@lru_cache(maxsize=REMEMBERED_LISTS)
+def _joined(pools: tuple[Pool, ...], numa_nodes: tuple[int, ...] | None = None) -> str | None:
+    """Return the CPUs of pools, of some NUMA nodes or all; None if there are none."""
+    chosen = [pool.cpus for pool in pools if numa_nodes is None or pool.numa_node in numa_nodes]
+    return format_cpu_list({cpu for cpus in chosen for cpu in cpus}) or None
 
 
 class Cpuset(Policy):
-    """Sets the CPU set from `resource-status` and removes the CPU quota, for all QoS classes."""
+    """Sets the CPU set from `resource-status` and removes the CPU quota; else the CPUs of the class."""
 
     name: ClassVar[str] = "cpuset"
-    selector: ClassVar[PodSelector] = PodSelector(annotations=(RESOURCE_STATUS,))
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {
+        Input.POOLS: PodSelector(annotations=(RESOURCE_STATUS,))
+    }
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.POOLS, Input.KUBELET, Input.STRATEGIES})
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 
     def __init__(self, options: CpusetOptions | None = None) -> None:
-        self._unsets_quota = not (options or CpusetOptions()).disable_unset_cpu_quota
+        self._options = options or CpusetOptions()
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Remove the quota of the pod's own cgroup."""
-        if not self._unsets_quota:
-            return None
+        """Return that the pod's own cgroup has no quota."""
         try:
-            cpus = allocated_cpus(pod.annotations)
+            status = resource_status(pod.annotations)
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
-        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_REASON) if cpus else None
+        if status.cpus is None or self._options.disable_unset_cpu_quota:
+            return None
+        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_ALLOCATED)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Set the container's CPUs, and remove its quota."""
+        """Return the container's CPUs."""
+        pod = container.pod
         try:
-            cpus = allocated_cpus(container.pod.annotations)
+            status = resource_status(pod.annotations)
         except AnnotationError as error:
             return ContainerChange(problems=(str(error),))
+        kubelet = node.kubelet
+        rule = CpuRule(
+            pools=node.pools,
+            cpu_manager_policy=None if kubelet is None else kubelet.cpu_manager_policy,
+            uses_be_pools=self._options.be_cpu_manager,
+        )
+        has_static_cpus = kubelet is not None and (pod.uid, container.name) in kubelet.static_cpus
+        cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
         if cpus is None:
             return None
-        quota_us = UNLIMITED if self._unsets_quota else None
+        if status.cpus is None:
+            return ContainerChange(resources=ResourceChange(cpuset_cpus=cpus), reason=_SHARED)
+        quota_us = None if self._options.disable_unset_cpu_quota else UNLIMITED
         resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=quota_us)
-        return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_REASON)
+        return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED)
+
+    def node(self, node: Node) -> NodeChange | None:
+        """Return the CPUs of host applications."""
+        pools = node.pools
+        applications = node.strategies.host_applications
+        if pools is None or not applications:
+            return None
+
+        def values_of(qos: QoSClass) -> Mapping[str, int | str]:
+            cpus = host_cpus(qos, pools)
+            return {} if cpus is None else {"cpuset.cpus": cpus}
+
+        cgroups, problems = host_application_values(applications, node.cgroup_driver, values_of)
+        return NodeChange(cgroups=cgroups, reason=_SHARED, problems=problems)

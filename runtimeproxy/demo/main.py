@@ -407,9 +407,16 @@ def _report(changes: list[Change]) -> int:
 
 
 def _why_untouched(policy: type[Policy], pod: DemoPod) -> str:
-    classes, annotations = policy.selector.qos_classes, policy.selector.annotations
+    if not policy.is_default:
+        return "off by default"
+    # The demo's node has neither strategies nor shared pools.
+    missing = next(iter(policy.selector_without), None)
+    selector = policy.selector if missing is None else policy.selector_without[missing]
+    classes, annotations = selector.qos_classes, selector.annotations
     if classes is not None and pod.qos not in classes:
         return f"selects QoS class {' or '.join(sorted(classes))} only"
     if annotations and not set(annotations) & set(pod.annotations):
         return f"no annotation {' or '.join(annotations)}"
+    if missing is not None:
+        return f"this node has no {missing}"
     return "selects this pod, and found nothing to change"

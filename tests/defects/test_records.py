@@ -20,7 +20,7 @@ from tests.lab.deadline import wait_until
 
 MIB = 1 << 20
 BUSY = CallError("INTERNAL", "busy")
-POLICIES = "STATUS=3 policies"
+POLICIES = "STATUS=5 policies"
 
 
 @pytest.mark.defect(2)

@@ -77,7 +77,9 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     assert ["main", "env[NVIDIA_VISIBLE_DEVICES]", "-", "->", "<set>"] in shown["inference"]
     assert shown["logging"][0] == ["logging,", "QoS", "class", "SYSTEM:", "untouched"]
     assert ["batch-resource", "selects", "QoS", "class", "BE", "only"] in shown["web"]
-    assert ["cpuset", "no", "annotation", "scheduling.koordinator.sh/resource-status"] in shown["web"]
+    assert ["gpu-env", "no", "annotation", "scheduling.koordinator.sh/device-allocated"] in shown["web"]
+    assert ["group-identity", "this", "node", "has", "no", "strategies"] in shown["web"]
+    assert ["memory-qos", "off", "by", "default"] in shown["web"]
     assert done.stdout.endswith("6 pods ran through the proxy: 4 changed, 2 untouched\n")
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert "\x1b" not in done.stdout

@@ -17,11 +17,12 @@ from runtimeproxy.hooks.decision import evaluate
 from runtimeproxy.hooks.loaded import overridden_methods
 from runtimeproxy.hooks.loading import built_in, checked, import_class, load
 from runtimeproxy.hooks.policy import METHOD_HOOKS
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
 FOLDER = Path(policies.__file__).parent
-NO_POLICIES = {"__init__", "annotations", "template"}
+NO_POLICIES = {"__init__", "annotations", "host_applications", "template"}
 README = (FOLDER / "README.md").read_text()
 
 
@@ -45,12 +46,19 @@ def test_loading_with_default_options_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
 
 
-def test_the_built_in_policies_run_in_the_order_of_koordinators_hooks() -> None:
+def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
+    """Beside `gpu-env`, a stated difference."""
     assert [policy.name for policy in load(built_in())] == [
         "batch-resource",
         "cpuset",
+        "group-identity",
+        "cpu-burst",
         "gpu-env",
     ]
+    others = {policy.name for policy in built_in() if not policy.is_default}
+    assert others == {"cpu-normalization", "memory-qos"}
+    enabled = {name: PolicySettings(enabled=True) for name in others}
+    assert others <= {policy.name for policy in load(built_in(), enabled)}
 
 
 def test_the_template_fulfils_the_contract() -> None:
@@ -62,14 +70,15 @@ def test_the_template_fulfils_the_contract() -> None:
 def test_the_readme_names_each_policy_with_its_methods_and_options(reference: str) -> None:
     (policy,) = checked([import_class(reference)])
     row = next(line for line in README.splitlines() if line.startswith(f"| `{policy.name}`"))
-    (methods,) = re.findall(r"\| \d+ \| ([^|]*) \|", row)
+    ((state, methods),) = re.findall(r"\| (on|off) \| \d+ \| ([^|]*) \|", row)
+    assert (state == "on") is policy.is_default
     assert tuple(re.findall(r"`(\w+)`", methods)) == overridden_methods(policy)
     assert f" {policy.priority} " in row
     options = policy.options_type
-    assert options is not None
-    assert is_dataclass(options)
-    for option in fields(options):
-        assert f"`{option.name}`" in README
+    if options is not None:
+        assert is_dataclass(options)
+        for option in fields(options):
+            assert f"| `{policy.name}` | `{option.name}` |" in README
 
 
 def test_the_readme_names_each_method() -> None:

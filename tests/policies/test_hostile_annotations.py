@@ -10,12 +10,20 @@ import pytest
 
 from policies.annotations import DEVICE_ALLOCATED, EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from policies.batch_resource import BatchResource
+from policies.cpu_burst import CpuBurst
+from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
+from policies.group_identity import GroupIdentity
+from policies.memory_qos import MemoryQoS
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.names import CPU_BURST, CPU_QOS, MEMORY_QOS
+from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy
+from runtimeproxy.slo.schema import MemoryQoS as MemoryStrategy
+from runtimeproxy.slo.strategies import Strategies
 
 SIZE = 256 * 1024
 MOST_CPU_S = 2.0
@@ -41,8 +49,17 @@ HOSTILE: dict[str, str] = {
     "a quantity": '{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":"' + "1" * SIZE + '"}}}}',
     "an exponent": '{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":"1e99999999"}}}}',
     "devices": '{"gpu":[' + ",".join('{"minor":1,"id":"a"}' for _ in range(SIZE // 21)) + "]}",
+    "nodes": '{"numaNodeResources":['
+    + ",".join('{"node":1,"resources":{"cpu":"1"}}' for _ in range(SIZE // 36))
+    + "]}",
     "kinds of devices": "{" + ",".join(f'"{number}":[]' for number in range(SIZE // 10)) + "}",
 }
+
+_CLASS = ClassQoS(cpu_qos=CpuQoS(enable=True), memory_qos=MemoryStrategy(enable=True, min_limit_percent=50))
+NODE = Node(
+    strategies=Strategies(qos=QoSStrategy(lsr_class=_CLASS, ls_class=_CLASS, be_class=_CLASS)),
+    normalization_ratio=1.2,
+)
 
 TURNS: dict[str, Callable[[ContainerView], object]] = {
     "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
@@ -50,15 +67,20 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "cpuset, pod": lambda view: Cpuset().pod(view.pod, Node()),
     "cpuset": lambda view: Cpuset().container(view, Node()),
     "gpu-env": lambda view: GpuEnv().container(view, Node()),
+    "cpu-normalization, pod": lambda view: CpuNormalization().pod(view.pod, NODE),
+    "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
+    "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
+    "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
 }
+KEYS = (RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED, CPU_BURST, CPU_QOS, MEMORY_QOS)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS.keys())
 def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], object], text: str) -> None:
     """Whatever the policy makes of it: a change, nothing, or an error of its own."""
-    annotations = dict.fromkeys((RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED), text)
-    for qos in (QoSClass.LSR, QoSClass.BE):
+    annotations = dict.fromkeys(KEYS, text)
+    for qos in (QoSClass.LSR, QoSClass.LS, QoSClass.BE):
         pod = PodView(qos=qos, annotations=annotations, cgroup_parent="/kubepods/pod1")
         view = ContainerView(name="main", pod=pod)
         before_s = time.thread_time()

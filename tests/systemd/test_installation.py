@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from policies import BUILT_IN
 from runtimeproxy import __version__
 from runtimeproxy.config.sources import load
-from runtimeproxy.hooks.loading import import_class
+from runtimeproxy.hooks.loading import built_in
 from tests.lab.programs import REPOSITORY, missing
 
 README = REPOSITORY / "systemd" / "README.md"
@@ -102,9 +101,9 @@ def test_the_short_steps_are_those_of_the_long_ones() -> None:
 def test_step_0_switches_off_every_policy_that_is_on(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
-        re.sub(r"^ +", "", block(FROM_KOORDINATOR, "0. Three policies", "toml"), flags=re.MULTILINE)
+        re.sub(r"^ +", "", block(FROM_KOORDINATOR, "0. Five policies", "toml"), flags=re.MULTILINE)
     )
     policies = load(argparse.Namespace(config=str(file)), {}).policies
     assert {name for name, settings in policies.items() if not settings.enabled} == {
-        vars(import_class(reference))["name"] for reference in BUILT_IN
+        policy.name for policy in built_in() if policy.is_default
     }

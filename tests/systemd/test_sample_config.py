@@ -47,5 +47,5 @@ def test_the_sample_of_a_policy_is_one(tmp_path: Path) -> None:
     tier = LabelRequirement(key="tier", operator=LabelOperator.NOT_IN, values=("front",))
     selector = LabelSelector(match_labels={"app": "web"}, match_expressions=(tier,))
     assert settings.policies["batch-resource"] == PolicySettings(
-        timeout_s=1.0, priority=20, selector=selector
+        enabled=True, timeout_s=1.0, priority=20, selector=selector
     )

@@ -1,0 +1,91 @@
+"""CPU burst: containers may save up CPU time below their quota, and use it in short peaks.
+
+The kernel keeps the saved time, up to `cpu.cfs_burst_us` (`cpu.max.burst` in version 2). This policy sets it
+for containers in percent of their CPU limit, and for pods as the sum of their containers, by the strategy in
+`cpu-burst-config` (policies spec 3.2.2). The other part of CPU burst, larger quotas for throttled containers,
+needs samples of their use and is no part of this policy.
+
+A burst above the quota is invalid. So the proxy bounds it by the quota that all policies together lead to,
+and lowers it before the quota; an unlimited container needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from runtimeproxy.hooks import (
+    ContainerChange,
+    ContainerView,
+    PodChange,
+    PodSelector,
+    PodView,
+    Policy,
+    Resources,
+)
+from runtimeproxy.node.snapshot import Feature, Input, Node
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.names import CPU_BURST
+from runtimeproxy.slo.schema import CpuBurst as Strategy
+from runtimeproxy.slo.schema import CpuBurstPolicy
+from runtimeproxy.units import CPU_PERIOD_US
+
+BURST: Final = "cpu.cfs_burst_us"
+MAX_BURST_US: Final = 100_000_000
+"""The largest burst of cgroup version 1. Source: policies spec 5.5."""
+
+_POLICIES: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CPU_BURST_ONLY)
+_CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
+_REASON: Final = "CPU burst strategy"
+
+
+def burst_us(quota_us: int | None, period_us: int | None, strategy: Strategy) -> int:
+    """Return the burst of a container or pod; 0 for none. Source: policies spec 3.2.2.
+
+    Args:
+        quota_us: the CFS quota that the CPU limit stands for; None, 0 and -1 are no limit.
+        period_us: its period; None for 100 ms.
+        strategy: of the pod.
+    """
+    if strategy.policy not in _POLICIES or quota_us is None or quota_us <= 0:
+        return 0
+    # Koordinator's formula has the limit in CPUs: so many for a period of 100 ms, times the percentage.
+    burst = quota_us * CPU_PERIOD_US * strategy.cpu_burst_percent // ((period_us or CPU_PERIOD_US) * 100)
+    return min(burst, MAX_BURST_US)
+
+
+class CpuBurst(Policy):
+    """Sets `cpu.cfs_burst_us` of containers and pods in percent of their CPU limits."""
+
+    name: ClassVar[str] = "cpu-burst"
+    selector: ClassVar[PodSelector] = PodSelector(qos_classes=_CLASSES)
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {
+        Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST,))
+    }
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    features: ClassVar[frozenset[str]] = frozenset({Feature.BURST})
+    priority: ClassVar[int] = 50
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return the burst of the pod's own cgroup.
+
+        The kubelet sends the sum of the containers' limits along with the sandbox, from version 1.23 on. As
+        in that sum, containers without a limit do not count.
+        """
+        values, problems = _values(pod, pod.resources, node)
+        if not values and not problems:
+            return None
+        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the burst of the container."""
+        values, _ = _values(container.pod, container.requested, node)
+        return ContainerChange(cgroup=values, reason=_REASON) if values else None
+
+
+def _values(pod: PodView, requested: Resources, node: Node) -> tuple[dict[str, int | str], tuple[str, ...]]:
+    """Return the burst by cgroup parameter, empty for none, and the problems with the pod's annotation."""
+    strategy = node.strategy_for(pod)
+    problems = tuple(str(each) for each in strategy.problems if each.key == CPU_BURST)
+    burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy.cpu_burst)
+    return {BURST: burst} if burst else {}, problems

@@ -1,0 +1,89 @@
+"""CPU normalization: smaller CPU quotas on a node whose CPUs are faster than those that limits are meant for.
+
+A limit of two CPUs buys more work on a fast CPU than on a slow one. This policy divides the CFS quota of
+pods that share CPUs, and of all their containers, by the node's ratio (policies spec 2.3). Quotas of `BE`
+pods are divided by `batch-resource`, which makes them; pods with CPUs of their own have no quota.
+
+It claims no value, only the division: what the kubelet asks for stays the base, and comes back when the
+ratio is withdrawn. Init containers and sidecars are containers like all others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Final
+
+from policies.annotations import AnnotationError, resource_status
+from runtimeproxy.hooks import (
+    ContainerChange,
+    ContainerView,
+    PodChange,
+    PodSelector,
+    PodView,
+    Policy,
+    ResourceChange,
+    Scale,
+)
+from runtimeproxy.node.snapshot import Input, Node
+from runtimeproxy.qos import QoSClass
+
+_QUOTA: Final = "cpu.cfs_quota_us"
+_SHARING: Final = frozenset({QoSClass.LS, QoSClass.NONE})
+
+
+def quota_scale(ratio: float | None) -> Scale | None:
+    """Return the division of quotas by a node's ratio; None if there is nothing to divide by.
+
+    A ratio of 1 or less divides nothing: quotas are never raised. Source: policies spec 2.3.
+    """
+    if ratio is None or not math.isfinite(ratio) or ratio <= 1:
+        return None
+    return Scale(ratio)
+
+
+def shares_cpus(qos: QoSClass, *, has_cpuset: bool) -> bool:
+    """Return whether a pod runs on CPUs that it shares: `LS`, or no label and no CPUs from the scheduler.
+
+    Source: policies spec 2.3, "applies".
+    """
+    return qos is QoSClass.LS or (qos is QoSClass.NONE and not has_cpuset)
+
+
+class CpuNormalization(Policy):
+    """Divides the CPU quotas of pods that share CPUs by the node's normalization ratio."""
+
+    name: ClassVar[str] = "cpu-normalization"
+    selector: ClassVar[PodSelector] = PodSelector(qos_classes=_SHARING)
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.NORMALIZATION})
+    priority: ClassVar[int] = 30
+    is_default: ClassVar[bool] = False
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return the division of the pod's quota, which the kubelet has made from all containers."""
+        scale, reason = _scale(pod, node)
+        if scale is None:
+            return PodChange(problems=(reason,)) if reason else None
+        return PodChange(cgroup={_QUOTA: scale}, reason=reason)
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the division of the container's quota."""
+        if (container.requested.cpu_quota_us or 0) <= 0:
+            return None
+        scale, reason = _scale(container.pod, node)
+        if scale is None:
+            return ContainerChange(problems=(reason,)) if reason else None
+        return ContainerChange(resources=ResourceChange(cpu_quota_us=scale), reason=reason)
+
+
+def _scale(pod: PodView, node: Node) -> tuple[Scale | None, str]:
+    """Return the division for a pod with its reason; without one the problem, which may be empty."""
+    scale = quota_scale(node.normalization_ratio)
+    if scale is None:
+        return None, ""
+    try:
+        has_cpuset = resource_status(pod.annotations).cpus is not None
+    except AnnotationError as error:
+        return None, str(error)
+    if not shares_cpus(pod.qos, has_cpuset=has_cpuset):
+        return None, ""
+    return scale, f"this node's CPUs are {scale.ratio:g} times as fast"

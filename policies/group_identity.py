@@ -1,0 +1,130 @@
+"""Group identity: which pods the kernel's scheduler prefers, and which give way on a shared core.
+
+Kernels with group identity (Anolis, Alibaba Cloud Linux) have a file `cpu.bvt_warp_ns` in each cgroup: 2 and
+1 are latency-sensitive, -1 gives way to them, 0 is neutral. This policy sets it for pods, their containers,
+the directories of Kubernetes' QoS classes and host applications, from `cpuQOS` of the classes in
+`resource-qos-config` (policies spec 2.1). `runtimeproxy.slo` finds the class of a pod, and merges pod
+strategies and the annotation `koordinator.sh/cpuQOS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+from policies.host_applications import host_application_values
+from runtimeproxy.hooks import (
+    CgroupChange,
+    ContainerChange,
+    ContainerView,
+    NodeChange,
+    PodChange,
+    PodSelector,
+    PodView,
+    Policy,
+    ResolvedPod,
+)
+from runtimeproxy.node.snapshot import Feature, Input, Node
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.slo.names import CPU_QOS
+from runtimeproxy.slo.schema import CpuPolicy, QoSStrategy
+from runtimeproxy.slo.strategies import Strategies
+
+BVT: Final = "cpu.bvt_warp_ns"
+GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
+CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
+
+_NEUTRAL: Final = 0
+_NOBODY: Final = PodSelector(namespaces=frozenset())
+_REASON: Final = "group identity of the class"
+
+
+def is_on(strategies: Strategies) -> bool:
+    """Return whether any class or pod strategy has a group identity. Source: policies spec 2.1, "rule"."""
+    qos = strategies.qos
+    if qos.policies.cpu_policy is not CpuPolicy.GROUP_IDENTITY:
+        return False
+    classes = (qos.lsr_class, qos.ls_class, qos.be_class)
+    return any(each.cpu_qos.enable for each in classes) or "cpu_qos" in strategies.pod_parts
+
+
+def directory_identity(directory: KubeQoSClass, qos: QoSStrategy) -> int | None:
+    """Return the identity of the directory of a Kubernetes QoS class; that of `kubepods` is 0.
+
+    Source: policies spec 2.1, "dir".
+    """
+    if directory is KubeQoSClass.GUARANTEED:
+        return _NEUTRAL
+    of_class = qos.ls_class if directory is KubeQoSClass.BURSTABLE else qos.be_class
+    return of_class.cpu_qos.group_identity
+
+
+def host_identity(qos_class: QoSClass, qos: QoSStrategy) -> int | None:
+    """Return the identity of a host application; 0 without a class. Source: policies spec 2.1, "host app"."""
+    if qos_class in (QoSClass.LSE, QoSClass.LSR):
+        return qos.lsr_class.cpu_qos.group_identity
+    if qos_class is QoSClass.LS:
+        return qos.ls_class.cpu_qos.group_identity
+    return qos.be_class.cpu_qos.group_identity if qos_class is QoSClass.BE else _NEUTRAL
+
+
+class GroupIdentity(Policy):
+    """Sets `cpu.bvt_warp_ns` of pods, containers, QoS class directories and host applications."""
+
+    name: ClassVar[str] = "group-identity"
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {Input.STRATEGIES: _NOBODY}
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    features: ClassVar[frozenset[str]] = frozenset({Feature.BVT})
+    priority: ClassVar[int] = 45
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return the identity of the pod's own cgroup."""
+        values, problems = _values(pod, node)
+        if not values and not problems:
+            return None
+        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the same identity: a new cgroup has its parent's, but a running one does not follow it."""
+        values, _ = _values(container.pod, node)
+        return ContainerChange(cgroup=values, reason=_REASON) if values else None
+
+    def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
+        """Return the identity of a directory of pods, which new cgroups in it start with."""
+        if not is_on(node.strategies):
+            return None
+        identity = directory_identity(qos, node.strategies.qos)
+        return None if identity is None else CgroupChange(cgroup={BVT: identity}, reason=_REASON)
+
+    def node(self, node: Node) -> NodeChange | None:
+        """Return the kernel's switches, core scheduling's first, and the identities of host applications.
+
+        The two exclude each other. Where the sysctl does not exist group identity is always on.
+        """
+        strategies = node.strategies
+        if not is_on(strategies):
+            return None
+        sysctl: dict[str, int | str] = {}
+        if Feature.GROUP_IDENTITY_SYSCTL in node.features:
+            if Feature.CORE_SCHED in node.features:
+                sysctl[CORE_SCHED_SYSCTL] = 0
+            sysctl[GROUP_IDENTITY_SYSCTL] = 1
+
+        def values_of(qos_class: QoSClass) -> Mapping[str, int | str]:
+            identity = host_identity(qos_class, strategies.qos)
+            return {} if identity is None else {BVT: identity}
+
+        cgroups, problems = host_application_values(
+            strategies.host_applications, node.cgroup_driver, values_of
+        )
+        return NodeChange(sysctl=sysctl, cgroups=cgroups, reason=_REASON, problems=problems)
+
+
+def _values(pod: PodView, node: Node) -> tuple[dict[str, int | str], tuple[str, ...]]:
+    """Return the pod's identity by cgroup parameter, empty if it is left alone, and the problems with it."""
+    if not is_on(node.strategies):
+        return {}, ()
+    strategy = node.strategy_for(pod)
+    identity = strategy.cpu_qos.group_identity
+    problems = tuple(str(each) for each in strategy.problems if each.key == CPU_QOS)
+    return {} if identity is None else {BVT: identity}, problems

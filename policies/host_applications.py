@@ -1,0 +1,83 @@
+"""The cgroups of host applications, and what policies set there: for policies, not one itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.schema import CgroupBase, HostApplication, HostQoSClass
+
+_LATENCY_SENSITIVE: Final = frozenset({HostQoSClass.LSE, HostQoSClass.LSR, HostQoSClass.LS})
+_BASES: Final[Mapping[str, Mapping[CgroupBase, str]]] = {
+    "systemd": {
+        CgroupBase.KUBEPODS: "kubepods.slice",
+        CgroupBase.KUBEPODS_BURSTABLE: "kubepods.slice/kubepods-burstable.slice",
+        CgroupBase.KUBEPODS_BEST_EFFORT: "kubepods.slice/kubepods-besteffort.slice",
+    },
+    "cgroupfs": {
+        CgroupBase.KUBEPODS: "kubepods",
+        CgroupBase.KUBEPODS_BURSTABLE: "kubepods/burstable",
+        CgroupBase.KUBEPODS_BEST_EFFORT: "kubepods/besteffort",
+    },
+}
+"""Directories by cgroup driver. Source: kubelet pkg/kubelet/cm; policies spec 1.7."""
+
+
+def host_application_cgroup(application: HostApplication, cgroup_driver: str | None) -> str:
+    """Return the path of a host application's cgroup below a controller's mount.
+
+    Source: policies spec 1.6.11.
+
+    Args:
+        application: as configured.
+        cgroup_driver: the kubelet's; None if it is not known.
+
+    Raises:
+        ValueError: the driver is not known and the path depends on it, or the path leaves its base.
+    """
+    path = application.cgroup_path
+    if path is None:
+        base = ""
+        if application.qos in _LATENCY_SENSITIVE:
+            base = "host-latency-sensitive"
+        elif application.qos is HostQoSClass.BE:
+            base = "host-best-effort"
+        parts: tuple[str, ...] = (base, application.name)
+    elif path.base is CgroupBase.CGROUP_ROOT:
+        parts = (path.parent_dir, path.relative_path)
+    else:
+        bases = _BASES.get(cgroup_driver or "")
+        if bases is None:
+            raise ValueError("the cgroup driver, which its path depends on, is not known")
+        parts = (bases[path.base], path.parent_dir, path.relative_path)
+    # A leading slash of a part is below the base, too.
+    names = [name for part in parts for name in PurePosixPath(part.lstrip("/")).parts]
+    if not names or ".." in names:
+        raise ValueError("its path leaves the directory that it is in, or is empty")
+    return "/" + "/".join(names)
+
+
+def host_application_values(
+    applications: Sequence[HostApplication],
+    cgroup_driver: str | None,
+    value_of: Callable[[QoSClass], Mapping[str, int | str]],
+) -> tuple[dict[str, Mapping[str, int | str]], tuple[str, ...]]:
+    """Return the values of all host applications' cgroups, by path, and the problems with some of them.
+
+    Args:
+        applications: as configured.
+        cgroup_driver: the kubelet's; None if it is not known.
+        value_of: the values of a class by cgroup parameter; a ValueError leaves that application out.
+    """
+    cgroups: dict[str, Mapping[str, int | str]] = {}
+    problems: list[str] = []
+    for application in applications:
+        try:
+            values = value_of(QoSClass(application.qos.value))
+            if values:
+                cgroups[host_application_cgroup(application, cgroup_driver)] = values
+        except ValueError as error:
+            problems.append(f"host application {application.name[:64]}: {error}")
+    return cgroups, tuple(problems)

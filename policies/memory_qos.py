@@ -1,0 +1,329 @@
+"""Memory QoS: memory that the kernel keeps for a container, reclaims early, or takes from it first.
+
+By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies and by the annotation
+`koordinator.sh/memoryQOS`, all merged by `runtimeproxy.slo` (policies spec 3.6):
+
+- `memory.min` and `memory.low` protect a part of the request, for containers, pods and, as the sum of
+  their pods, the directories of QoS classes;
+- `memory.high` throttles a container between request and limit;
+- `memory.wmark_*` start reclaim in the background; `memory.priority`, `memory.use_priority_oom` and
+  `memory.oom.group` choose who dies first; `memory.pagecache_limit.*` bound a pod's page cache.
+
+A value without effect (0, `max`) is no claim: what kubelet and runtime set stays. Where the node's kernel
+lacks a group of files, that group is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
+
+from policies.annotations import AnnotationError, BatchContainer, batch_specification
+from runtimeproxy.hooks import (
+    CgroupChange,
+    ContainerChange,
+    ContainerView,
+    PodChange,
+    PodSelector,
+    PodView,
+    Policy,
+    ResolvedPod,
+)
+from runtimeproxy.hooks.algebra import NEUTRAL
+from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.slo.names import MEMORY_QOS
+from runtimeproxy.slo.schema import MemoryQoS as Strategy
+from runtimeproxy.units import MAX_INT64, UNLIMITED
+
+PAGE_BYTES: Final = 4_096
+"""The page that Koordinator rounds to. Source: policies spec 3.6, floor_page."""
+
+_FILES: Final[Mapping[Feature, tuple[str, ...]]] = {
+    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
+    Feature.MEMORY_WMARK: (
+        "memory.wmark_ratio",
+        "memory.wmark_scale_factor",
+        "memory.wmark_min_adj",
+    ),
+    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
+    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
+    Feature.MEMORY_PAGECACHE_LIMIT: (
+        "memory.pagecache_limit.enable",
+        "memory.pagecache_limit.size",
+        "memory.pagecache_limit.sync",
+    ),
+}
+_FEATURE_OF: Final = {name: feature for feature, names in _FILES.items() for name in names}
+_OFF: Final = Strategy()
+_REASON: Final = "memory QoS of the class"
+
+
+class Amounts(NamedTuple):
+    """Memory request and limit of a container or pod; None: not known."""
+
+    request_bytes: int | None
+    """0: none."""
+    limit_bytes: int | None
+    """-1: none."""
+
+
+def batch_amounts(container: BatchContainer) -> Amounts:
+    """Return the batch memory of a container."""
+    request, limit = container.request_memory_bytes, container.limit_memory_bytes
+    return Amounts(
+        None if request is None else max(request, 0), UNLIMITED if limit is not None and limit <= 0 else limit
+    )
+
+
+def sum_of(containers: Iterable[Amounts]) -> Amounts:
+    """Return the amounts of a pod; one container without a limit makes it unlimited, as does none at all."""
+    listed = tuple(containers)
+    requests = [each.request_bytes for each in listed if each.request_bytes is not None]
+    limits = [each.limit_bytes for each in listed if each.limit_bytes is not None]
+    request = sum(requests) if len(requests) == len(listed) else None
+    if UNLIMITED in limits or not listed:
+        return Amounts(request, UNLIMITED)
+    return Amounts(request, sum(limits) if len(limits) == len(listed) else None)
+
+
+def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
+    """Return `memory.min` and `memory.low` of a container or pod. Source: policies spec 3.6."""
+    values: dict[str, int] = {}
+    if strategy.min_limit_percent is not None:
+        values["memory.min"] = _percent_of(request_bytes, strategy.min_limit_percent)
+    if strategy.low_limit_percent is not None:
+        low = _percent_of(request_bytes, strategy.low_limit_percent)
+        values["memory.low"] = max(low, values.get("memory.min", 0)) if low else 0
+    return values
+
+
+def high_bytes(
+    request_bytes: int, limit_bytes: int, allocatable_bytes: int | None, strategy: Strategy
+) -> int | None:
+    """Return `memory.high` of a container, -1 for `max`; None if it is not configured or not known.
+
+    Source: policies spec 3.6.
+
+    Args:
+        request_bytes: memory request.
+        limit_bytes: memory limit; -1 and 0 for none.
+        allocatable_bytes: of the node, in place of the limit where there is none; None: not known.
+        strategy: of the pod.
+    """
+    percent = strategy.throttling_percent
+    if percent is None:
+        return None
+    if percent == 0:
+        return UNLIMITED
+    top = limit_bytes if limit_bytes > 0 else allocatable_bytes
+    if top is None:
+        return None
+    # Go divides towards zero, which differs where a request lies above the node's allocatable memory.
+    distance = (top - request_bytes) * percent
+    high = request_bytes + (distance // 100 if distance >= 0 else -(-distance // 100))
+    high -= high % PAGE_BYTES
+    minimum = _percent_of(request_bytes, strategy.min_limit_percent or 0)
+    return max(high, minimum) if high > 0 else UNLIMITED
+
+
+def class_values(strategy: Strategy) -> dict[str, int]:
+    """Return the values that do not depend on requests and limits. Source: policies spec 3.6."""
+    configured = {
+        "memory.wmark_ratio": strategy.wmark_ratio,
+        "memory.wmark_scale_factor": strategy.wmark_scale_permill,
+        "memory.wmark_min_adj": strategy.wmark_min_adj,
+        "memory.priority": strategy.priority,
+        "memory.use_priority_oom": strategy.priority_enable,
+        "memory.oom.group": strategy.oom_kill_group,
+    }
+    return {name: value for name, value in configured.items() if value is not None}
+
+
+def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
+    """Return the bounds of a pod's page cache. Source: policies spec 3.6.
+
+    Args:
+        limit_bytes: the pod's memory limit; -1 and 0 for none.
+        strategy: of the pod.
+    """
+    size = strategy.page_cache_limit_size
+    if size is not None:
+        size = min(size, limit_bytes) if limit_bytes > 0 else size
+    elif strategy.page_cache_limit_percent is not None and limit_bytes > 0:
+        size = _percent_of(limit_bytes, strategy.page_cache_limit_percent)
+    values: dict[str, int] = {}
+    if size is not None:
+        values["memory.pagecache_limit.enable"] = int(size > 0)
+        values["memory.pagecache_limit.size"] = size
+        if size:
+            values["memory.pagecache_limit.sync"] = int(bool(strategy.page_cache_reclaim_sync))
+    if strategy.page_cache_enable is not None:
+        values["memory.pagecache_limit.enable"] = int(strategy.page_cache_enable)
+    return values
+
+
+def container_values(amounts: Amounts, allocatable_bytes: int | None, strategy: Strategy) -> dict[str, int]:
+    """Return all values of a container, by cgroup parameter; those that are not known are missing."""
+    values = class_values(strategy)
+    if amounts.request_bytes is None:
+        return values
+    values |= protected_bytes(amounts.request_bytes, strategy)
+    if amounts.limit_bytes is not None:
+        high = high_bytes(amounts.request_bytes, amounts.limit_bytes, allocatable_bytes, strategy)
+        if high is not None:
+            values["memory.high"] = high
+    return values
+
+
+def pod_values(amounts: Amounts, strategy: Strategy) -> dict[str, int]:
+    """Return all values of a pod's own cgroup, by cgroup parameter; those that are not known are missing."""
+    values = class_values(strategy)
+    if amounts.request_bytes is not None:
+        values |= protected_bytes(amounts.request_bytes, strategy)
+    if amounts.limit_bytes is not None:
+        values |= page_cache_values(amounts.limit_bytes, strategy)
+    return values
+
+
+def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy | None) -> dict[str, int]:
+    """Return the values of a directory of pods: the sums of `memory.min` and `memory.low`, and its priority.
+
+    Without the sums the kernel gives the pods in it no protection.
+
+    Args:
+        pods: the resolved values of all pods below it.
+        strategy: of the directory's class; None for `kubepods`, which holds all classes.
+    """
+    values: dict[str, int] = {}
+    for name in ("memory.min", "memory.low"):
+        amounts = [value for pod in pods if isinstance(value := pod.get(name), int)]
+        # One pod with `max` protects all that there is.
+        values[name] = MAX_INT64 if UNLIMITED in amounts else min(sum(amounts), MAX_INT64)
+    if strategy is not None:
+        of_class = class_values(strategy)
+        values |= {name: of_class[name] for name in _FILES[Feature.MEMORY_PRIORITY] if name in of_class}
+    return values
+
+
+def _percent_of(amount: int, percent: int) -> int:
+    return amount * percent // 100
+
+
+class MemoryQoS(Policy):
+    """Sets protection, throttling, reclaim and priority of memory by the pod's class."""
+
+    name: ClassVar[str] = "memory-qos"
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {
+        Input.STRATEGIES: PodSelector(annotations=(MEMORY_QOS,))
+    }
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset(
+        {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.KUBELET}
+    )
+    priority: ClassVar[int] = 55
+    is_default: ClassVar[bool] = False
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Return the values of the pod's own cgroup."""
+        of_pod = node.strategy_for(pod)
+        problems = tuple(str(each) for each in of_pod.problems if each.key == MEMORY_QOS)
+        strategy = of_pod.memory_qos
+        values: Mapping[str, int] = {}
+        if strategy != _OFF:
+            amounts, unreadable = pod_amounts(pod, node)
+            values = _claimed(pod_values(amounts, strategy), node)
+            problems += unknown_amounts(amounts, strategy, unreadable)
+        if not values and not problems:
+            return None
+        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        """Return the values of the container."""
+        strategy = node.strategy_for(container.pod).memory_qos
+        if strategy == _OFF:
+            return None
+        amounts, unreadable = container_amounts(container, node)
+        allocatable = (node.allocatable or {}).get("memory")
+        values = _claimed(container_values(amounts, allocatable, strategy), node)
+        problems = unknown_amounts(amounts, strategy, unreadable)
+        if not values and not problems:
+            return None
+        return ContainerChange(cgroup=values, problems=problems, reason=_REASON)
+
+    def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
+        """Return the sums of a directory of pods."""
+        classes = {
+            KubeQoSClass.BURSTABLE: node.strategies.qos.ls_class,
+            KubeQoSClass.BEST_EFFORT: node.strategies.qos.be_class,
+        }
+        strategy = classes[qos].memory_qos if qos in classes else None
+        values = _claimed(directory_values([each.cgroup for each in pods], strategy), node)
+        if node.kubelet is not None and node.kubelet.has_memory_qos:
+            # The kubelet writes the sum of all requests there.
+            values.pop("memory.min", None)
+        return CgroupChange(cgroup=values, reason=_REASON) if values else None
+
+
+def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
+    """Return request and limit of a pod, and what of its annotation cannot be read.
+
+    Of `BE` pods: the batch memory. Of others: the request from the kubelet's own state; without that the
+    limit of a Guaranteed pod, which is its request, and nothing for a best-effort pod. The limit is that of
+    the sandbox, which the kubelet sends from version 1.23 on.
+    """
+    if pod.qos is QoSClass.BE:
+        try:
+            batch = batch_specification(pod.annotations).containers.values()
+        except AnnotationError as error:
+            return Amounts(None, None), (str(error),)
+        return sum_of(batch_amounts(each) for each in batch), ()
+    limit = pod.resources.memory_limit_bytes
+    requests = [each.get("memory", 0) for (uid, _), each in node.requests.items() if uid == pod.uid]
+    if requests:
+        request: int | None = sum(requests)
+    else:
+        request = _known_request(pod.kube_qos, limit)
+    return Amounts(request, limit or UNLIMITED), ()
+
+
+def container_amounts(container: ContainerView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
+    """Return request and limit of a container, and what cannot be read; as `pod_amounts`."""
+    pod = container.pod
+    if pod.qos is QoSClass.BE:
+        try:
+            batch = batch_specification(pod.annotations).containers.get(container.name)
+        except AnnotationError as error:
+            return Amounts(None, None), (str(error),)
+        return Amounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
+    limit = container.requested.memory_limit_bytes
+    known = node.requests.get((pod.uid, container.name))
+    request = _known_request(pod.kube_qos, limit) if known is None else known.get("memory", 0)
+    return Amounts(request, limit or UNLIMITED), ()
+
+
+def unknown_amounts(amounts: Amounts, strategy: Strategy, unreadable: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the problems if a request is not known that the strategy counts on."""
+    uses = strategy.min_limit_percent or strategy.low_limit_percent or strategy.throttling_percent
+    if amounts.request_bytes is not None or not uses:
+        return ()
+    return unreadable or (
+        "memory.min, memory.low and memory.high are left alone: the memory request is not known",
+    )
+
+
+def _known_request(kube_qos: KubeQoSClass, limit_bytes: int | None) -> int | None:
+    """Return the memory request that follows from the Kubernetes QoS class; None if none does."""
+    if kube_qos is KubeQoSClass.BEST_EFFORT:
+        return 0
+    return limit_bytes if kube_qos is KubeQoSClass.GUARANTEED and (limit_bytes or 0) > 0 else None
+
+
+def _claimed(values: Mapping[str, int], node: Node) -> dict[str, int]:
+    """Return the values that have an effect, and whose files this node's kernel has."""
+    has_features = node.state_of(Input.CGROUPS) is InputState.KNOWN
+    return {
+        name: value
+        for name, value in values.items()
+        if value != NEUTRAL[name] and (not has_features or _FEATURE_OF[name] in node.features)
+    }

@@ -1,0 +1,66 @@
+"""Cgroups of host applications."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.host_applications import host_application_cgroup, host_application_values
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.schema import CgroupBase, CgroupPath, HostApplication, HostQoSClass
+
+
+def application(
+    qos: HostQoSClass = HostQoSClass.LS, path: CgroupPath | None = None, name: str = "nginx"
+) -> HostApplication:
+    return HostApplication(name=name, qos=qos, cgroup_path=path)
+
+
+@pytest.mark.parametrize(
+    ("qos", "expected"),
+    [
+        (HostQoSClass.LSE, "/host-latency-sensitive/nginx"),
+        (HostQoSClass.LSR, "/host-latency-sensitive/nginx"),
+        (HostQoSClass.LS, "/host-latency-sensitive/nginx"),
+        (HostQoSClass.BE, "/host-best-effort/nginx"),
+        (HostQoSClass.SYSTEM, "/nginx"),
+        (HostQoSClass.NONE, "/nginx"),
+    ],
+)
+def test_the_default_directory_depends_on_the_class(qos: HostQoSClass, expected: str) -> None:
+    assert host_application_cgroup(application(qos), None) == expected
+
+
+@pytest.mark.parametrize(
+    ("driver", "base", "expected"),
+    [
+        (None, CgroupBase.CGROUP_ROOT, "/apps/web"),
+        ("systemd", CgroupBase.KUBEPODS, "/kubepods.slice/apps/web"),
+        ("systemd", CgroupBase.KUBEPODS_BURSTABLE, "/kubepods.slice/kubepods-burstable.slice/apps/web"),
+        ("systemd", CgroupBase.KUBEPODS_BEST_EFFORT, "/kubepods.slice/kubepods-besteffort.slice/apps/web"),
+        ("cgroupfs", CgroupBase.KUBEPODS, "/kubepods/apps/web"),
+        ("cgroupfs", CgroupBase.KUBEPODS_BURSTABLE, "/kubepods/burstable/apps/web"),
+        ("cgroupfs", CgroupBase.KUBEPODS_BEST_EFFORT, "/kubepods/besteffort/apps/web"),
+    ],
+)
+def test_a_base_depends_on_the_driver(driver: str | None, base: CgroupBase, expected: str) -> None:
+    path = CgroupPath(base=base, parent_dir="/apps/", relative_path="web")
+    assert host_application_cgroup(application(path=path), driver) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "reason"),
+    [
+        (CgroupPath(base=CgroupBase.KUBEPODS, relative_path="web"), "nginx", "driver"),
+        (CgroupPath(relative_path="../system.slice"), "nginx", "leaves"),
+        (CgroupPath(), "nginx", "empty"),
+        (None, "..", "leaves"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_reported(path: CgroupPath | None, name: str, reason: str) -> None:
+    cgroups, problems = host_application_values(
+        (application(path=path, name=name), application(HostQoSClass.BE, name="good")),
+        None,
+        lambda qos: {"cpu.bvt_warp_ns": 2 if qos is QoSClass.LS else -1},
+    )
+    assert cgroups == {"/host-best-effort/good": {"cpu.bvt_warp_ns": -1}}
+    assert reason in problems[0]

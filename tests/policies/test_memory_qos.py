@@ -1,0 +1,370 @@
+"""Memory QoS, with the vectors of the policies specification as ids.
+
+Koordinator's largest number, which the kernel reads as `max`, is -1 here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.annotations import EXTENDED_RESOURCE_SPEC
+from policies.memory_qos import (
+    Amounts,
+    MemoryQoS,
+    class_values,
+    container_values,
+    directory_values,
+    high_bytes,
+    page_cache_values,
+    pod_values,
+    protected_bytes,
+)
+from runtimeproxy.hooks import ContainerView, PodView, ResolvedPod, Resources
+from runtimeproxy.node.snapshot import Feature, Input, InputState, KubeletFacts, Node
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.slo.names import MEMORY_QOS
+from runtimeproxy.slo.schema import PRODUCT_DEFAULTS, ClassQoS, QoSStrategy
+from runtimeproxy.slo.schema import MemoryQoS as Strategy
+from runtimeproxy.slo.strategies import Strategies
+
+GI = 1 << 30
+UNLIMITED = -1
+WMARKS = ("memory.wmark_ratio", "memory.wmark_scale_factor", "memory.wmark_min_adj")
+
+
+def strategy(minimum: int = 0, low: int = 0, throttling: int = 0) -> Strategy:
+    return Strategy(
+        enable=True, min_limit_percent=minimum, low_limit_percent=low, throttling_percent=throttling
+    )
+
+
+@pytest.mark.parametrize(
+    ("amounts", "minimum", "throttling", "expected"),
+    [
+        pytest.param(Amounts(0, UNLIMITED), 100, 80, (0, 858_992_640), id="V145-c0"),
+        pytest.param(Amounts(GI, GI), 100, 80, (GI, GI), id="V145-c1"),
+        pytest.param(Amounts(0, UNLIMITED), 50, 40, (0, 429_494_272), id="V146-c0"),
+        pytest.param(Amounts(GI, GI), 50, 40, (GI // 2, GI), id="V146-c1"),
+        pytest.param(Amounts(GI, GI), 0, 0, (0, UNLIMITED), id="V148"),
+    ],
+)
+def test_a_container_is_protected_and_throttled(
+    amounts: Amounts, minimum: int, throttling: int, expected: tuple[int, int]
+) -> None:
+    values = container_values(amounts, GI, strategy(minimum, throttling=throttling))
+    assert (values["memory.min"], values["memory.high"]) == expected
+    assert values["memory.low"] == 0
+
+
+@pytest.mark.parametrize(
+    ("minimum", "expected"), [pytest.param(100, GI, id="V145"), pytest.param(50, GI // 2, id="V146")]
+)
+def test_a_pod_is_protected_and_never_throttled(minimum: int, expected: int) -> None:
+    values = pod_values(Amounts(GI, UNLIMITED), strategy(minimum, throttling=80))
+    assert values["memory.min"] == expected
+    assert "memory.high" not in values
+
+
+@pytest.mark.parametrize(
+    ("of_class", "expected"),
+    [
+        pytest.param(PRODUCT_DEFAULTS.ls_class, (95, 20, -25), id="V149"),
+        pytest.param(PRODUCT_DEFAULTS.be_class, (95, 20, 50), id="BE"),
+        pytest.param(PRODUCT_DEFAULTS.system_class, (0, 50, 0), id="V151"),
+        pytest.param(ClassQoS(), (0, 50, 0), id="V152"),
+    ],
+)
+def test_reclaim_in_the_background(of_class: ClassQoS, expected: tuple[int, int, int]) -> None:
+    values = class_values(of_class.memory_qos)
+    assert tuple(values[name] for name in WMARKS) == expected
+
+
+@pytest.mark.parametrize(
+    "of_class",
+    [pytest.param(PRODUCT_DEFAULTS.system_class, id="V151"), pytest.param(ClassQoS(), id="V152")],
+)
+def test_without_memory_qos_nothing_is_protected_or_throttled(of_class: ClassQoS) -> None:
+    values = container_values(Amounts(GI, GI), GI, of_class.memory_qos)
+    assert (values["memory.min"], values["memory.low"], values["memory.high"]) == (0, 0, UNLIMITED)
+
+
+def test_low_is_not_below_min() -> None:
+    """V154."""
+    assert protected_bytes(100, strategy(80, 60)) == {"memory.min": 80, "memory.low": 80}
+    assert protected_bytes(100, strategy(80, 90)) == {"memory.min": 80, "memory.low": 90}
+    assert protected_bytes(100, strategy(80, 0)) == {"memory.min": 80, "memory.low": 0}
+
+
+def test_high_is_not_below_min() -> None:
+    """V155: rounding to pages, or a limit below the request, would lead there."""
+    assert high_bytes(4_097, 4_098, None, strategy(100, throttling=1)) == 4_097
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "allocatable_bytes", "percent", "expected"),
+    [
+        pytest.param(GI, None, None, None, id="not-configured"),
+        pytest.param(UNLIMITED, None, 80, None, id="nothing-known"),
+        pytest.param(4_096, None, 50, UNLIMITED, id="below-a-page"),
+    ],
+)
+def test_high_is_left_out_rather_than_guessed(
+    limit_bytes: int, allocatable_bytes: int | None, percent: int | None, expected: int | None
+) -> None:
+    """A value below a page would be 0, which stops the container."""
+    chosen = replace(strategy(), throttling_percent=percent)
+    assert high_bytes(0, limit_bytes, allocatable_bytes, chosen) == expected
+
+
+def _page_cache(
+    enable: int | None = None, size: int | None = None, sync: int | None = None
+) -> dict[str, int]:
+    named = {"enable": enable, "size": size, "sync": sync}
+    return {f"memory.pagecache_limit.{name}": value for name, value in named.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "limit_bytes", "expected"),
+    [
+        pytest.param(Strategy(page_cache_limit_size=2 * GI), GI, _page_cache(1, GI, 0), id="V157"),
+        pytest.param(Strategy(page_cache_limit_size=0), GI, _page_cache(0, 0), id="V158"),
+        pytest.param(Strategy(page_cache_enable=True), GI, _page_cache(1), id="V160"),
+        pytest.param(Strategy(page_cache_limit_percent=50), GI, _page_cache(1, GI // 2, 0), id="V161"),
+        pytest.param(Strategy(page_cache_limit_percent=50), UNLIMITED, {}, id="percent-of-nothing"),
+        pytest.param(
+            Strategy(page_cache_limit_size=GI, page_cache_reclaim_sync=True),
+            UNLIMITED,
+            _page_cache(1, GI, 1),
+            id="V163",
+        ),
+        pytest.param(
+            Strategy(page_cache_limit_size=GI, page_cache_enable=False),
+            UNLIMITED,
+            _page_cache(0, GI, 0),
+            id="switched-off",
+        ),
+        pytest.param(Strategy(), GI, {}, id="not-configured"),
+    ],
+)
+def test_page_cache(chosen: Strategy, limit_bytes: int, expected: dict[str, int]) -> None:
+    assert page_cache_values(limit_bytes, chosen) == expected
+
+
+PERCENT = st.none() | st.integers(0, 100)
+
+
+@given(
+    st.lists(st.integers(0, 1 << 50), max_size=5),
+    st.integers(-1, 1 << 50),
+    st.builds(strategy, minimum=st.integers(0, 100), low=st.integers(0, 100), throttling=st.integers(0, 100)),
+)
+def test_protection_never_exceeds_the_request_and_parents_hold_their_children(
+    requests: list[int], limit_bytes: int, chosen: Strategy
+) -> None:
+    containers = [container_values(Amounts(each, limit_bytes), 1 << 40, chosen) for each in requests]
+    pod = pod_values(Amounts(sum(requests), limit_bytes), chosen)
+    directory = directory_values([pod], chosen)
+    for request, values in zip(requests, containers, strict=True):
+        assert 0 <= values["memory.min"] <= request
+        assert values["memory.low"] in (0, max(values["memory.min"], values["memory.low"]))
+        assert values["memory.high"] == UNLIMITED or values["memory.high"] >= values["memory.min"]
+    for name in ("memory.min", "memory.low"):
+        assert sum(values[name] for values in containers) <= pod[name] + 100 * len(containers)
+        assert directory[name] == pod[name]
+
+
+# --- the policy --------------------------------------------------------------------------------------------
+
+FEATURES = frozenset(
+    {
+        Feature.MEMORY_PROTECTION,
+        Feature.MEMORY_WMARK,
+        Feature.MEMORY_PRIORITY,
+        Feature.MEMORY_OOM_GROUP,
+        Feature.MEMORY_PAGECACHE_LIMIT,
+    }
+)
+
+
+def node(
+    chosen: Strategy | None = None,
+    *,
+    features: frozenset[str] = FEATURES,
+    requests: dict[tuple[str, str], dict[str, int]] | None = None,
+) -> Node:
+    """A node on which all classes have one strategy."""
+    of_class = ClassQoS(memory_qos=strategy(100, throttling=80) if chosen is None else chosen)
+    qos = QoSStrategy(lsr_class=of_class, ls_class=of_class, be_class=of_class, system_class=of_class)
+    return Node(
+        strategies=Strategies(qos=qos),
+        features=features,
+        allocatable={"memory": GI},
+        requests=requests or {},
+        states={Input.CGROUPS: InputState.KNOWN},
+    )
+
+
+BE_SPEC = {
+    EXTENDED_RESOURCE_SPEC: json.dumps(
+        {
+            "containers": {
+                "c0": {},
+                "c1": {
+                    "requests": {"kubernetes.io/batch-memory": "1Gi"},
+                    "limits": {"kubernetes.io/batch-memory": "1Gi"},
+                },
+            }
+        }
+    )
+}
+BE_POD = PodView(uid="u", qos=QoSClass.BE, kube_qos=KubeQoSClass.BEST_EFFORT, annotations=BE_SPEC)
+
+
+def test_a_best_effort_pod_is_protected_by_its_batch_memory() -> None:
+    """V145, through the policy."""
+    change = MemoryQoS().pod(BE_POD, node())
+    assert change is not None
+    assert change.cgroup == {"memory.min": GI}
+    expected = {"c0": {"memory.high": 858_992_640}, "c1": {"memory.min": GI, "memory.high": GI}}
+    for name, values in expected.items():
+        changed = MemoryQoS().container(ContainerView(name=name, pod=BE_POD), node())
+        assert changed is not None
+        assert changed.cgroup == values
+        assert not changed.problems
+
+
+def test_values_without_effect_are_no_claims() -> None:
+    """Koordinator writes them, and so replaces the kubelet's `memory.high` and `memory.oom.group`."""
+    view = ContainerView(name="c1", pod=BE_POD)
+    assert MemoryQoS().container(view, node(strategy())) is None
+    assert MemoryQoS().pod(BE_POD, node(strategy())) is None
+
+
+def test_the_request_of_a_guaranteed_pod_is_its_limit() -> None:
+    pod = PodView(uid="u", qos=QoSClass.LS, resources=Resources(memory_limit_bytes=2 * GI))
+    change = MemoryQoS().pod(pod, node())
+    assert change is not None
+    assert change.cgroup == {"memory.min": 2 * GI}
+    view = ContainerView(name="main", pod=pod, requested=Resources(memory_limit_bytes=GI))
+    changed = MemoryQoS().container(view, node())
+    assert changed is not None
+    assert changed.cgroup == {"memory.min": GI, "memory.high": GI}
+
+
+def test_the_request_of_a_burstable_pod_comes_from_the_kubelets_state() -> None:
+    pod = PodView(uid="u", qos=QoSClass.LS, kube_qos=KubeQoSClass.BURSTABLE)
+    view = ContainerView(name="main", pod=pod, requested=Resources(memory_limit_bytes=GI))
+    known = node(requests={("u", "main"): {"memory": GI // 2}, ("u", "sidecar"): {"memory": GI // 4}})
+    change = MemoryQoS().pod(pod, known)
+    assert change is not None
+    assert change.cgroup == {"memory.min": GI // 2 + GI // 4}
+    changed = MemoryQoS().container(view, known)
+    assert changed is not None
+    assert changed.cgroup == {
+        "memory.min": GI // 2,
+        "memory.high": (GI // 2 + GI // 2 * 80 // 100) // 4096 * 4096,
+    }
+
+
+def test_a_request_that_is_not_known_switches_off_what_depends_on_it() -> None:
+    pod = PodView(uid="u", qos=QoSClass.LS, kube_qos=KubeQoSClass.BURSTABLE)
+    view = ContainerView(name="main", pod=pod, requested=Resources(memory_limit_bytes=GI))
+    chosen = replace(strategy(100, throttling=80), wmark_ratio=95)
+    for change in (MemoryQoS().pod(pod, node(chosen)), MemoryQoS().container(view, node(chosen))):
+        assert change is not None
+        assert change.cgroup == {"memory.wmark_ratio": 95}
+        assert "request is not known" in change.problems[0]
+    # Nothing depends on it: no problem.
+    for change in (
+        MemoryQoS().pod(pod, node(replace(strategy(), wmark_ratio=95))),
+        MemoryQoS().container(view, node(replace(strategy(), wmark_ratio=95))),
+    ):
+        assert change is not None
+        assert not change.problems
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        pytest.param('{"policy": "none"}', None, id="V152"),
+        pytest.param('{"policy": "auto"}', {"memory.wmark_ratio": 95}, id="V149"),
+        pytest.param('{"minLimitPercent": 50}', {"memory.min": GI // 2}, id="on-top-of-the-class"),
+    ],
+)
+def test_a_pods_own_annotation(annotation: str, expected: dict[str, int] | None) -> None:
+    pod = PodView(
+        uid="u",
+        qos=QoSClass.LS,
+        annotations={MEMORY_QOS: annotation},
+        resources=Resources(memory_limit_bytes=GI),
+    )
+    change = MemoryQoS().pod(pod, node())
+    if expected is None:
+        assert change is None
+    else:
+        assert change is not None
+        assert expected.items() <= change.cgroup.items()
+
+
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+def test_what_the_kernel_lacks_is_left_out_without_a_problem(feature: str) -> None:
+    everything = Strategy(
+        enable=True,
+        min_limit_percent=50,
+        wmark_ratio=95,
+        priority=1,
+        oom_kill_group=1,
+        page_cache_enable=True,
+    )
+    pod = PodView(uid="u", qos=QoSClass.LS, resources=Resources(memory_limit_bytes=GI))
+    all_files = MemoryQoS().pod(pod, node(everything))
+    fewer = MemoryQoS().pod(pod, node(everything, features=FEATURES - {feature}))
+    assert all_files is not None
+    assert fewer is not None
+    assert len(all_files.cgroup) == 5
+    assert len(fewer.cgroup) == 4
+    assert not fewer.problems
+
+
+def pods(*protected: int) -> list[ResolvedPod]:
+    return [ResolvedPod(pod=PodView(), cgroup={"memory.min": each}) for each in protected]
+
+
+def test_directories_have_the_sums_of_their_pods() -> None:
+    """`kubepods` holds all classes, and is given all pods."""
+    for directory in KubeQoSClass:
+        change = MemoryQoS().qos_class(directory, pods(GI, 2 * GI), node())
+        assert change is not None
+        assert change.cgroup == {"memory.min": 3 * GI}
+        assert MemoryQoS().qos_class(directory, pods(), node()) is None
+
+
+def test_the_kubelets_own_memory_qos_keeps_its_sums() -> None:
+    on = replace(node(), kubelet=KubeletFacts(has_memory_qos=True))
+    assert MemoryQoS().qos_class(KubeQoSClass.BURSTABLE, pods(GI), on) is None
+
+
+def test_directories_have_the_priority_of_their_class_and_never_die_as_one() -> None:
+    """Koordinator writes `memory.oom.group` there, too: then one that dies takes all pods with it."""
+    chosen = Strategy(enable=True, priority=2, priority_enable=1, oom_kill_group=1)
+    for directory in (KubeQoSClass.BURSTABLE, KubeQoSClass.BEST_EFFORT):
+        change = MemoryQoS().qos_class(directory, (), node(chosen))
+        assert change is not None
+        assert change.cgroup == {"memory.priority": 2, "memory.use_priority_oom": 1}
+    assert MemoryQoS().qos_class(KubeQoSClass.GUARANTEED, (), node(chosen)) is None
+
+
+def test_without_strategies_it_is_for_annotated_pods_only() -> None:
+    selector = MemoryQoS.selector_without[Input.STRATEGIES]
+    assert not selector.matches(PodView())
+    assert selector.matches(PodView(annotations={MEMORY_QOS: "{}"}))
+
+
+def test_it_is_off_by_default() -> None:
+    """Koordinator's gate CgroupReconcile is off."""
+    assert not MemoryQoS.is_default
