@@ -186,6 +186,11 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
     return replace(book, entries=entries, originals={}, boot_id=boot_id)
 
 
+def is_fitted(book: Book) -> bool:
+    """Whether a cgroup has values that only those of other cgroups ask for."""
+    return any(claim.owner == TREE for entry in book.entries.values() for claim in entry.claims)
+
+
 def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str, Value | None]) -> Book:
     """The book with claims on values that nobody claims and that have to fit to others.
 

@@ -491,11 +491,13 @@ class Ledger:
 
         Only version 1 refuses a pod that has less than what the kubelet gave to one of its containers.
         """
-        if fitting.depends_on_children(job, self._files):
+        held = self._held.get(job.path)
+        is_fitted = held is not None and books.is_fitted(held.book)
+        if is_fitted or fitting.depends_on_children(job, self._files):
             for name in self._files.children(job.path, SHARES):
                 path = (*job.path, name)
-                held = self._held.get(path)
-                is_ours = held is not None and not fitting.OF_CHILDREN.isdisjoint(held.book.entries)
+                child = self._held.get(path)
+                is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
                 if is_ours or fitting.cgroup_version(self._files) == 1:
                     blank = Plan(Book(_identity(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
