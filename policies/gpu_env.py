@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
-from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, read
+from policies.annotations import (
+    DEVICE_ALLOCATED,
+    REMEMBERED_ANNOTATIONS,
+    AnnotationError,
+    Place,
+    parse,
+)
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 from runtimeproxy.node.snapshot import Node
 
@@ -76,12 +83,16 @@ def allocation(annotations: Mapping[str, str]) -> Allocation:
     Raises:
         AnnotationError: the whole annotation is unreadable.
     """
-    devices = read(annotations, DEVICE_ALLOCATED)
-    if devices is None:
-        return Allocation()
+    text = annotations.get(DEVICE_ALLOCATED)
+    return Allocation() if text is None else _allocation(text)
+
+
+@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+def _allocation(text: str) -> Allocation:
     problems: list[str] = []
-    found = [_gpu(item, problems) for item in devices.entries().get("gpu", Place("", None)).items()]
-    return Allocation([gpu for gpu in found if gpu is not None], tuple(problems))
+    items = parse(DEVICE_ALLOCATED, text).entries().get("gpu", Place("", None)).items()
+    found = [_gpu(item, problems) for item in items]
+    return Allocation(tuple(gpu for gpu in found if gpu is not None), tuple(problems))
 
 
 def _gpu(item: Place, problems: list[str]) -> Gpu | None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -98,7 +99,8 @@ AuditSink: TypeAlias = Callable[[AuditEntry], None]
 """Takes an entry, in the event loop's thread, and never blocks."""
 
 
-class Subject(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Subject:
     """The call that policies run for: shared by all its audit entries."""
 
     hook: Hook
@@ -106,6 +108,7 @@ class Subject(NamedTuple):
     time_s: float
     rule: ConflictRule = ConflictRule.LATER
     """Whose value counts when two policies set one field."""
+    _about: tuple[str, ...] | None = None
 
     @property
     def is_refusable(self) -> bool:
@@ -152,27 +155,33 @@ class Subject(NamedTuple):
             update: the field with its old and new value.
             note: a remark on the new value.
         """
-        container = self.view if isinstance(self.view, ContainerView) else None
-        pod = pod_of(self.view) or _NO_POD
+        namespace, pod, uid, container, sandbox_id, container_id, target = self._about or self._names()
         return AuditEntry(
-            time_s=self.time_s,
-            hook=self.hook,
-            kind=kind,
-            policy=policy if isinstance(policy, str) else policy.name,
-            mode=Mode.ENFORCE if isinstance(policy, str) else policy.mode,
-            pod_namespace=pod.namespace,
-            pod_name=pod.name,
-            pod_uid=pod.uid,
-            container="" if container is None else container.name,
-            sandbox_id=pod.id,
-            container_id="" if container is None else container.id,
-            field=str(update.field) if update else "",
-            old=shown(update.field, update.old) if update else "",
-            new=shown(update.field, update.new) if update else "",
-            reason=reason,
-            note=note,
-            target="" if pod is not _NO_POD else self.target,
+            self.time_s,
+            self.hook,
+            kind,
+            policy if isinstance(policy, str) else policy.name,
+            Mode.ENFORCE if isinstance(policy, str) else policy.mode,
+            namespace,
+            pod,
+            uid,
+            container,
+            sandbox_id,
+            container_id,
+            str(update.field) if update else "",
+            shown(update.field, update.old) if update else "",
+            shown(update.field, update.new) if update else "",
+            reason,
+            note,
+            target,
         )
+
+    def _names(self) -> tuple[str, ...]:
+        """Return what all entries say of the pod and container; made once, when the first one is made."""
+        pod, view = pod_of(self.view) or _NO_POD, self.view
+        name, identity = (view.name, view.id) if isinstance(view, ContainerView) else ("", "")
+        self._about = (pod.namespace, pod.name, pod.uid, name, pod.id, identity, self.target)
+        return self._about
 
 
 def shown(field: Field, value: Value) -> str:

@@ -146,7 +146,8 @@ def evaluate(
     subject = Subject(hook or evaluation_of(view), view, time.time(), rule)
     pod = pod_of(view)
     merged, policies = Merged(view), tuple(policies)
-    progress = Progress(merged, merged, without_answer=unsettled(policies, node))
+    dry_run = merged if any(policy.mode is Mode.DRY_RUN for policy in policies) else None
+    progress = Progress(merged, dry_run, without_answer=unsettled(policies, node))
     for policy in policies:
         if subject.hook in policy.methods and (pod is None or policy.selector_on(node).matches(pod)):
             progress, _ = run_policy(policy, subject, node, progress)

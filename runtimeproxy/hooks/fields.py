@@ -121,40 +121,43 @@ class Field(NamedTuple):
 Fields: TypeAlias = Mapping[Field, Value]
 
 
+_RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in RESOURCE_NAMES)
+
+
 def fields_of(change: Change, hook: Hook) -> dict[Field, Value]:
     """Return a copy of a change as flat fields, without those that do not count at the hook."""
     counting = _GROUPS.get(hook, _CGROUP_ONLY)
     fields: dict[Field, Value] = {}
+    resources: ResourceChange | None = getattr(change, RESOURCES, None)
+    if resources is not None and RESOURCES in counting:
+        for name, field in _RESOURCE_FIELDS:
+            value = getattr(resources, name)
+            if value is not None:
+                fields[field] = value
     for group, entries in _entries_by_group(change):
-        if group in counting:
+        if entries and group in counting:
             for key, value in entries.items():
                 fields[Field(group, key)] = value
     return fields
 
 
 def _entries_by_group(change: Change) -> list[tuple[str, Mapping[str, Value]]]:
+    """Return all groups of a change but its resources."""
     if isinstance(change, NodeChange):
         values = {
             f"{path}/{name}": value for path, each in change.cgroups.items() for name, value in each.items()
         }
         return [(SYSCTL, change.sysctl), (NODE_CGROUP, values)]
     groups: list[tuple[str, Mapping[str, Value]]] = []
-    if isinstance(change, PodChange | ContainerChange):
-        resources = change.resources
-        if resources is not None:
-            given: dict[str, Value] = {}
-            for name in RESOURCE_NAMES:
-                value = getattr(resources, name)
-                if value is not None:
-                    given[name] = value
-            groups.append((RESOURCES, given))
-            groups.append((UNIFIED, resources.unified))
+    if isinstance(change, (PodChange, ContainerChange)):
+        if change.resources is not None:
+            groups.append((UNIFIED, change.resources.unified))
         groups.append((ANNOTATIONS, change.annotations))
         if change.cgroup_parent is not None:
             groups.append((CGROUP_PARENT, {"": change.cgroup_parent}))
     if isinstance(change, PodChange):
         groups.append((LABELS, change.labels))
-    if isinstance(change, ContainerChange):
+    elif isinstance(change, ContainerChange):
         groups.append((ENV, change.env))
         groups.append((MOUNTS, {mount.container_path: mount for mount in change.mounts}))
         groups.append((DEVICES, {device.container_path: device for device in change.devices}))
@@ -196,10 +199,11 @@ def plain_cgroup_values(change: Change) -> Mapping[str, int | str]:
 def current_value(view: View, field: Field) -> Value:
     """Return a view's value of a field; None if there is none, or if views do not have the field."""
     group, key = field
-    if not isinstance(view, PodView | ContainerView):
+    pod = pod_of(view)
+    if pod is None or group == CGROUP:
         return None
-    pod = view if isinstance(view, PodView) else view.pod
-    resources = view.resources if isinstance(view, PodView) else view.current
+    container = view if isinstance(view, ContainerView) else None
+    resources = pod.resources if container is None else container.current
     if group == RESOURCES:
         value: Value = getattr(resources, key)
         return value
@@ -209,11 +213,11 @@ def current_value(view: View, field: Field) -> Value:
     if group == UNIFIED:
         entries = resources.unified
     elif group == ANNOTATIONS:
-        entries = view.annotations
+        entries = pod.annotations if container is None else container.annotations
     elif group == LABELS:
-        entries = view.labels
-    elif group == ENV and isinstance(view, ContainerView):
-        entries = view.env
+        entries = pod.labels if container is None else container.labels
+    elif group == ENV and container is not None:
+        entries = container.env
     return entries.get(key)
 
 
@@ -385,7 +389,7 @@ def fitted(start: View, field: Field, value: Value) -> Value:
 
     Otherwise systemd would change it when it reloads.
     """
-    if field != _QUOTA or not isinstance(value, int) or not isinstance(start, ContainerView):
+    if field != _QUOTA or not (isinstance(value, int) and isinstance(start, ContainerView)):
         return value
     if not start.pod.cgroup_parent.endswith(".slice"):
         return value

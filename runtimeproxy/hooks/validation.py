@@ -205,32 +205,49 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
 """The types of a change's attributes, the value that changes nothing, and the type's name."""
 _TEXTS: Final = ("problems", "requires")
 """The attributes whose items have to be texts."""
+_NESTED: Final = (flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
+"""The attributes whose items have a shape of their own."""
+
+
+_ATTRIBUTES: Final[Mapping[type[Change], tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]]] = {
+    kind: tuple((each.name, *_SHAPES[each.name]) for each in dataclasses.fields(kind))
+    for kind in (CgroupChange, PodChange, ContainerChange, NodeChange)
+}
 
 
 def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
     """Return the change without attributes of a wrong type."""
     wrong: dict[str, Any] = {}
-    for each in dataclasses.fields(change):
-        value: Any = getattr(change, each.name)
-        types, empty, name = _SHAPES[each.name]
-        if not isinstance(value, types) or (value and each.name in _TEXTS and not _has_texts(value)):
-            left_out.append(LeftOut(each.name, "", f"is a {type(value).__name__}, not {name}"))
-            wrong[each.name] = empty
-        elif value and each.name in (flat.MOUNTS, flat.DEVICES):
-            specs = _specs(each.name, value, left_out)
-            if specs != value:
-                wrong[each.name] = specs
-        elif value and each.name == flat.NODE_CGROUP:
-            kept = {path: found for path, found in value.items() if isinstance(found, _MAPPING)}
-            if len(kept) != len(value):
-                left_out.append(LeftOut(each.name, "", "holds something that is not a mapping"))
-                wrong[each.name] = kept
+    attributes = _ATTRIBUTES.get(type(change)) or _attributes(type(change))
+    for name, types, empty, wanted in attributes:
+        value: Any = getattr(change, name)
+        if not isinstance(value, types) or (value and name in _TEXTS and not _has_texts(value)):
+            left_out.append(LeftOut(name, "", f"is a {type(value).__name__}, not {wanted}"))
+            wrong[name] = empty
+        elif value and name in _NESTED:
+            kept = _well_formed_items(name, value, left_out)
+            if kept != value:
+                wrong[name] = kept
     resources: Any = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
     if resources is not None and not isinstance(resources.unified, _MAPPING):
         kind = type(resources.unified).__name__
         left_out.append(LeftOut(flat.UNIFIED, "", f"is a {kind}, not a mapping"))
         wrong[flat.RESOURCES] = dataclasses.replace(resources, unified={})
     return dataclasses.replace(change, **wrong) if wrong else change
+
+
+def _attributes(kind: type[Change]) -> tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]:
+    """Return the attributes of a change with their shapes; those of a policy's own subclass do not count."""
+    return next(_ATTRIBUTES[each] for each in kind.__mro__ if each in _ATTRIBUTES)
+
+
+def _well_formed_items(name: str, value: Any, left_out: list[LeftOut]) -> object:  # noqa: ANN401
+    if name != flat.NODE_CGROUP:
+        return _specs(name, value, left_out)
+    kept = {path: found for path, found in value.items() if isinstance(found, _MAPPING)}
+    if len(kept) != len(value):
+        left_out.append(LeftOut(name, "", "holds something that is not a mapping"))
+    return kept
 
 
 def _has_texts(value: Any) -> bool:  # noqa: ANN401 - a policy may return anything
