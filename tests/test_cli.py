@@ -364,14 +364,26 @@ def test_warnings_leave_the_configuration_right(tmp_path: Path) -> None:
     assert done.stderr == f"koord-runtime-proxy: warning: {path}: hooks.server_config_dir: {mode}\n"
 
 
+def test_objects_of_the_node_that_cannot_be_used_are_warnings(tmp_path: Path) -> None:
+    objects = tmp_path / "node.d"
+    objects.mkdir(mode=0o755)
+    (objects / "cm.yaml").write_text("a: &x [b]\n")
+    path = configured(tmp_path, f"[node]\nobjects_dir = '{objects}'\nkubelet_dir = ''\n")
+    done = run("check-config", "--config", path)
+    assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
+    reason = "line 1 column 4: anchors are not allowed"
+    assert done.stderr == f"koord-runtime-proxy: warning: node: {objects}/cm.yaml: {reason}\n"
+
+
 def test_a_folder_that_is_named_and_not_there(tmp_path: Path) -> None:
     hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serv'\npolicies_dir = '{tmp_path}/policy.d'\n"
-    path = configured(tmp_path, hooks)
+    path = configured(tmp_path, f"{hooks}[node]\nobjects_dir = '{tmp_path}/objects'\n")
     done = run("check-config", "--config", path)
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
     assert [line.removeprefix("koord-runtime-proxy: warning: ") for line in done.stderr.splitlines()] == [
         f"{path}: hooks.server_config_dir: {tmp_path}/serv does not exist: no hook server is loaded from it",
         f"{path}: hooks.policies_dir: {tmp_path}/policy.d does not exist: no policy is loaded from it",
+        f"{path}: node.objects_dir: {tmp_path}/objects does not exist: no object is loaded from it",
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.config.settings import HooksSettings, ProxySettings, Settings
+from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
@@ -19,6 +19,7 @@ from runtimeproxy.labels import LabelSelector
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
+    from runtimeproxy.node.inputs import Places
 
 Problem = tuple[tuple[str, ...], str]
 """The parts of the key (none for the whole table), and the reason."""
@@ -235,6 +236,7 @@ def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
     _check_registrations(reading, findings)
+    _check_node(reading, findings)
     findings.warnings += _late(reading, policies)
     return findings
 
@@ -259,13 +261,22 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
         reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
         findings.warnings.append(reading.error(("cgroups", "root"), reason))
-    defaults = HooksSettings()
-    for name, what in (("server_config_dir", "no hook server"), ("policies_dir", "no policy")):
-        named = getattr(settings.hooks, name)
-        if named not in ("", getattr(defaults, name)) and not os.path.lexists(named):
+    defaults = Settings()
+    for group, name, what in (
+        ("hooks", "server_config_dir", "no hook server"),
+        ("hooks", "policies_dir", "no policy"),
+        ("node", "objects_dir", "no object"),
+    ):
+        named = getattr(getattr(settings, group), name)
+        if named not in ("", getattr(getattr(defaults, group), name)) and not os.path.lexists(named):
             reason = f"{named} does not exist: {what} is loaded from it"
-            findings.warnings.append(reading.error(("hooks", name), reason))
-    for key, folder in ((("state", "dir"), state), (("hooks", "server_config_dir"), servers)):
+            findings.warnings.append(reading.error((group, name), reason))
+    objects = Path(settings.node.objects_dir or os.devnull)
+    for key, folder in (
+        (("state", "dir"), state),
+        (("hooks", "server_config_dir"), servers),
+        (("node", "objects_dir"), objects),
+    ):
         if reason := _others_write(folder):
             findings.warnings.append(reading.error(key, reason))
 
@@ -306,6 +317,33 @@ def _others_write(folder: Path) -> str:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         return f"{folder} has mode {mode}: everyone who can write to it can change pods of this node"
     return ""
+
+
+def _check_node(reading: Reading, findings: Findings) -> None:
+    """Reads the node's inputs; their problems are warnings, as the daemon keeps the last good ones."""
+    from runtimeproxy.node.facts import NodeReader
+    from runtimeproxy.node.inputs import NodeInputs
+
+    places = replace(places_of(reading.settings), state_dir=None)
+    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
+    problems = inputs.look(0, {}, is_first=True).problems
+    findings.warnings += (ConfigError("node", "", problem) for problem in problems)
+
+
+def places_of(settings: Settings) -> Places:
+    """Where the inputs of the node are."""
+    from runtimeproxy.node.inputs import Places
+
+    node = settings.node
+    return Places(
+        sysfs=Path(node.sysfs_root),
+        cgroup_root=Path(settings.cgroups.root),
+        kubelet_dir=Path(node.kubelet_dir) if node.kubelet_dir else None,
+        objects_dir=Path(node.objects_dir) if node.objects_dir else None,
+        state_dir=Path(settings.state.dir),
+        node_name=node.name,
+        pools=node.shared_pools,
+    )
 
 
 def _check_registrations(reading: Reading, findings: Findings) -> None:

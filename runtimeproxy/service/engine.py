@@ -21,6 +21,7 @@ from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
+from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
@@ -32,7 +33,6 @@ from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.inputs import Places
 from runtimeproxy.node.pools import pod_cpus
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
@@ -122,7 +122,7 @@ class Engine:
         # The node
         self._allocations: dict[str, PodCpus] | None = None
         self._node_thread = BackgroundThreads(1, "node")
-        self._node = NodeSources(_places(settings), self._node_thread, lambda: self._allocations)
+        self._node = NodeSources(places_of(settings), self._node_thread, lambda: self._allocations)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
@@ -358,19 +358,6 @@ def _client_settings(settings: Settings) -> ClientSettings:
     timeout_s = settings.proxy.runtime_call_timeout_s
     target = f"unix:{settings.proxy.runtime_endpoint}"
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
-
-
-def _places(settings: Settings) -> Places:
-    node = settings.node
-    return Places(
-        sysfs=Path(node.sysfs_root),
-        cgroup_root=Path(settings.cgroups.root),
-        kubelet_dir=Path(node.kubelet_dir) if node.kubelet_dir else None,
-        objects_dir=Path(node.objects_dir) if node.objects_dir else None,
-        state_dir=Path(settings.state.dir),
-        node_name=node.name,
-        pools=node.shared_pools,
-    )
 
 
 def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
