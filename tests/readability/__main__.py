@@ -37,7 +37,6 @@ GOALS: Final[Mapping[str, float]] = {
     f"changed CreateContainer: {_FUNCTIONS}": 160,
     f"changed CreateContainer: {_FILES}": 30,
     "% of modules with at most one importer": 25,
-    "lines of code": 18_022,
     "function length, p90": 25,
 }
 """The most that a figure may be; there were 20,025 lines when the goals were set."""
