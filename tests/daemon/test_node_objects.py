@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
+from tests.daemon.driving import pod
+from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import BURST, config_map, node_object, write
@@ -35,3 +40,27 @@ def test_objects_come_break_and_survive_a_restart(daemons: Daemons) -> None:
     assert warnings(daemon)[-1].endswith("; what was there before stays")
     file.unlink()
     daemon.wait_for_state(f"{UNKNOWN}; ")
+
+
+def group_identity(value: int) -> dict[str, Any]:
+    """`resource-qos-config` that gives LS and LSR pods this value."""
+    classes = {name: {"cpuQOS": {"enable": True, "groupIdentity": value}} for name in ("lsrClass", "lsClass")}
+    return {"clusterStrategy": classes}
+
+
+def test_an_edited_config_map_counts_for_running_pods(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
+    daemon = daemons.start("[node]\nname = 'node-a'\n")
+    daemon.objects_folder.mkdir()
+    with CriClient(daemon.socket) as client:
+        running = pod(client, "one")
+        cgroup = running.config.linux.cgroup_parent
+        cgroup_files.make(cgroup)
+        file = cgroup_files.folder(cgroup) / "cpu.bvt_warp_ns"
+        file.write_text("0\n")
+        running.run().create()
+        objects = daemon.objects_folder / "slo.yaml"
+        for value in (2, 1):
+            write(objects, config_map(resource_qos_config=group_identity(value)))
+            wait_until(lambda value=value: file.read_text() == f"{value}\n", "the value of the strategy")  # type: ignore[misc]
+        write(objects, config_map())
+        wait_until(lambda: file.read_text() == "0\n", "the value before the strategy")
