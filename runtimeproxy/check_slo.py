@@ -25,7 +25,7 @@ from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
-from runtimeproxy.slo.problems import Problem
+from runtimeproxy.slo.problems import Problem, printable
 from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
 from runtimeproxy.slo.reading import json_key
 from runtimeproxy.slo.strategies import PodStrategy, Strategies
@@ -121,8 +121,9 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     present = _present(state_dir, labels, annotations)
     running, reason = _running(loaded.strategies, present, state_dir, skip)
     report = _Report(found, labels, loaded, pod, strategy, running, reason)
-    lines = report.as_json() if arguments.output == "json" else report.as_text()
-    return "\n".join(lines), report.is_good
+    if arguments.output == "json":
+        return report.as_json(), report.is_good
+    return "\n".join(map(printable, report.as_text())), report.is_good
 
 
 class _Report(NamedTuple):
@@ -170,7 +171,7 @@ class _Report(NamedTuple):
         if running.skipped:
             yield f"  left alone by their label: {running.skipped}"
 
-    def as_json(self) -> Iterator[str]:
+    def as_json(self) -> str:
         problems = [*(Problem("", "", "", each) for each in self.found.problems), *self._problems()]
         report: dict[str, object] = {
             "valid": self.is_good,
@@ -200,7 +201,8 @@ class _Report(NamedTuple):
             if self.running is not None
             else {"unknown": self.no_running}
         )
-        yield json.dumps(report, indent=2, ensure_ascii=False)
+        text = json.dumps(report, indent=2, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, as JSON escapes it
 
     def _sections(self) -> Iterator[tuple[str, list[Row]]]:
         strategies = self.loaded.strategies

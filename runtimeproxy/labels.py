@@ -113,6 +113,11 @@ class _Condition(NamedTuple):
         )
 
     @property
+    def has_values(self) -> bool:
+        """Whether it holds for labels of the values that it names."""
+        return not self.refused and self.is_required is (self.allowed is not None)
+
+    @property
     def can_hold(self) -> bool:
         if not self.is_required:
             return True
@@ -122,26 +127,26 @@ class _Condition(NamedTuple):
 class Conditions:
     """What a label selector requires of each label: to compare it with many others."""
 
-    __slots__ = ("_by_key", "_can_hold", "_items", "_required")
+    __slots__ = ("_by_key", "_has_values", "_items", "_required")
 
     def __init__(self, selector: LabelSelector) -> None:
         self._by_key = _conditions(selector)
-        self._can_hold = all(each.can_hold for each in self._by_key.values())
+        self._has_values = all(each.can_hold and each.has_values for each in self._by_key.values())
         self._items = frozenset(self._by_key.items())
         self._required = frozenset(key for key, each in self._by_key.items() if each.is_required)
 
     def overlap(self, other: Conditions) -> bool:
-        """Return whether an object can match both that has just the labels that one of them requires.
+        """Return whether an object can match both that has just the labels whose values one of them names.
 
-        So `pool=a` and `disk=ssd` do not overlap, though an object may have both labels. Source:
-        Koordinator's webhook, which compares selectors by label sets that it makes from each (policies spec
-        4.4).
+        So `pool=a` and `disk=ssd` do not overlap, though an object may have both labels; nor do selectors
+        that name no value, by `Exists` and `NotIn`. Source: Koordinator's webhook, which compares selectors
+        by label sets that it makes of their values (policies spec 4.4; pkg/webhook/cm/plugins/sloconfig).
         """
         return self._contain(other) or other._contain(self)
 
     def _contain(self, other: Conditions) -> bool:
-        """Whether labels that this one requires, and no more, can match both."""
-        if not (self._can_hold and other._required <= self._required):
+        """Whether labels whose values this one names, and no more, can match both."""
+        if not (self._has_values and other._required <= self._required):
             return False
         return all(
             self._by_key[key].both(each).can_hold

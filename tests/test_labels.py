@@ -45,7 +45,10 @@ POOL_A = selector(pool="a")
         (POOL_A, selector(("pool", "Exists", ())), True),
         (POOL_A, selector(("pool", "DoesNotExist", ())), False),
         (POOL_A, selector(("disk", "DoesNotExist", ())), True),
-        (selector(("pool", "Exists", ())), selector(("pool", "NotIn", ("a",))), True),
+        (selector(("pool", "Exists", ())), selector(("pool", "NotIn", ("a",))), False),
+        (selector(("pool", "Exists", ())), selector(("pool", "Exists", ()), ("disk", "Exists", ())), False),
+        (selector(("os", "NotIn", ("windows",))), selector(("arch", "NotIn", ("arm64",))), False),
+        (selector(("os", "DoesNotExist", ())), selector(("arch", "NotIn", ("arm64",))), True),
         (selector(("pool", "In", ("a",)), ("pool", "NotIn", ("a",))), LabelSelector(), False),
         (POOL_A, LabelSelector(), True),
     ],
@@ -82,14 +85,13 @@ def test_selectors_that_overlap_match_some_labels_both(first: LabelSelector, sec
     matched_by_both = any(first.matches(labels) and second.matches(labels) for labels in _ALL_LABELS)
     if Conditions(first).overlap(Conditions(second)):
         assert matched_by_both
-    keys = [
-        {*each.match_labels}
-        | {e.key for e in each.match_expressions if e.operator in (LabelOperator.IN, LabelOperator.EXISTS)}
-        for each in (first, second)
-    ]
-    minimal = [labels for labels in _ALL_LABELS if set(labels) in keys]
-    if any(first.matches(labels) and second.matches(labels) for labels in minimal):
-        assert Conditions(first).overlap(Conditions(second))
+    for each in (first, second):
+        operators = {one.operator for one in each.match_expressions}
+        if operators <= {LabelOperator.IN, LabelOperator.DOES_NOT_EXIST}:
+            keys = {*each.match_labels, *(one.key for one in each.match_expressions if one.values)}
+            named = [labels for labels in _ALL_LABELS if set(labels) == keys]
+            if any(first.matches(labels) and second.matches(labels) for labels in named):
+                assert Conditions(first).overlap(Conditions(second))
 
 
 def test_a_long_name_is_not_shown_whole() -> None:

@@ -5,6 +5,7 @@ Source: policies spec 1.2, 1.6; ranges are checked, which Koordinator does for s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -33,6 +34,8 @@ from runtimeproxy.slo.reading import (
 from runtimeproxy.slo.schema import BlkioQoS, CpuQoS, PodCpuBurst, PodNetwork
 
 _INT32: Final = range(-(2**31), 2**31)
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,64}")
+"""Source: Go strconv.ParseInt."""
 
 
 class OwnSchemata(NamedTuple):
@@ -104,10 +107,7 @@ class PodAnnotations:
     def eviction_priority(self) -> int:
         """The priority; 0 if it is invalid."""
         text = self._annotations[EVICTION_PRIORITY]
-        try:
-            number = int(text[:_LONGEST_INT]) if text.isascii() and "_" not in text else None
-        except ValueError:
-            number = None
+        number = int(text) if _INTEGER.fullmatch(text) else None
         if number is None or number not in _INT32:
             reason = f"is {shown(text)}, not a whole number of 32 bits"
             self._problems.append(Problem("", EVICTION_PRIORITY, "", reason))
@@ -127,9 +127,6 @@ class PodAnnotations:
     def _parsed(self, key: str, report: Report) -> object:
         text = self._annotations.get(key)
         return None if text is None else parse_json(text, report, MAX_ANNOTATION_LENGTH)
-
-
-_LONGEST_INT: Final = 32
 
 
 def _schemata(own: ResctrlAnnotation, report: Report) -> OwnSchemata:

@@ -10,23 +10,24 @@ from runtimeproxy.slo.reading import Overlay, Path, build, json_key
 from runtimeproxy.slo.schema import Bound, HostApplication, NetworkQoS, QoSStrategy
 from runtimeproxy.units import quantity_bytes
 
-CLASSES: Final = ("lsr_class", "ls_class", "be_class", "system_class")
-"""The classes of pods, whose network requests share the node's bandwidth."""
+CLASSES: Final = ("lsr_class", "ls_class", "be_class")
+"""The classes whose network requests share the node's bandwidth. Source: Koordinator's webhook."""
 _REQUESTS: Final = ("ingress_request", "egress_request")
 
 
-def strategy_problems(kind: type, default: object, merged: Overlay) -> Iterator[tuple[Path, str]]:
+def strategy_problems(default: object, cluster: Overlay, node: Overlay) -> Iterator[tuple[Path, str]]:
     """Yields what is wrong with a strategy: path and reason.
 
     Args:
-        kind: the schema's dataclass.
-        default: the values below the merged ones.
-        merged: what cluster strategy and node strategy set.
+        default: the values below both.
+        cluster: what the cluster strategy sets; nothing while that one itself is checked.
+        node: what the node strategy, or the cluster strategy itself, sets.
     """
+    merged = {**cluster, **node}
     strategy = build(default, merged)
     yield from _bound_problems(strategy, (), merged)
     if isinstance(strategy, QoSStrategy):
-        yield from _network_problems(strategy, merged)
+        yield from _network_problems(node)
 
 
 def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:
@@ -49,15 +50,17 @@ def application_problems(applications: object) -> Iterator[tuple[str, str]]:
     for number, each in enumerate(applications if isinstance(applications, tuple) else ()):
         if not isinstance(each, HostApplication):
             continue
-        if not each.name or "/" in each.name or each.name in (".", ".."):
+        if not each.name.isprintable() or "/" in each.name or each.name in ("", ".", ".."):
             yield f"[{number}].name", "is not the name of a directory"
         elif each.name in names:
             yield f"[{number}].name", "is that of another application, too"
         names.add(each.name)
         where = each.cgroup_path
-        parts = f"{where.parent_dir}/{where.relative_path}".split("/") if where else ()
-        if ".." in parts:
+        place = f"{where.parent_dir}/{where.relative_path}" if where else ""
+        if ".." in place.split("/"):
             yield f"[{number}].cgroupPath", "leads out of its base"
+        elif not place.isprintable():
+            yield f"[{number}].cgroupPath", "is not the path of a directory"
 
 
 def _bound_problems(value: object, path: Path, merged: Overlay) -> Iterator[tuple[Path, str]]:
@@ -76,18 +79,21 @@ def _bound_problems(value: object, path: Path, merged: Overlay) -> Iterator[tupl
             yield from _bound_problems(below, (*path, each.name), merged)
 
 
-def _network_problems(strategy: QoSStrategy, merged: Overlay) -> Iterator[tuple[Path, str]]:
-    """One format only, and percentages of requests of at most 100 together."""
-    paths = [path for path in merged if len(path) == 3 and path[1] == "network_qos" and path[2] != "enable"]
-    texts = [path for path in paths if isinstance(merged[path], str)]
-    if texts and len(texts) < len(paths):
-        yield texts[-1], "is a quantity, while others are percentages: one format only"
+def _network_problems(overlay: Overlay) -> Iterator[tuple[Path, str]]:
+    """One format for all requests of one strategy, and percentages of at most 100 together."""
+    requests = {
+        path: overlay[path]
+        for path in overlay
+        if len(path) == 3 and path[0] in CLASSES and path[1] == "network_qos" and path[2] in _REQUESTS
+    }
+    texts = [path for path, value in requests.items() if isinstance(value, str)]
+    if texts and len(texts) < len(requests):
+        yield texts[-1], "is a quantity, while other requests are percentages: one format only"
     for name in _REQUESTS:
-        numbers = [getattr(network, name) for network in _networks(strategy)]
-        percent = sum(each for each in numbers if isinstance(each, int))
-        if percent > 100:
-            at = next(path for path in reversed(paths) if path[2] == name)
-            yield at, f"adds up to {percent} percent over all classes, more than 100"
+        percent = {path: each for path, each in requests.items() if path[2] == name and isinstance(each, int)}
+        if sum(percent.values()) > 100:
+            reason = f"adds up to {sum(percent.values())} percent over all classes, more than 100"
+            yield [*percent][-1], reason
 
 
 def _networks(strategy: QoSStrategy) -> list[NetworkQoS]:

@@ -27,7 +27,6 @@ from runtimeproxy.slo.provenance import Provenance, Source
 from runtimeproxy.slo.reading import (
     InvalidError,
     Overlay,
-    Path,
     Report,
     child,
     json_key,
@@ -51,7 +50,9 @@ _UNREADABLE: Final = LabelSelector(match_labels={"unreadable": "true"})
 """Stands for a selector with an error, so that it is not reported as a missing one, too."""
 
 MAX_STRATEGIES: Final = 256
-"""Node strategies of one key, and pod strategies: each is compared with each, and with each pod."""
+"""Node strategies of one key, and pod strategies: each is compared with each."""
+MAX_CONDITIONS: Final = 4_096
+"""Labels and values in the selectors of one key's pod strategies: all are compared with each pod."""
 
 
 class Section(NamedTuple):
@@ -69,6 +70,8 @@ class Section(NamedTuple):
     """The field of a NodeSLO's `spec`; empty: it has none."""
     is_inline: bool = False
     """The cluster strategy's fields are the key's own, and node strategies are called `nodeConfigs`."""
+    is_checked: bool = True
+    """Koordinator's webhook checks the selectors of its node strategies."""
     pod_kind: type | None = None
     """The dataclass of a pod strategy's fields; None: there are no pod strategies."""
     pod_names: tuple[str, ...] = ()
@@ -111,6 +114,7 @@ SECTIONS: Final = (
         HostApplications(),
         "hostApplications",
         is_inline=True,
+        is_checked=False,
     ),
     Section("colocation-config", "colocation", Colocation, Colocation(), "", is_inline=True),
     Section(
@@ -120,6 +124,7 @@ SECTIONS: Final = (
         CpuNormalization(),
         "",
         is_inline=True,
+        is_checked=False,
     ),
 )
 SECTION_BY_KEY: Final = {each.key: each for each in SECTIONS}
@@ -175,7 +180,7 @@ def read_node_slo_section(
     if section.kind is HostApplications:
         raw = {"applications": raw}
     overlay = read_overlay(section.kind, raw, report)
-    _check(section, (overlay,), "", report)
+    _check(section, {}, overlay, "", report)
     provenance = Provenance(Source.NODE_SLO, file, section.node_slo)
     return None if report.has_errors else KeyConfig(section, file, overlay, provenance), report.all_problems()
 
@@ -197,7 +202,7 @@ class _KeyReader:
             place, value = members.get("clusterstrategy", ("clusterStrategy", None))
             cluster = read_overlay(section.kind, value, report, place)
             self._report_unknown(members, lists | {"clusterstrategy"})
-        _check(section, (cluster,), place, report)
+        _check(section, {}, cluster, place, report)
         return KeyConfig(
             section,
             report.file,
@@ -234,22 +239,20 @@ class _KeyReader:
         for place, item in self._items(member):
             members = _members(item)
             name = self._name(members, place)
-            selector = self._selector(members, "nodeSelector", place)
-            if selector is None or selector == EVERY_LABEL:
-                self._report.error(child(place, "nodeSelector"), "must be there, and not be empty")
-                selector = EVERY_LABEL
+            selector = self._node_selector(members, place)
             values = read_overlay(
                 self._section.kind, item, self._report, place, beside=frozenset({"name", "nodeselector"})
             )
             if self._section.kind is HostApplications:
                 values.setdefault(("applications",), ())
-            _check(self._section, (cluster, values), place, self._report)
+            _check(self._section, cluster, values, place, self._report)
+            if selector is None:
+                continue
             provenance = Provenance(Source.NODE, self._report.file, self._section.key, name or place)
             strategy = NodeStrategy(name or place, selector, values, provenance)
             conditions = Conditions(selector)
             for other_place, other, of_other in found:
-                is_checked = EVERY_LABEL not in (selector, other.selector)
-                if is_checked and conditions.overlap(of_other):
+                if self._section.is_checked and conditions.overlap(of_other):
                     reason = f"can match the same nodes as that of {other_place}"
                     self._report.error(child(place, "nodeSelector"), reason)
                 if other.name == strategy.name:
@@ -257,12 +260,23 @@ class _KeyReader:
             found.append((place, strategy, conditions))
             yield strategy
 
+    def _node_selector(self, members: Mapping[str, tuple[str, object]], place: str) -> LabelSelector | None:
+        """The selector of a node strategy; None if it matches no node."""
+        selector = self._selector(members, "nodeSelector", place)
+        if self._section.is_checked and selector in (None, EVERY_LABEL):
+            self._report.error(child(place, "nodeSelector"), "must be there, and not be empty")
+            return None
+        if selector is None:
+            self._report.warn(child(place, "nodeSelector"), "is not there: this matches no node")
+        return selector
+
     def _pods(self, member: tuple[str, object] | None) -> Iterator[PodRule]:
         section, report = self._section, self._report
         if member is not None and member[1] is not None and section.pod_kind is None:
             report.error(member[0], "cannot be: this strategy counts for the whole node")
             return
         names: set[str] = set()
+        conditions = 0
         for place, item in self._items(member):
             members = _members(item)
             name = self._name(members, place)
@@ -273,6 +287,12 @@ class _KeyReader:
             selector = self._selector(members, "podSelector", place) or EVERY_LABEL
             if not namespace and selector == EVERY_LABEL:
                 report.error(place, "has neither a namespace nor a podSelector")
+            conditions += len(selector.match_labels)
+            conditions += sum(1 + len(each.values) for each in selector.match_expressions)
+            if conditions > MAX_CONDITIONS:
+                reason = f"brings the labels and values of all pod strategies above {MAX_CONDITIONS}"
+                report.error(child(place, "podSelector"), reason)
+                return
             values = self._pod_values(members, item, place)
             yield PodRule(
                 name or place,
@@ -415,14 +435,11 @@ def _members(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
     return {str(key).lower(): (str(key), value) for key, value in raw.items()}
 
 
-def _check(section: Section, layers: Sequence[Overlay], place: str, report: Report) -> None:
-    """Reports what is wrong with the strategy that layers result in; the last one stands at `place`."""
-    merged: dict[Path, object] = {}
-    for layer in layers:
-        merged.update(layer)
-    for where, reason in strategy_problems(section.kind, section.default, merged):
+def _check(section: Section, cluster: Overlay, values: Overlay, place: str, report: Report) -> None:
+    """Reports what is wrong with the strategy at `place` that sets these values over the cluster's."""
+    for where, reason in strategy_problems(section.default, cluster, values):
         report.error(".".join(part for part in (place, *map(json_key, where)) if part), reason)
-    for path, value in layers[-1].items():
+    for path, value in values.items():
         if path == ("applications",):
             for where_text, reason in application_problems(value):
                 report.error(child(place, f"applications{where_text}"), reason)

@@ -24,7 +24,12 @@ from runtimeproxy.slo.keys import (
     read_key,
     read_node_slo_section,
 )
-from runtimeproxy.slo.names import COLOCATION_STRATEGY, CPU_NORMALIZATION_ENABLED, NETWORK_BANDWIDTH
+from runtimeproxy.slo.names import (
+    COLOCATION_STRATEGY,
+    CPU_NORMALIZATION_ENABLED,
+    NETWORK_BANDWIDTH,
+    RATIO_LABELS,
+)
 from runtimeproxy.slo.pods import CAN_BE_DISABLED, PodBasis, PodRule, switch_off
 from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.provenance import Provenance, Source
@@ -44,13 +49,6 @@ from runtimeproxy.slo.schema import Colocation, QoSStrategy
 from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.units import quantity_bytes
 
-_RATIO_LABELS: Final = {
-    "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
-    "node.koordinator.sh/memory-reclaim-ratio": "memory_reclaim_threshold_percent",
-    "node.koordinator.sh/mid-static-cpu-reserved-ratio": "mid_static_cpu_reserved_percent",
-    "node.koordinator.sh/mid-static-memory-reserved-ratio": "mid_static_memory_reserved_percent",
-}
-"""Labels of a node, with the field of `colocation-config` that each replaces. Source: policies spec 1.1."""
 _BOOLS: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
@@ -176,24 +174,37 @@ class _Loading:
             self._good[name] = config
 
     def _check_bandwidth(self) -> None:
-        """Falls back to the last good key where the classes' requests do not fit the node's bandwidth."""
-        section = SECTION_BY_KEY["resource-qos-config"]
-        of_system = SECTION_BY_KEY["system-config"]
-        system, _ = _merged(of_system, self._layers(of_system))
+        """Falls back to the last good key where the classes' requests do not fit the strategy's bandwidth.
+
+        Where they only do not fit what the node itself says, as the webhook cannot know, that is a warning.
+        """
+        section, of_system = SECTION_BY_KEY["resource-qos-config"], SECTION_BY_KEY["system-config"]
         strategy, _ = _merged(section, self._layers(section))
         config = self._used(section)
-        reason = bandwidth_problem(strategy, system.total_network_bandwidth)
-        if reason and config is not None:
-            name = section.node_slo if config.is_node_slo else section.key
+        if config is None:
+            return
+        name = section.node_slo if config.is_node_slo else section.key
+        configured, _ = _merged(of_system, self._configured(of_system))
+        reason = bandwidth_problem(strategy, configured.total_network_bandwidth)
+        if reason:
             self._problems.append(Problem(config.file, name, "networkQOS", reason))
             del self._good[name]
             self._keep(name, None)
+            return
+        system, _ = _merged(of_system, self._layers(of_system))
+        if reason := bandwidth_problem(strategy, system.total_network_bandwidth):
+            self._problems.append(Problem(config.file, name, "networkQOS", reason, is_warning=True))
 
     def _used(self, section: Section) -> KeyConfig | None:
         """What the strategy of the node stands on."""
         return self._good.get(section.node_slo) or self._good.get(section.key)
 
     def _layers(self, section: Section) -> Iterator[_Layer]:
+        """All that the node's strategy is merged of, the default left out."""
+        yield from self._configured(section)
+        yield from self._own.get(section.attribute, ())
+
+    def _configured(self, section: Section) -> Iterator[_Layer]:
         config = self._used(section)
         if config is not None:
             yield config.cluster, config.cluster_provenance
@@ -201,7 +212,6 @@ class _Loading:
                 if each.selector.matches(self._labels):
                     yield each.values, each.provenance
                     break
-        yield from self._own.get(section.attribute, ())
 
     def _warn_of_several(self, section: Section) -> None:
         config = self._used(section)
@@ -253,7 +263,7 @@ class _Loading:
             self._problems.extend(each._replace(is_warning=True) for each in report.all_problems())
             if not report.has_errors:
                 yield overlay, Provenance(Source.NODE_ANNOTATION, key=COLOCATION_STRATEGY)
-        for label, name in _RATIO_LABELS.items():
+        for label, name in RATIO_LABELS.items():
             if label in self._labels:
                 percent = _percent(self._labels[label])
                 if percent is None or (percent > 100 and name.startswith("mid_")):
@@ -306,8 +316,9 @@ def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> 
 
 
 def _percent(ratio: str) -> int | None:
+    """Koord-manager cuts off what is behind the point: 0.29 is 28 percent."""
     try:
         percent = float(ratio) * 100
     except ValueError:
         return None
-    return round(percent) if 0 <= percent <= _MAX_PERCENT and "_" not in ratio else None
+    return int(percent) if 0 <= percent <= _MAX_PERCENT and "_" not in ratio else None

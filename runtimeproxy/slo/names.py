@@ -13,6 +13,17 @@ COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
 """Annotations of a node. Source: policies spec 1.3."""
 CPU_NORMALIZATION_ENABLED: Final = "node.koordinator.sh/cpu-normalization-enabled"
 """Label of a node. Source: policies spec 1.1."""
+RATIO_LABELS: Final = {
+    "node.koordinator.sh/cpu-reclaim-ratio": "cpu_reclaim_threshold_percent",
+    "node.koordinator.sh/memory-reclaim-ratio": "memory_reclaim_threshold_percent",
+    "node.koordinator.sh/mid-static-cpu-reserved-ratio": "mid_static_cpu_reserved_percent",
+    "node.koordinator.sh/mid-static-memory-reserved-ratio": "mid_static_memory_reserved_percent",
+}
+"""Labels of a node, with the field of `colocation-config` that each replaces. Source: policies spec 1.1."""
+
+NODE_ANNOTATIONS: Final = frozenset({NETWORK_BANDWIDTH, COLOCATION_STRATEGY})
+NODE_LABELS: Final = frozenset({CPU_NORMALIZATION_ENABLED, *RATIO_LABELS})
+"""What a node itself says about its strategies."""
 
 CPU_BURST: Final = "koordinator.sh/cpuBurst"
 CPU_QOS: Final = "koordinator.sh/cpuQOS"

@@ -6,6 +6,7 @@ strategy with `overridePod` stands above the annotation, for the parts of QoS th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
@@ -46,8 +47,9 @@ CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
 MAX_REMEMBERED: Final = 1_024
 """Resolved pod strategies of one state of the configuration; pods that differ in nothing share one."""
 
-MAX_REMEMBERED_LENGTH: Final = 4_096
-"""Of the annotations of a pod whose strategy is remembered, in characters: these are kept with it."""
+MAX_REMEMBERED_LENGTH: Final = 64 << 10
+"""Of the annotations of all pods whose strategies are remembered, in characters: what is read takes up to
+40 bytes a character. An eighth at most is one pod's."""
 
 _CLASS_NAMES: Final = {
     QoSClass.LSE: "lsr_class",
@@ -203,6 +205,8 @@ class PodResolver:
         self._cpu_burst = cpu_burst
         self._basis = basis
         self._remembered: dict[tuple[object, ...], PodStrategy] = {}
+        self._length = 0
+        self._lock = threading.Lock()
         self._provenance_by_part: dict[str, dict[str, Provenance]] = {}
         for path, provenance in basis.provenance.items():
             part, _, name = path.rpartition(".")
@@ -215,16 +219,10 @@ class PodResolver:
         qos = _first(basis.qos_rules, pod)
         eviction = _first(basis.eviction_rules, pod)
         texts = tuple(map(annotations.get, _ANNOTATIONS)) if annotations else ()
-        enabled = pod.labels.get(EVICTION_ENABLED)
-        key = (
-            pod.qos,
-            pod.kube_qos,
-            burst and burst.name,
-            qos and qos.name,
-            eviction and eviction.name,
-            enabled,
-            texts,
-        )
+        label = pod.labels.get(EVICTION_ENABLED)
+        enabled = None if label is None else label == "true"
+        # By id, as rules live as long as this object: a rule's name may be the place of one without a name.
+        key = (pod.qos, pod.kube_qos, id(burst), id(qos), id(eviction), enabled, texts)
         strategy = self._remembered.get(key)
         if strategy is None:
             resolving = _Resolving(pod, basis.classes, self._provenance_by_part)
@@ -236,11 +234,18 @@ class PodResolver:
             resolving.blkio_qos()
             resolving.eviction(eviction)
             strategy = resolving.result()
-            if sum(len(text) for text in texts if text) <= MAX_REMEMBERED_LENGTH:
-                if len(self._remembered) >= MAX_REMEMBERED:
-                    self._remembered.clear()
-                self._remembered[key] = strategy
+            self._remember(key, strategy, sum(len(text) for text in texts if text))
         return strategy
+
+    def _remember(self, key: tuple[object, ...], strategy: PodStrategy, length: int) -> None:
+        if length > MAX_REMEMBERED_LENGTH // 8:
+            return
+        with self._lock:
+            if len(self._remembered) >= MAX_REMEMBERED or self._length + length > MAX_REMEMBERED_LENGTH:
+                self._remembered.clear()
+                self._length = 0
+            self._remembered[key] = strategy
+            self._length += length
 
 
 def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> str:
@@ -291,7 +296,7 @@ class _Resolving:
         self._annotations = _annotations_of(pod)
         self._values: dict[str, Any] = {}
         self._provenance: dict[str, Provenance] = {}
-        qos = qos_class_with_default(pod.labels, pod.kube_qos) if pod.qos is QoSClass.NONE else pod.qos
+        qos = pod.qos or qos_class_with_default({}, pod.kube_qos)
         self._class = _CLASS_NAMES[qos]
 
     def result(self) -> PodStrategy:
@@ -421,7 +426,7 @@ class _Resolving:
         self._note(part, self._by_part.get(f"qos.{name}.{part}", {}))
         if rule is not None:
             value = self._overlay(part, value, of_pod, rule.provenance)
-        if name in CAN_BE_DISABLED and not value.enable:
+        if not value.enable and (name in CAN_BE_DISABLED or ("enable",) in of_pod):
             enable = self._provenance.get(f"{part}.enable")
             by = {} if enable is None else {"enable": enable}
             value = switch_off(value, part, by, self._provenance)

@@ -21,4 +21,11 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         place = f"{self.key}: {self.path}" if self.path else self.key
-        return ": ".join(part for part in (self.file, f"{place} {self.reason}") if part)
+        return printable(": ".join(part for part in (self.file, f"{place} {self.reason}") if part))
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line: what cannot be printed is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from runtimeproxy.slo.problems import printable
+
 
 class Source(StrEnum):
     """A layer of the configuration; a later one wins, except as `overridePod` says."""
@@ -39,7 +41,7 @@ class Provenance(NamedTuple):
             text += f" of {self.key}" if self.source in _OF_KEY else f" {self.key}"
         if self.file:
             text += f" in {self.file}"
-        return f"disabled by {text}" if self.is_off else text
+        return printable(f"disabled by {text}" if self.is_off else text)
 
 
 _OF_KEY: Final = frozenset({Source.CLUSTER, Source.NODE, Source.POD})

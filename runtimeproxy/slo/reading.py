@@ -36,10 +36,14 @@ from runtimeproxy.units import quantity_bytes
 
 MAX_TEXT_LENGTH: Final = 1 << 20
 """Of a ConfigMap's key, in characters. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
-MAX_ANNOTATION_LENGTH: Final = 256 << 10
-"""In characters. Source: Kubernetes, the annotations of an object together (256 KiB)."""
+MAX_ANNOTATION_LENGTH: Final = 16 << 10
+"""In characters: many times the longest useful one. It is read while a call of its pod waits."""
+MAX_ITEMS: Final = 256
+"""Of a list, and of a mapping: many times those that a node can use."""
 MAX_PROBLEMS: Final = 50
 """Of one key: more say nothing new."""
+_MAX_GUESSES: Final = 4
+"""Of what an unknown key was meant to be: each takes a quarter of a millisecond."""
 _MAX_SHOWN: Final = 64
 """Of a key or value in a problem, in characters."""
 
@@ -51,7 +55,9 @@ Overlay: TypeAlias = Mapping[Path, object]
 _Kind = TypeVar("_Kind")
 _Parse: TypeAlias = Callable[[object, "Report", str], object]
 
-_DURATION: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+")
+_DURATION: Final = re.compile(
+    r"[+-]?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|\u00b5s|\u03bcs|ms|s|m|h))+)"
+)
 """Source: Go time.ParseDuration."""
 _ACRONYMS: Final = {"qos": "QOS", "cpu": "CPU", "be": "BE", "iops": "IOPS", "bps": "BPS", "id": "ID"}
 
@@ -222,6 +228,12 @@ def child(path: str, key: object) -> str:
 
 def shown(value: object) -> str:
     """Returns a value for a problem, shortened."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple) and len(value) > _MAX_SHOWN:
+        return f"a list of {len(value)} items"
+    if isinstance(value, str):
+        value = value[: _MAX_SHOWN + 1]
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -266,6 +278,9 @@ def _read_field(each: _Field, value: object, report: Report, place: str, overlay
         if not isinstance(value, Mapping):
             report.error(place, "is not an object")
             return
+        if len(value) > MAX_ITEMS:
+            report.error(place, f"has {len(value)} entries, more than {MAX_ITEMS}")
+            return
         for key, entry in value.items():
             if entry is not None:
                 _set(overlay, (each.name, str(key)), each.parse, entry, report, child(place, key))
@@ -295,7 +310,7 @@ def _report_unknown(kind: type, known: Mapping[str, _Field], folded: str, place:
             return
     import difflib
 
-    is_guessed = len(folded) <= _MAX_SHOWN and not report.is_full
+    is_guessed = len(folded) <= _MAX_SHOWN and len(report.problems) < _MAX_GUESSES
     guesses = difflib.get_close_matches(folded, known, n=1) if is_guessed else []
     guess = f"; did you mean {json_key(known[guesses[0]].name)}?" if guesses else ""
     report.warn(place, f"is not a known field, and is not used{guess}")
@@ -333,6 +348,8 @@ def _list_parser(parse: _Parse) -> _Parse:
     def parse_list(value: object, report: Report, place: str) -> tuple[object, ...]:
         if not isinstance(value, list | tuple):
             report.fail(place, "is not a list")
+        if len(value) > MAX_ITEMS:
+            report.fail(place, f"has {len(value)} items, more than {MAX_ITEMS}")
         items = []
         for index, item in enumerate(value):
             if item is None:
@@ -426,7 +443,7 @@ def _bandwidth(value: object, report: Report, place: str) -> int | str:
 
 def _duration(value: object, report: Report, place: str) -> str:
     text = _text(value, report, place)
-    if not _DURATION.fullmatch(text[: _MAX_SHOWN + 1]):
+    if len(text) > _MAX_SHOWN or not _DURATION.fullmatch(text):
         report.fail(place, f"is {shown(value)}, not a duration such as 5m")
     return text
 

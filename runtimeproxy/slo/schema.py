@@ -405,12 +405,15 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone."""
+    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone.
 
-    min_free_kbytes_factor: Positive | None = None
+    Source of the defaults: Koordinator pkg/util/sloconfig, DefaultSystemStrategy.
+    """
+
+    min_free_kbytes_factor: Positive = 100
     """Of the node's memory, in ten thousandths."""
-    watermark_scale_factor: Annotated[int, Within(1, 400)] | None = None
-    memcg_reap_back_ground: Switch | None = None
+    watermark_scale_factor: Annotated[int, Within(1, 400)] = 150
+    memcg_reap_back_ground: Switch = 0
     sched_group_identity_enabled: Switch | None = None
     sched_idle_saver_wmark: Annotated[int, Within(-_INT64_MAX - 1, _INT64_MAX)] | None = None
     sched_features: Mapping[str, bool] = field(default_factory=dict)

@@ -102,6 +102,17 @@ def test_overlapping_selectors_are_refused() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["host-application-config", "cpu-normalization-config"])
+def test_keys_that_koordinators_webhook_does_not_check(key: str) -> None:
+    configs = [{"name": "all", "nodeSelector": {}}, {"name": "none"}, {"name": "pool", "nodeSelector": POOL}]
+    result = loaded({key: {"nodeConfigs": configs}}, labels={"pool": "gold"})
+    assert [(each.path, each.is_warning) for each in result.problems] == [
+        ("nodeConfigs[1].nodeSelector", True),
+        ("nodeConfigs", True),
+    ]
+    assert result.problems[1].reason == "has several that match this node: all, pool; the first one counts"
+
+
 def test_equal_names_are_a_warning() -> None:
     strategies = [
         {"name": "a", "nodeSelector": POOL},
@@ -169,8 +180,8 @@ def network(**classes: Mapping[str, object]) -> dict[str, object]:
     ("config", "path"),
     [
         (
-            network(lsClass={"ingressRequest": 50, "egressLimit": "10M"}),
-            "clusterStrategy.lsClass.networkQOS.egressLimit",
+            network(lsClass={"ingressRequest": 50, "egressRequest": "10M"}),
+            "clusterStrategy.lsClass.networkQOS.egressRequest",
         ),
         (
             network(lsClass={"ingressRequest": 50}, beClass={"ingressRequest": "10M"}),
@@ -194,6 +205,31 @@ def test_network_qos_that_fits() -> None:
     good({"resource-qos-config": network(lsClass={"egressRequest": "6G", "enable": True})})
 
 
+def test_network_qos_is_checked_as_koordinators_webhook_does() -> None:
+    # Limits may have another format than requests, and a node strategy another one than the cluster strategy.
+    config = network(
+        lsClass={"ingressRequest": 60, "ingressLimit": "10M"}, systemClass={"ingressRequest": "1M"}
+    )
+    nodes = [
+        {"name": "gold", "nodeSelector": POOL, "beClass": {"networkQOS": {"ingressRequest": 60}}},
+        {
+            "name": "blue",
+            "nodeSelector": {"matchLabels": {"pool": "blue"}},
+            "beClass": {"networkQOS": {"ingressRequest": "1M"}},
+        },
+    ]
+    good({"resource-qos-config": {**config, "nodeStrategies": nodes}})
+
+
+def test_a_bandwidth_that_the_node_itself_says_is_no_reason_to_drop_the_key() -> None:
+    keys = {"resource-qos-config": network(lsClass={"egressRequest": "6G"})}
+    result = loaded(keys, annotations={"node.koordinator.sh/network-bandwidth": "1G"})
+    (problem,) = result.problems
+    assert problem.is_warning
+    assert "more than the node's 1000000000" in problem.reason
+    assert result.strategies.qos.ls_class.network_qos.egress_request == "6G"
+
+
 def test_network_requests_fit_the_bandwidth_of_the_node() -> None:
     qos = network(lsClass={"egressRequest": "6G"}, beClass={"egressRequest": "5G"})
     system = {"clusterStrategy": {"totalNetworkBandwidth": "10G"}}
@@ -205,8 +241,6 @@ def test_network_requests_fit_the_bandwidth_of_the_node() -> None:
         "classes, more than the node's 10000000000"
     )
     assert result.strategies.qos == before.strategies.qos
-    wide = {"node.koordinator.sh/network-bandwidth": "20G"}
-    assert loaded({"resource-qos-config": qos, "system-config": system}, annotations=wide).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +249,8 @@ def test_network_requests_fit_the_bandwidth_of_the_node() -> None:
         ({}, "applications[0].name"),
         ({"name": "../x"}, "applications[0].name"),
         ({"name": ".."}, "applications[0].name"),
+        ({"name": "a\x00b"}, "applications[0].name"),
+        ({"name": "a", "cgroupPath": {"parentDir": "b\nc"}}, "applications[0].cgroupPath"),
         ({"name": "a", "cgroupPath": {"parentDir": "../b"}}, "applications[0].cgroupPath"),
         ({"name": "a", "cgroupPath": {"relativePath": "b/../../c"}}, "applications[0].cgroupPath"),
     ],
@@ -309,6 +345,18 @@ def test_what_counts_for_the_node_is_refused_for_pods(
 def test_keys_of_the_node_have_no_pod_strategies(key: str) -> None:
     assert errors(key, pods({**WEB, "strategy": {}})) == [
         ("podStrategies", "cannot be: this strategy counts for the whole node")
+    ]
+
+
+def test_selectors_of_pod_strategies_are_bounded_together() -> None:
+    def item(number: int, count: int) -> dict[str, object]:
+        values = [f"v{each}" for each in range(count)]
+        selector = {"matchExpressions": [{"key": "app", "operator": "In", "values": values}]}
+        return {"name": f"n{number}", "podSelector": selector, "policy": "auto"}
+
+    assert errors("cpu-burst-config", pods(item(0, 2_047), item(1, 2_047))) == []
+    assert errors("cpu-burst-config", pods(item(0, 2_047), item(1, 2_048))) == [
+        ("podStrategies[1].podSelector", "brings the labels and values of all pod strategies above 4096")
     ]
 
 

@@ -246,6 +246,48 @@ def test_texts_that_are_no_strategies(key: str, text: str, reason: str) -> None:
     assert result.strategies == loaded({}).strategies
 
 
+@pytest.mark.parametrize(
+    ("key", "config", "path", "reason"),
+    [
+        (
+            "host-application-config",
+            {"applications": [{"name": f"a{number}"} for number in range(257)]},
+            "applications",
+            "has 257 items, more than 256",
+        ),
+        (
+            "system-config",
+            {"clusterStrategy": {"schedFeatures": {f"F{number}": True for number in range(257)}}},
+            "clusterStrategy.schedFeatures",
+            "has 257 entries, more than 256",
+        ),
+    ],
+)
+def test_lists_and_mappings_are_bounded(key: str, config: object, path: str, reason: str) -> None:
+    assert [(each.path, each.reason) for each in loaded({key: config}).problems] == [(path, reason)]
+
+
+@pytest.mark.parametrize("text", ["0", "5m", ".5h", "1h30m", "-1.5s"])
+def test_durations_are_those_of_go(text: str) -> None:
+    config = {"metricAggregatePolicy": {"durations": [text]}}
+    assert loaded({"colocation-config": config}).problems == ()
+
+
+@pytest.mark.parametrize("text", ["", "5", "5d", "m", "1ms" * 21 + "1m and more"])
+def test_texts_that_are_no_durations(text: str) -> None:
+    config = {"metricAggregatePolicy": {"durations": [text]}}
+    assert "colocation-config" not in loaded({"colocation-config": config}).good
+
+
+def test_problems_are_one_line_that_can_be_printed() -> None:
+    text = '{"clusterStrategy": {"a\\nerror: b\\u001b[1m\\ud800": 1}}'
+    (problem,) = loaded({"cpu-burst-config": text}).problems
+    assert str(problem) == (
+        f"{FILE}: cpu-burst-config: clusterStrategy.a\\nerror: b\\x1b[1m\\ud800 is not a known field, "
+        "and is not used"
+    )
+
+
 def test_many_problems_are_counted_not_listed() -> None:
     unknown = {f"x{number}": 1 for number in range(5_000)}
     result = loaded({"cpu-burst-config": {"clusterStrategy": {**unknown, "cpuBurstPercent": 0}}})

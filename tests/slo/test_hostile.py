@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.slo.keys import MAX_STRATEGIES, SECTIONS
 from runtimeproxy.slo.loading import NodeSlo, Text, load
-from runtimeproxy.slo.reading import MAX_TEXT_LENGTH
+from runtimeproxy.slo.names import BLKIO_QOS, MEMORY_QOS, RESCTRL
+from runtimeproxy.slo.reading import MAX_ANNOTATION_LENGTH, MAX_TEXT_LENGTH
 from tests.slo.configs import good, loaded, pod
 
 KEYS = [section.key for section in SECTIONS]
@@ -79,18 +82,95 @@ def test_a_half_written_key_keeps_the_last_good_one(tail: str, key: str, cut: in
     assert [each.is_warning for each in result.problems] == [False]
 
 
-def test_the_largest_config_map_takes_a_bounded_time() -> None:
-    keys = [{"key": f"k{number}", "operator": "Exists"} for number in range(92)]
-    many = [
-        {
-            "name": f"n{number}",
-            "nodeSelector": {"matchExpressions": [*keys, {"key": f"n{number}", "operator": "Exists"}]},
-        }
-        for number in range(MAX_STRATEGIES)
-    ]
-    text = json.dumps({"nodeStrategies": many})
-    assert 900_000 < len(text) <= MAX_TEXT_LENGTH
+def _dumped(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _filled(start: str, item: str, end: str, length: int) -> str:
+    """A list of as many items as fit the length."""
+    return start + ",".join([item] * ((length - len(start) - len(end)) // (len(item) + 1))) + end
+
+
+_CONDITIONS = [{"key": f"k{number}", "operator": "In", "values": ["a", "b", "c"]} for number in range(70)]
+_LARGEST = {
+    "blocks": (
+        "resource-qos-config",
+        _filled('{"clusterStrategy":{"beClass":{"blkioQOS":{"blocks":[', "{}", "]}}}}", MAX_TEXT_LENGTH),
+    ),
+    "unknown fields": (
+        "cpu-burst-config",
+        _dumped({"clusterStrategy": {f"cpuBurstPercen{number}": 1 for number in range(40_000)}}),
+    ),
+    "a mapping in each node strategy": (
+        "system-config",
+        _dumped(
+            {
+                "clusterStrategy": {"schedFeatures": {f"F{number}": True for number in range(60_000)}},
+                "nodeStrategies": [
+                    {"nodeSelector": {"matchLabels": {"pool": f"p{number}"}}}
+                    for number in range(MAX_STRATEGIES)
+                ],
+            }
+        ),
+    ),
+    "selectors": (
+        "resource-qos-config",
+        _dumped(
+            {
+                "nodeStrategies": [
+                    {
+                        "nodeSelector": {
+                            "matchExpressions": _CONDITIONS,
+                            "matchLabels": {f"n{number}": "x"},
+                        }
+                    }
+                    for number in range(200)
+                ]
+            }
+        ),
+    ),
+    "a long list in the place of a number": (
+        "cpu-burst-config",
+        _filled('{"clusterStrategy":{"cpuBurstPercent":[', "1", "]}}", MAX_TEXT_LENGTH),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LARGEST)
+def test_the_largest_config_map_takes_a_bounded_time(name: str) -> None:
+    key, text = _LARGEST[name]
+    assert len(text) <= MAX_TEXT_LENGTH
     start = time.process_time()
-    result = load({"resource-qos-config": Text("f", text)})
-    assert time.process_time() - start < 5
-    assert result.problems == ()
+    load({key: Text("f", text)})
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (BLKIO_QOS, _filled('{"blocks":[', "{}", "]}", MAX_ANNOTATION_LENGTH)),
+        (RESCTRL, _filled('{"llc":{"schemataPerCache":[', '{"range":[0,1]}', "]}}", MAX_ANNOTATION_LENGTH)),
+        (MEMORY_QOS, _dumped({f"wmarkRati{number}": 1 for number in range(900)})),
+        (BLKIO_QOS, _filled('{"blocks":[', "{}", "]}", 256 << 10)),
+    ],
+)
+def test_annotations_of_a_pod_take_a_bounded_time(key: str, text: str) -> None:
+    node, one = load({}).strategies, pod("LS", {key: text})
+    start = time.process_time()
+    strategy = node.for_pod(one)
+    assert time.process_time() - start < 0.05
+    assert strategy.problems
+    assert node.for_pod(pod("LS")).problems == ()
+
+
+def test_all_annotations_that_are_remembered_take_bounded_memory() -> None:
+    node = load({}).strategies
+    node.for_pod(pod("LS", {BLKIO_QOS: "{}"}))
+    tracemalloc.start()
+    try:
+        for number in range(60):
+            text = _filled('{"blocks":[', '{"ioCfg":{"readIOPS":1}}', f'],"x":{number}}}', 4_000)
+            node.for_pod(pod("LS", {BLKIO_QOS: text}))
+        assert tracemalloc.get_traced_memory()[0] < 8_000_000
+    finally:
+        tracemalloc.stop()

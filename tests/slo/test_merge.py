@@ -158,7 +158,7 @@ def test_the_nodes_own_words_stand_above_all_strategies() -> None:
     }
     result = good(keys, labels=labels, annotations=annotations).strategies
     assert result.system.total_network_bandwidth == 10**10
-    assert result.colocation.cpu_reclaim_threshold_percent == 29
+    assert result.colocation.cpu_reclaim_threshold_percent == 28  # as int64(0.29 * 100) in Go
     assert result.colocation.memory_reclaim_threshold_percent == 70
     assert result.colocation.mid_static_memory_reserved_percent == 10
     assert result.colocation.enable
@@ -361,6 +361,14 @@ def test_loading_again_changes_nothing(cluster: dict[str, Any], node: dict[str, 
     again = loaded({"cpu-burst-config": config}, labels=ON_GOLD, previous=once)
     assert again == once
     assert again.strategies.provenance == once.strategies.provenance
+
+
+def test_system_defaults_are_koordinators() -> None:
+    system = good({"system-config": {"clusterStrategy": {"minFreeKbytesFactor": 88}}}).strategies.system
+    assert (system.min_free_kbytes_factor, system.watermark_scale_factor) == (88, 150)
+    assert Strategies().system.min_free_kbytes_factor == 100
+    assert (system.memcg_reap_back_ground, system.total_network_bandwidth) == (0, 0)
+    assert system.sched_group_identity_enabled is None
 
 
 def test_nothing_configured_is_the_default() -> None:

@@ -23,7 +23,7 @@ from runtimeproxy.slo.schema import (
     PodNetwork,
     QoSStrategy,
 )
-from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.slo.strategies import PodStrategy, Strategies
 from tests.slo.configs import FILE, good, pod
 
 CPU_BURST = "koordinator.sh/cpuBurst"
@@ -428,7 +428,9 @@ def test_an_invalid_eviction_policy_allows_no_eviction(text: str) -> None:
     assert Strategies().for_pod(pod("BE")).eviction.allows("BECPUEvict")
 
 
-@pytest.mark.parametrize("text", ["", "x", "1_0", "2147483648", "9" * 10_000, "٣"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1_0", "2147483648", "9" * 10_000, "٣", "5\n", " 5", "0" * 31 + "5" + "x" * 9]
+)
 def test_an_invalid_eviction_priority_is_zero(text: str) -> None:
     result = Strategies().for_pod(pod("BE", {EVICTION_PRIORITY: text}))
     assert result.eviction.priority == 0
@@ -480,13 +482,49 @@ def test_what_is_remembered_is_bounded() -> None:
     assert again is not first
 
 
+def test_the_annotations_of_what_is_remembered_are_bounded_together() -> None:
+    node = Strategies()
+
+    def of(number: int, length: int) -> PodStrategy:
+        text = json.dumps({"cpuBurstPercent": number, "x": "x" * length})
+        return node.for_pod(pod("LS", {CPU_BURST: text}))
+
+    most = MAX_REMEMBERED_LENGTH // 8 - 100
+    first = of(1, most)
+    assert of(1, most) is first
+    for number in range(2, 11):
+        of(number, most)
+    again = of(1, most)
+    assert again == first
+    assert again is not first
+
+
 def test_long_annotations_are_not_remembered() -> None:
     node = Strategies()
-    long = json.dumps({"cpuBurstPercent": 7, "x": "x" * MAX_REMEMBERED_LENGTH})
+    long = json.dumps({"cpuBurstPercent": 7, "x": "x" * (MAX_REMEMBERED_LENGTH // 8)})
     first, second = (node.for_pod(pod("LS", {CPU_BURST: long})) for _ in range(2))
     assert first == second
     assert first is not second
     assert first.cpu_burst.cpu_burst_percent == 7
+
+
+def test_a_rule_without_a_name_is_not_taken_for_one_that_is_named_as_its_place() -> None:
+    rules = [
+        {"name": "podStrategies[1]", "namespace": "prod", "policy": "auto"},
+        {"namespace": "dev", "cpuBurstPercent": 7},
+    ]
+    node = strategies(cpu_burst_config={"podStrategies": rules})
+    assert node.for_pod(pod("LS")).cpu_burst == CpuBurst(policy=CpuBurstPolicy.AUTO)
+    assert node.for_pod(pod("LS", namespace="dev")).cpu_burst == CpuBurst(cpu_burst_percent=7)
+
+
+def test_a_pod_strategy_disables_a_qos_of_system_pods() -> None:
+    memory = {"memoryQOS": {"enable": True, "minLimitPercent": 30}}
+    rule = {"name": "off", "namespace": "prod", "memoryQOS": {"enable": False}}
+    config = {"clusterStrategy": {"systemClass": memory}, "podStrategies": [rule]}
+    node = strategies(resource_qos_config=config)
+    assert node.for_pod(pod("SYSTEM", namespace="dev")).memory_qos.min_limit_percent == 30
+    assert node.for_pod(pod("SYSTEM")).memory_qos == MemoryQoS()
 
 
 _BURST = st.fixed_dictionaries(
