@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.node.object_folder import FolderObjects
-from runtimeproxy.node.objects import NodeObject
+from runtimeproxy.node.objects import Kind, NodeObject
 from runtimeproxy.node.snapshot import NO_STRATEGIES
+from runtimeproxy.slo.names import NODE_ANNOTATIONS, NODE_LABELS
 from runtimeproxy.slo.strategies import Strategies
 
 if TYPE_CHECKING:
     from runtimeproxy.slo.loading import Loaded, NodeSlo, Text
+
+_KINDS: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO})
+"""Kinds of objects that strategies are read from."""
 
 
 def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:
@@ -34,31 +38,38 @@ class StrategyTexts:
     Attributes:
         problems: What cannot be used.
         notes: What is not used.
-        is_unknown: Whether there is something that was never good, and nothing else.
+        is_unknown: Whether there is something that was never good, and nothing that is good.
     """
 
     def __init__(self) -> None:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.is_unknown = False
-        self._basis: tuple[Mapping[str, Text], NodeSlo | None, NodeObject] | None = None
+        self._basis: (
+            tuple[Mapping[str, Text], NodeSlo | None, Mapping[str, str], Mapping[str, str]] | None
+        ) = None
         self._loaded: Loaded | None = None
         self._good: dict[str, Text] = {}
         self._good_sections: dict[str, NodeSlo] = {}
         """By section of the NodeSLO, each with the spec that it is of."""
 
     def update(self, found: FolderObjects, node: NodeObject) -> Strategies:
-        """The strategies of what was found."""
-        basis = (found.config, found.node_slo, node)
+        """The strategies of what was found, and of what the node's own labels and annotations say."""
+        # Most annotations and the capacity change often, and count for no strategy.
+        own = {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
+        basis = (found.config, found.node_slo, node.labels, own)
         if basis != self._basis:
             self._basis = basis
-            if found.config or found.node_slo is not None:
-                self._load(found.config, found.node_slo, node)
+            if found.config or found.node_slo is not None or own or not NODE_LABELS.isdisjoint(node.labels):
+                self._load(found.config, found.node_slo, node.labels, own)
             else:
                 self._clear()
-        if self._loaded is None or not self._loaded.good:
+        loaded = self._loaded
+        if loaded is None:
             return NO_STRATEGIES
-        return self._loaded.strategies
+        is_unknown = self.is_unknown or not _KINDS.isdisjoint(found.unknown)
+        says_something = bool(loaded.strategies.provenance) and not is_unknown
+        return loaded.strategies if loaded.good or says_something else NO_STRATEGIES
 
     def saved(self) -> dict[str, Any]:
         """The last good texts as JSON can hold them."""
@@ -72,18 +83,22 @@ class StrategyTexts:
         if not saved["texts"] and not saved["sections"]:
             return
         texts, slo = texts_of(saved)
-        self._load(texts, slo, NodeObject())
+        self._load(texts, slo, {}, {})
 
     def _clear(self) -> None:
         self._loaded, self._good, self._good_sections = None, {}, {}
         self.problems, self.notes, self.is_unknown = (), (), False
 
-    def _load(self, texts: Mapping[str, Text], slo: NodeSlo | None, node: NodeObject) -> None:
+    def _load(
+        self,
+        texts: Mapping[str, Text],
+        slo: NodeSlo | None,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+    ) -> None:
         from runtimeproxy.slo.loading import load  # only where there is something to read
 
-        loaded = load(
-            texts, node_slo=slo, labels=node.labels, annotations=node.annotations, previous=self._loaded
-        )
+        loaded = load(texts, node_slo=slo, labels=labels, annotations=annotations, previous=self._loaded)
         bad = {problem.key for problem in loaded.problems if not problem.is_warning}
         self._good = {
             key: text if key not in bad else self._good[key]

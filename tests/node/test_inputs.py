@@ -14,6 +14,7 @@ from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolS
 from runtimeproxy.node.snapshot import NO_STRATEGIES, Feature, Input, InputState, Node, PodCpus, Pool
 from runtimeproxy.node.watched_file import GRACE_S
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.names import CPU_NORMALIZATION_ENABLED
 from runtimeproxy.slo.strategies import Source
 from runtimeproxy.testing import CgroupFiles
 from tests.node.objects_of import (
@@ -186,6 +187,37 @@ def test_a_node_strategy_follows_the_nodes_labels(watched: Watched) -> None:
     write(watched.objects / "node.yaml", node_object(labels={"pool": "b"}))
     assert burst_of(watched.look()) == 400
     assert watched.changed == {Input.NODE_OBJECT, Input.STRATEGIES}
+
+
+def test_what_the_node_itself_says_counts_without_any_config_map(watched: Watched) -> None:
+    own = {"node.koordinator.sh/network-bandwidth": "10G"}
+    write(
+        watched.objects / "node.yaml",
+        node_object(annotations=own, labels={CPU_NORMALIZATION_ENABLED: "false"}),
+    )
+    node = watched.look()
+    assert node.state_of(Input.STRATEGIES) is KNOWN
+    assert node.strategies.system.total_network_bandwidth == 10**10
+    by = node.strategies.provenance_of("cpu_normalization.enable")
+    assert str(by) == f"node label {CPU_NORMALIZATION_ENABLED}"
+    strategies = node.strategies
+    write(watched.objects / "node.yaml", node_object(annotations={**own, "other": "x"}, labels=node.labels))
+    assert watched.look().strategies is strategies
+    write(watched.objects / "node.yaml", node_object())
+    node = watched.look()
+    assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
+
+
+@pytest.mark.parametrize("is_yaml", [False, True])
+def test_what_the_node_itself_says_makes_no_unknown_strategies_known(watched: Watched, is_yaml: bool) -> None:
+    own = {"node.koordinator.sh/network-bandwidth": "10G"}
+    write(watched.objects / "node.yaml", node_object(annotations=own))
+    if is_yaml:
+        write(watched.objects / "cm.yaml", config_map(cpu_burst_config={"clusterStrategy": 3}))
+    else:
+        (watched.objects / "cm.yaml").write_text("kind: [")
+    node = watched.look()
+    assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, UNKNOWN)
 
 
 def test_a_missing_file_is_withdrawn_after_a_minute(watched: Watched) -> None:
