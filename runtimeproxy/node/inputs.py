@@ -191,7 +191,9 @@ class NodeInputs:
         }
         states[Input.NORMALIZATION] = self._update_ratio(node, strategies, found.topology, bool(unknown))
         requests = kubelet.allocated_pods.value if kubelet is not None else None
-        states[Input.POD_REQUESTS] = _state(requests is not None, is_unknown=True)
+        # Kubelets before 1.33 write none: that is no reason to wait for them.
+        has_bad_pods = kubelet is not None and kubelet.allocated_pods.is_unknown
+        states[Input.POD_REQUESTS] = _state(requests is not None, has_bad_pods)
         if is_restored:
             # A source that is not there now may be there at the first look: nothing is withdrawn yet.
             states = {

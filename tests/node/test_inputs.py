@@ -116,7 +116,7 @@ def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
     inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
     inputs.restore(0)
     node = inputs.look(0, {}, is_first=True).node
-    local = (Input.CPUS, Input.MEMORY, Input.CGROUPS, Input.POD_REQUESTS)
+    local = (Input.CPUS, Input.MEMORY, Input.CGROUPS)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
 
@@ -499,7 +499,7 @@ def test_the_kubelets_files_keep_their_last_good_values(watched: Watched) -> Non
     assert watched.look().kubelet == before.kubelet
     node = watched.look(GRACE_S)
     assert (node.kubelet, node.state_of(Input.KUBELET)) == (None, WITHDRAWN)
-    assert node.state_of(Input.POD_REQUESTS) is UNKNOWN
+    assert node.state_of(Input.POD_REQUESTS) is WITHDRAWN
 
 
 def test_without_files_of_the_kubelet_the_topology_counts(watched: Watched) -> None:
