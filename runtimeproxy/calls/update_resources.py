@@ -81,6 +81,8 @@ class UpdateContainerResources(ContainerCall):
         expected = self._expected()
         if expected is None:
             return
+        # As long as no policy has to run.
+        self._silent = self.services.chain.unsettled
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit, question.is_deferred = self._edit, True
         question.new_quota_us = lambda: self._forwarded.cpu_quota_us
@@ -114,8 +116,7 @@ class UpdateContainerResources(ContainerCall):
         expected = self._expected() or record
         requested = overlay(expected.requested, self._sent)
         wanted = decision.owners if decision is not None else NO_ENTRIES
-        held = decision.without_answer if decision is not None else self.services.chain.unsettled
-        self._released = released = _released_fields(expected, requested, wanted, held)
+        self._released = released = _released_fields(expected, requested, wanted, self._silent)
         if not released:
             return False
         change = _without(released, requested)
@@ -235,6 +236,7 @@ class UpdatePodSandboxResources(PodCall):
         if record is None:
             return
         self._in_force = record.booked if record.detailed else None
+        self._silent = self.services.chain.unsettled
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
         question.edit, question.is_deferred = self._edit, True
         decision = yield question

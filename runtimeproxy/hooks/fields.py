@@ -9,7 +9,7 @@ is reported, and the later policy's value counts unless the rule says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -134,36 +134,37 @@ def fields_of(change: Change, hook: Hook) -> dict[Field, Value]:
             value = getattr(resources, name)
             if value is not None:
                 fields[field] = value
-    for group, entries in _entries_by_group(change):
-        if entries and group in counting:
+    for group, entries in _entries_by_group(change, resources):
+        if group in counting:
             for key, value in entries.items():
                 fields[Field(group, key)] = value
     return fields
 
 
-def _entries_by_group(change: Change) -> list[tuple[str, Mapping[str, Value]]]:
-    """Return all groups of a change but its resources."""
-    if isinstance(change, NodeChange):
-        values = {
-            f"{path}/{name}": value for path, each in change.cgroups.items() for name, value in each.items()
-        }
-        return [(SYSCTL, change.sysctl), (NODE_CGROUP, values)]
-    groups: list[tuple[str, Mapping[str, Value]]] = []
-    if isinstance(change, (PodChange, ContainerChange)):
-        if change.resources is not None:
-            groups.append((UNIFIED, change.resources.unified))
-        groups.append((ANNOTATIONS, change.annotations))
-        if change.cgroup_parent is not None:
-            groups.append((CGROUP_PARENT, {"": change.cgroup_parent}))
-    if isinstance(change, PodChange):
-        groups.append((LABELS, change.labels))
-    elif isinstance(change, ContainerChange):
-        groups.append((ENV, change.env))
-        groups.append((MOUNTS, {mount.container_path: mount for mount in change.mounts}))
-        groups.append((DEVICES, {device.container_path: device for device in change.devices}))
-    if isinstance(change, CgroupChange):
-        groups.append((CGROUP, change.cgroup))
-    return groups
+_ENTRIES: Final = (ANNOTATIONS, LABELS, ENV, CGROUP, SYSCTL)
+"""Attributes of changes that are entries of their group."""
+
+
+def _entries_by_group(
+    change: Change, resources: ResourceChange | None
+) -> Iterator[tuple[str, Mapping[str, Value]]]:
+    """Yield the entries of all groups but the resources' own."""
+    if resources is not None and resources.unified:
+        yield UNIFIED, resources.unified
+    for group in _ENTRIES:
+        entries: Mapping[str, Value] | None = getattr(change, group, None)
+        if entries:
+            yield group, entries
+    if isinstance(change, (PodChange, ContainerChange)) and change.cgroup_parent is not None:
+        yield CGROUP_PARENT, {"": change.cgroup_parent}
+    if isinstance(change, ContainerChange):
+        if change.mounts:
+            yield MOUNTS, {mount.container_path: mount for mount in change.mounts}
+        if change.devices:
+            yield DEVICES, {device.container_path: device for device in change.devices}
+    elif isinstance(change, NodeChange):
+        for path, values in change.cgroups.items():
+            yield NODE_CGROUP, {f"{path}/{name}": value for name, value in values.items()}
 
 
 def change_from(hook: Hook, fields: Fields, reason: str) -> Change:

@@ -221,10 +221,13 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
     attributes = _ATTRIBUTES.get(type(change)) or _attributes(type(change))
     for name, types, empty, wanted in attributes:
         value: Any = getattr(change, name)
-        if not isinstance(value, types) or (value and name in _TEXTS and not _has_texts(value)):
+        is_right = isinstance(value, types)
+        if is_right and not value:
+            continue
+        if not is_right or (name in _TEXTS and not _has_texts(value)):
             left_out.append(LeftOut(name, "", f"is a {type(value).__name__}, not {wanted}"))
             wrong[name] = empty
-        elif value and name in _NESTED:
+        elif name in _NESTED:
             kept = _well_formed_items(name, value, left_out)
             if kept != value:
                 wrong[name] = kept

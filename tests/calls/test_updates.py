@@ -9,8 +9,17 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.update_resources import has_taken
-from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodChange, ResourceChange, Resources
+from runtimeproxy.hooks import (
+    ContainerChange,
+    ContainerView,
+    Hook,
+    PodChange,
+    PodSelector,
+    ResourceChange,
+    Resources,
+)
 from runtimeproxy.interception import Outcome
+from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.calls.one_container import SHARES, record_of, with_container
@@ -131,6 +140,25 @@ async def test_what_a_policy_without_an_answer_wanted_still_holds(desk: Surround
     record = record_of(desk)
     assert record.booked.cpu_shares == 2048
     assert record.owners["resources.cpu_shares"] == "test"
+
+
+@pytest.mark.parametrize("state", InputState)
+async def test_what_a_policy_wanted_holds_until_its_inputs_are_known_again(
+    desk: Surroundings, state: InputState
+) -> None:
+    """After a restart of the proxy: until then no pod may need the policy."""
+    found = policy(container=SHARES)
+    await desk.load(found)
+    await with_container(desk)
+    type(found).optional_inputs = frozenset({Input.POOLS})
+    type(found).selector_without = {Input.POOLS: PodSelector(namespaces=frozenset())}
+    chain = await desk.load(found)
+    chain.node = FixedNode(Node(states={Input.POOLS: state}))
+    call = desk.call("UpdateContainerResources", update(memory_limit_in_bytes=1 << 30))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    sent = await call.sent(Update)
+    assert sent.linux.cpu_shares == (2 if state is InputState.WITHDRAWN else 0)
+    assert ("resources.cpu_shares" in record_of(desk).owners) is (state is not InputState.WITHDRAWN)
 
 
 async def test_what_a_hook_server_set_still_holds(desk: Surroundings) -> None:
