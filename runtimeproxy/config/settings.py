@@ -155,14 +155,33 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """`[ledger]`: values of pods that run, when policies want others."""
+
+    pods_per_s: Annotated[float, Within(0.1, 10_000)] = 50.0
+    """How many pods a large change touches in a second. With the default a node of 250 pods has it in 5 s, at
+    some percent of one CPU."""
+    large_change_percent: Annotated[float, Within(0, 100)] = 10.0
+    """Share of the running pods from which on a change is large; one of up to 10 pods never is."""
+    failed_percent: Annotated[float, Within(0, 100)] = 10.0
+    """A large change ends when the values of more than this share of its pods cannot be written."""
+    lower_memory_limits: bool = False
+    """Whether a changed strategy may lower the memory limit of what runs. False by default: it waits for the
+    next call of the kubelet. In any case a limit falls to 110 % of the usage at most."""
+    take_from_koordlet: tuple[str, ...] = ()
+    """Cgroup parameters (`cpu.cfs_burst_us`) that are written although koordlet is registered as a hook
+    server; switch its feature gates for them off. None by default: what koordlet writes is only observed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
     """`[state]`: the checkpoint, which survives restarts."""
 
     dir: str = "/var/lib/koord-runtime-proxy"
     """Folder of the checkpoint. The default is the StateDirectory of the systemd unit."""
     resync_interval_s: Annotated[float, Within(1, 86_400)] = 300.0
-    """Time between two comparisons of the records with the runtime, and of cgroup values with the kernel. It
-    only repairs what other clients changed."""
+    """Time between two comparisons of the records with the runtime, after which policies are asked about all
+    running pods again. It only repairs what other clients changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +204,7 @@ class Settings:
     """`[policies.<name>]`: settings of one policy by its name."""
     cgroups: CgroupsSettings = field(default_factory=CgroupsSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -194,6 +214,7 @@ GROUPS: Final = {
     "hooks": HooksSettings,
     "cgroups": CgroupsSettings,
     "node": NodeSettings,
+    "ledger": LedgerSettings,
     "state": StateSettings,
     "log": LogSettings,
 }

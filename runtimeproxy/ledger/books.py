@@ -475,7 +475,8 @@ def _give_back(
         text is None and formats.matches(name, value, found.text)
     ):
         return kept
-    is_ours = formats.matches(name, entry.resolved, found.text)
+    # No program leaves a file without a value, but one that is killed while it writes to a plain file.
+    is_ours = formats.matches(name, entry.resolved, found.text) or formats.decode(name, found.text) is None
     if not is_ours and not (
         is_box and entry.booked is not None and formats.matches(name, entry.booked, found.text)
     ):
@@ -501,15 +502,11 @@ def release_value(
     value = formats.decode(name, text) if text is not None else None
     base = field_class(book.level, name).base
     if book.level is Level.CONTAINER:
-        wanted = neutral if entry.requested is None else entry.requested
-        if (
-            value is not None
-            and text is not None
-            and wanted is not None
-            and formats.matches(name, wanted, text)
-        ):
-            return wanted, _alone(book, name, found, text)
-        return wanted, None
+        # The original was that of the request at its time. A journal tells the one and not the other.
+        asked = entry.requested
+        if value is not None and text is not None and (asked is None or formats.matches(name, asked, text)):
+            return value, _alone(book, name, found, text)
+        return (neutral if entry.requested is None else entry.requested), None
     if base is Base.NEUTRAL:
         if text is not None and neutral is not None and formats.matches(name, neutral, text):
             return neutral, _alone(book, name, found, text)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.fields import SERVER_PREFIX
@@ -19,7 +19,7 @@ from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, wanted_of, wanted_of_node
 from runtimeproxy.ledger.books import Target, Wanted
-from runtimeproxy.ledger.evaluate import Evaluator
+from runtimeproxy.ledger.evaluate import Evaluator, Rates
 from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
@@ -65,6 +65,21 @@ pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/
 cgreconcile)."""
 
 
+class Settings(Protocol):
+    """How values of what runs are changed; see `LedgerSettings`."""
+
+    @property
+    def pods_per_s(self) -> float: ...
+    @property
+    def large_change_percent(self) -> float: ...
+    @property
+    def failed_percent(self) -> float: ...
+    @property
+    def lower_memory_limits(self) -> bool: ...
+    @property
+    def take_from_koordlet(self) -> Collection[str]: ...
+
+
 class Upkeep:
     """Keeps the values of running pods.
 
@@ -78,7 +93,6 @@ class Upkeep:
 
     Attributes:
         evaluator: Evaluates everything again.
-        taken: Parameters that are written although koordlet writes them, too.
     """
 
     def __init__(
@@ -99,8 +113,19 @@ class Upkeep:
         self.evaluator = Evaluator(
             store, ledger, self._evaluate, cgroup_of, self._in_worker, is_idle, self._evaluate_others
         )
-        self.taken: frozenset[str] = frozenset()
+        self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
+
+    def configure(self, settings: Settings) -> None:
+        """Takes changed settings."""
+        self.evaluator.rates = Rates(
+            pods_per_s=settings.pods_per_s,
+            large_percent=settings.large_change_percent,
+            failed_percent=settings.failed_percent,
+            lowers_memory=settings.lower_memory_limits,
+        )
+        self._taken = frozenset(settings.take_from_koordlet)
+        self._observe()
 
     async def run(self) -> None:
         """Evaluates on request, until it is cancelled."""
@@ -161,17 +186,20 @@ class Upkeep:
     async def on_servers(self, names: Collection[str]) -> None:
         """These hook servers are registered now; what others have answered is given back."""
         self._has_koordlet = any(name.startswith(KOORDLET) for name in names)
-        observed = KOORDLETS - self.taken if self._has_koordlet else frozenset()
-        if observed != self._ledger.observed:
-            self._ledger.observed = observed
-            if observed:
-                logger.info("koordlet is registered: what it writes itself is only observed")
-            self.evaluator.request("koordlet")
+        self._observe()
         registered = {f"{SERVER_PREFIX}{name}" for name in names}
         gone = {owner for owner in self._ledger.owners() if owner.startswith(SERVER_PREFIX)} - registered
         cgroups = self._ledger.forget_owners(gone) if gone else ()
         if cgroups and not self._is_idle():
             await self._in_worker(partial(self._ledger.apply_all, cgroups))
+
+    def _observe(self) -> None:
+        observed = KOORDLETS - self._taken if self._has_koordlet else frozenset()
+        if observed != self._ledger.observed:
+            self._ledger.observed = observed
+            if observed:
+                logger.info("koordlet is registered: what it writes itself is only observed")
+            self.evaluator.request("koordlet")
 
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]

@@ -160,6 +160,7 @@ class Engine:
             executor,
             lambda: not self.has_policies or is_standby(),
         )
+        self._upkeep.configure(settings.ledger)
         self._node.on_change = self._upkeep.on_node_changed
 
     @property
@@ -252,6 +253,7 @@ class Engine:
             PolicyLoadError: a policy cannot be loaded; the old settings stay.
         """
         await self.load_policies(settings)
+        self._upkeep.configure(settings.ledger)
         self._services.settings = CallSettings.of(settings)
         self._servers.configure(settings.hooks.server_timeout_s)
 

@@ -60,6 +60,13 @@ def test_the_defaults() -> None:
             "name": "",
             "shared_pools": "nrt",
         },
+        "ledger": {
+            "pods_per_s": 50.0,
+            "large_change_percent": 10.0,
+            "failed_percent": 10.0,
+            "lower_memory_limits": False,
+            "take_from_koordlet": (),
+        },
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
         "log": {"level": "info", "format": "auto"},
     }

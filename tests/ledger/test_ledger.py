@@ -625,6 +625,24 @@ def test_a_kill_at_any_point_leaves_the_original_known(
     assert texts(files) == before
 
 
+def test_a_killed_process_leaves_the_original_of_a_container(
+    files: CgroupFiles, journal: Journal, tmp_path: Path
+) -> None:
+    """The journal does not say what was requested."""
+    requested: dict[str, Value] = {"cpu.shares": 2, "cpu.cfs_quota_us": 80_000}
+    for name, value in requested.items():
+        put(files, BOX, name, value)
+    before = texts(files)
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
+    ledger.claim([box(sets(cpu_shares=512, quota=50_000), requested=requested, booked=requested)])
+    os.close(journal._descriptor)
+    journal._descriptor = -1
+    again = Ledger(CgroupWriter(files.root), Journal(tmp_path / "state", BOOT), BOOT)
+    again.add_noted(again.read_journal())
+    again.claim([box({})])
+    assert texts(files) == before
+
+
 def test_a_journal_is_removed_once_the_checkpoint_has_it(
     ledger: Ledger, journal: Journal, tmp_path: Path
 ) -> None:
