@@ -19,7 +19,7 @@ from runtimeproxy.calls.to_views import (
 )
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
-from runtimeproxy.ledger.answers import NO_CLAIMS, by_parameter, claims_of
+from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
@@ -27,9 +27,9 @@ from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView, PodView, Resources
-    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.fields import Field, MergedField
 
 
 class ContainerDraft:
@@ -39,7 +39,7 @@ class ContainerDraft:
         config: The request's; edited in place.
         owners: The owner of each field that policies set.
         pending: The cgroup values that wait for the container's cgroup.
-        claims: All that policies want of the container's cgroup, by parameter.
+        fields: What policies want of its fields.
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """
 
@@ -47,7 +47,7 @@ class ContainerDraft:
         self.config = config
         self.owners: Mapping[str, str] = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
-        self.claims: Mapping[str, tuple[Claim, ...]] = NO_CLAIMS
+        self.fields: Mapping[Field, MergedField] = NO_FIELDS
         self.make_record: Callable[..., ContainerRecord] | None = None
         # Read before anything is changed, but not before it is needed: most containers have no policy.
         self._requested: Resources | None = None
@@ -73,8 +73,7 @@ class ContainerDraft:
         """Keeps the decision for the record."""
         if decision is not None:
             self.owners, self.pending = decision.owners, pending_values(question, decision)
-            if not decision.unwritten:
-                self.claims = claims_of(decision, is_container=True)
+            self.fields = NO_FIELDS if decision.unwritten else decision.merged.fields
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -204,7 +203,7 @@ class CreateContainer(CriCall):
         make = self._draft.make_record or self._draft.prepare()
         record = make(id=identity, pod_id=self.pod_key)
         store.containers.put(record)
-        book_container(self.services, store.pods.get(self.pod_key), record, self._draft.claims)
+        book_container(self.services, store.pods.get(self.pod_key), record, self._draft.fields)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -13,7 +13,7 @@ from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.fields import plain_cgroup_values
-from runtimeproxy.ledger.answers import by_parameter, target_of
+from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView
-    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import View
+    from runtimeproxy.hooks.fields import Field, MergedField, View
     from runtimeproxy.hooks.selector import PodTraits
 
 SCOPE_PREFIXES: Final = {"cri-o": "crio"}
@@ -109,14 +108,23 @@ def book_container(
     services: CallServices,
     pod: PodRecord | None,
     record: ContainerRecord,
-    claims: Mapping[str, tuple[Claim, ...]],
+    fields: Mapping[Field, MergedField],
 ) -> None:
     """Books what policies want of a new container, once its response is on its way."""
-    cgroup = container_cgroup(services, pod, record) if claims else ""
-    if pod is not None and cgroup:
+    if pod is not None and fields:
+        asyncio.get_running_loop().call_soon(_book_container, services, pod, record, fields)
+
+
+def _book_container(
+    services: CallServices,
+    pod: PodRecord,
+    record: ContainerRecord,
+    fields: Mapping[Field, MergedField],
+) -> None:
+    cgroup, claims = container_cgroup(services, pod, record), claims_of(fields, is_container=True)
+    if cgroup and claims:
         requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-        wanted = Wanted(target_of(pod, record, cgroup), claims, requested, booked)
-        asyncio.get_running_loop().call_soon(services.writer.book, wanted)
+        services.writer.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))
 
 
 class CriCall(ABC):

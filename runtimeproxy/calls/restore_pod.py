@@ -70,7 +70,7 @@ class RestorePod(NewSandbox):
             self.services.store.containers.put(running)
             draft = self._containers.get(record.name)
             if draft is not None:
-                book_container(self.services, self._record, running, draft.claims)
+                book_container(self.services, self._record, running, draft.fields)
             if record.pending_cgroup:
                 due.append(self._due_writes(record))
         self.due_writes = tuple(due)

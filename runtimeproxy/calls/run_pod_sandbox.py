@@ -52,7 +52,7 @@ class PodDraft:
         if decision is not None:
             self._change = decision.pod_change or self._change
             self._owners = decision.owners
-            claims = claims_of(decision, is_container=False)
+            claims = claims_of(decision.merged.fields, is_container=False)
             # What is counted from the value in the file has no plain value yet.
             if decision.unwritten or claims.keys() - plain_cgroup_values(self._change).keys():
                 self._late_claims = claims

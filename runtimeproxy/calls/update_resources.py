@@ -24,7 +24,7 @@ from runtimeproxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
 from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.ledger.answers import NO_CLAIMS, by_parameter, claims_of, target_of
+from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -34,9 +34,9 @@ from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resou
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import Resources
-    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.fields import Field, MergedField
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
@@ -61,7 +61,7 @@ class UpdateContainerResources(ContainerCall):
         self._released: Collection[str] = ()
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         # What all policies want now; None if they could not be asked.
-        self._claims: Mapping[str, tuple[Claim, ...]] | None = NO_CLAIMS
+        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
@@ -90,7 +90,7 @@ class UpdateContainerResources(ContainerCall):
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
             self._silent = decision.without_answer
-            self._claims = None if decision.unwritten else claims_of(decision, is_container=True)
+            self._fields = None if decision.unwritten else decision.merged.fields
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
@@ -158,16 +158,17 @@ class UpdateContainerResources(ContainerCall):
 
     def _book(self, record: ContainerRecord) -> None:
         """Has the files compared with what policies want now, if they want or wanted anything."""
-        services, pod, claims = self.services, self.pod, self._claims
-        if claims is None or pod is None or record.state is Lifecycle.STOPPED:
+        services, pod, fields = self.services, self.pod, self._fields
+        if fields is None or pod is None or record.state is Lifecycle.STOPPED:
             return
         if record.state is Lifecycle.CREATED:
-            book_container(services, pod, record, claims)
+            book_container(services, pod, record, fields)
             return
         cgroup = container_cgroup(services, pod, record)
-        if cgroup and (claims or services.writer.is_managed(cgroup)):
+        if cgroup and (fields or services.writer.is_managed(cgroup)):
             requested, booked = by_parameter(record.requested), by_parameter(record.booked)
             target = target_of(pod, record, cgroup)
+            claims = claims_of(fields, is_container=True)
             wanted = Wanted(target, claims, requested, booked, silent=self._silent)
             hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
             make_view = partial(recorded_container, record, recorded_pod(pod))
@@ -222,7 +223,7 @@ class UpdatePodSandboxResources(PodCall):
         self._in_force: Resources | None = None
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._claims: Mapping[str, tuple[Claim, ...]] | None = NO_CLAIMS
+        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
 
     def find_records(self) -> bool:
@@ -243,7 +244,7 @@ class UpdatePodSandboxResources(PodCall):
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
             self._silent = decision.without_answer
-            self._claims = None if decision.unwritten else claims_of(decision, is_container=False)
+            self._fields = None if decision.unwritten else decision.merged.fields
 
     def on_success(self, response: bytes) -> None:
         """Lays the update over the requested and the booked resources."""
@@ -256,8 +257,9 @@ class UpdatePodSandboxResources(PodCall):
             owners=merged_owners(record.owners, self._sent, self._owners),
         )
         self.services.store.pods.put(updated)
-        cgroup, claims = updated.cgroup_parent, self._claims
-        if cgroup and claims is not None and (claims or self.services.writer.is_managed(cgroup)):
+        cgroup, fields = updated.cgroup_parent, self._fields
+        if cgroup and fields is not None and (fields or self.services.writer.is_managed(cgroup)):
+            claims = claims_of(fields, is_container=False)
             wanted = Wanted(target_of(updated), claims, silent=self._silent)
             hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
             self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)

@@ -9,7 +9,15 @@ from typing import Final
 from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import CGROUP, NODE_CGROUP, RESOURCE_PARAMETERS, RESOURCES, UNIFIED, Field
+from runtimeproxy.hooks.fields import (
+    CGROUP,
+    NODE_CGROUP,
+    RESOURCE_PARAMETERS,
+    RESOURCES,
+    UNIFIED,
+    Field,
+    MergedField,
+)
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.books import Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT
@@ -18,7 +26,8 @@ from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import UNLIMITED
 
 NO_CLAIMS: Final[Mapping[str, tuple[Claim, ...]]] = MappingProxyType({})
-"""The one empty mapping of claims that all calls share."""
+NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
+"""The empty mappings that all calls share."""
 _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
@@ -36,17 +45,17 @@ def wanted_of(
         requested: See `Wanted`.
         booked: See `Wanted`.
     """
-    claims = claims_of(decision, is_container=target.level is Level.CONTAINER)
+    claims = claims_of(decision.merged.fields, is_container=target.level is Level.CONTAINER)
     return Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
 
 
-def claims_of(decision: Decision, *, is_container: bool) -> dict[str, tuple[Claim, ...]]:
-    """The claims of a decision, by cgroup parameter.
+def claims_of(fields: Mapping[Field, MergedField], *, is_container: bool) -> dict[str, tuple[Claim, ...]]:
+    """The claims on the fields of a decision, by cgroup parameter.
 
     The resources of a container are values of its cgroup; those of a sandbox are not those of its pod.
     """
     claims: dict[str, tuple[Claim, ...]] = {}
-    for field, each in decision.merged.fields.items():
+    for field, each in fields.items():
         name = _parameter(field, is_container=is_container)
         if name and each.claims:
             claims[name] = claims.get(name, ()) + each.claims

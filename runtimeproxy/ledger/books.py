@@ -505,7 +505,7 @@ def release_value(
         # The original was that of the request at its time. A journal tells the one and not the other.
         asked = entry.requested
         if value is not None and text is not None and (asked is None or formats.matches(name, asked, text)):
-            return value, _alone(book, name, found, text)
+            return value if asked is None else asked, _alone(book, name, found, text)
         return (neutral if entry.requested is None else entry.requested), None
     if base is Base.NEUTRAL:
         if text is not None and neutral is not None and formats.matches(name, neutral, text):
