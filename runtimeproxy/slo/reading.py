@@ -38,6 +38,8 @@ MAX_TEXT_LENGTH: Final = 1 << 20
 """Of a ConfigMap's key, in characters. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
 MAX_ANNOTATION_LENGTH: Final = 16 << 10
 """In characters: many times the longest useful one. It is read while a call of its pod waits."""
+MAX_VALUES: Final = 1 << 15
+"""Of a text: its parsing holds up all other threads, and so the relay, for some milliseconds at most."""
 MAX_ITEMS: Final = 256
 """Of a list, and of a mapping: many times those that a node can use."""
 MAX_PROBLEMS: Final = 50
@@ -127,6 +129,8 @@ def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> objec
     """
     if len(text) > limit:
         report.fail("", f"is longer than {limit} characters")
+    if text.count(",") > MAX_VALUES:
+        report.fail("", f"has more than {MAX_VALUES} values")
 
     def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
         members = dict(pairs)
@@ -137,7 +141,9 @@ def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> objec
         return members
 
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=as_dict)
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_int=_whole_number, object_pairs_hook=as_dict
+        )
     except json.JSONDecodeError as error:
         report.fail("", f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
     except RecursionError:
@@ -446,6 +452,12 @@ def _duration(value: object, report: Report, place: str) -> str:
     if len(text) > _MAX_SHOWN or not _DURATION.fullmatch(text):
         report.fail(place, f"is {shown(value)}, not a duration such as 5m")
     return text
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > _MAX_SHOWN:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:

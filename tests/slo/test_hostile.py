@@ -91,7 +91,7 @@ def _filled(start: str, item: str, end: str, length: int) -> str:
     return start + ",".join([item] * ((length - len(start) - len(end)) // (len(item) + 1))) + end
 
 
-_CONDITIONS = [{"key": f"k{number}", "operator": "In", "values": ["a", "b", "c"]} for number in range(70)]
+_CONDITIONS = [{"key": f"k{number}", "operator": "In", "values": ["a", "b", "c"]} for number in range(30)]
 _LARGEST = {
     "blocks": (
         "resource-qos-config",
@@ -99,13 +99,13 @@ _LARGEST = {
     ),
     "unknown fields": (
         "cpu-burst-config",
-        _dumped({"clusterStrategy": {f"cpuBurstPercen{number}": 1 for number in range(40_000)}}),
+        _dumped({"clusterStrategy": {f"cpuBurstPercen{number}": 1 for number in range(32_000)}}),
     ),
     "a mapping in each node strategy": (
         "system-config",
         _dumped(
             {
-                "clusterStrategy": {"schedFeatures": {f"F{number}": True for number in range(60_000)}},
+                "clusterStrategy": {"schedFeatures": {f"F{number}": True for number in range(30_000)}},
                 "nodeStrategies": [
                     {"nodeSelector": {"matchLabels": {"pool": f"p{number}"}}}
                     for number in range(MAX_STRATEGIES)
@@ -128,6 +128,10 @@ _LARGEST = {
                 ]
             }
         ),
+    ),
+    "a long number": (
+        "cpu-burst-config",
+        _filled('{"clusterStrategy":{"x":[', "9" * 4_000, "]}}", MAX_TEXT_LENGTH),
     ),
     "a long list in the place of a number": (
         "cpu-burst-config",
