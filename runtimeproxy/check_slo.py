@@ -25,10 +25,8 @@ from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
-from runtimeproxy.slo.problems import Problem, printable
-from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
-from runtimeproxy.slo.reading import json_key
-from runtimeproxy.slo.strategies import PodStrategy, Strategies
+from runtimeproxy.slo.reading import Problem, json_key, printable
+from runtimeproxy.slo.strategies import BY_DEFAULT, PodStrategy, Provenance, Source, Strategies
 from runtimeproxy.units import quantity_millicores
 
 if TYPE_CHECKING:

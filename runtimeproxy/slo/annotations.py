@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Final, NamedTuple
 
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
@@ -19,23 +20,92 @@ from runtimeproxy.slo.names import (
     NETWORK_QOS,
     RESCTRL,
 )
-from runtimeproxy.slo.pod_schema import LlcSchemata, PodMemoryQoS, ResctrlAnnotation
-from runtimeproxy.slo.problems import Problem
 from runtimeproxy.slo.reading import (
     MAX_ANNOTATION_LENGTH,
     InvalidError,
     Overlay,
+    Problem,
     Report,
     parse_json,
     read_object,
     read_overlay,
     shown,
 )
-from runtimeproxy.slo.schema import BlkioQoS, CpuQoS, PodCpuBurst, PodNetwork
+from runtimeproxy.slo.schema import (
+    INT32_MAX,
+    BlkioQoS,
+    CpuQoS,
+    MemoryQoSPolicy,
+    MemoryQoSValues,
+    Percent,
+    PodCpuBurst,
+    PodNetwork,
+    Within,
+)
 
 _INT32: Final = range(-(2**31), 2**31)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,64}")
 """Source: Go strconv.ParseInt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodMemoryQoS(MemoryQoSValues):
+    """The annotation `koordinator.sh/memoryQOS`."""
+
+    policy: MemoryQoSPolicy = MemoryQoSPolicy.DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcSchemata:
+    """A part of the last-level cache."""
+
+    range: tuple[Percent, ...] = ()
+    """Start and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcSchemataOfCache(LlcSchemata):
+    """A part of one last-level cache."""
+
+    cache_id: Annotated[int, Within(0, INT32_MAX)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbSchemata:
+    """A part of the memory bandwidth."""
+
+    percent: Percent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbSchemataOfCache(MbSchemata):
+    """A part of the memory bandwidth behind one last-level cache."""
+
+    cache_id: Annotated[int, Within(0, INT32_MAX)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlcAnnotation:
+    """`llc` of the annotation `node.koordinator.sh/resctrl`."""
+
+    schemata: LlcSchemata = field(default_factory=LlcSchemata)
+    schemata_per_cache: tuple[LlcSchemataOfCache, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MbAnnotation:
+    """`mb` of the annotation `node.koordinator.sh/resctrl`."""
+
+    schemata: MbSchemata = field(default_factory=MbSchemata)
+    schemata_per_cache: tuple[MbSchemataOfCache, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResctrlAnnotation:
+    """The annotation `node.koordinator.sh/resctrl` of a pod."""
+
+    llc: LlcAnnotation = field(default_factory=LlcAnnotation)
+    mb: MbAnnotation = field(default_factory=MbAnnotation)
 
 
 class OwnSchemata(NamedTuple):

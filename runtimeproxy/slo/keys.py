@@ -6,53 +6,141 @@ Source: policies spec 4.1; pod strategies: Koordinator's pull request 2557 (poli
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final, NamedTuple
 
-from runtimeproxy.labels import (
-    EVERY_LABEL,
-    Conditions,
-    LabelOperator,
-    LabelRequirement,
-    LabelSelector,
-    label_problems,
-    namespace_problem,
-)
-from runtimeproxy.slo.checks import application_problems, strategy_problems
-from runtimeproxy.slo.pod_schema import PodQoS, PodThreshold
-from runtimeproxy.slo.pods import PodRule
-from runtimeproxy.slo.problems import Problem
-from runtimeproxy.slo.provenance import Provenance, Source
+from runtimeproxy.labels import EVERY_LABEL, Conditions, LabelSelector, label_problems, namespace_problem
 from runtimeproxy.slo.reading import (
     InvalidError,
     Overlay,
+    Path,
+    Problem,
     Report,
+    build,
     child,
     json_key,
+    members_of,
     parse_json,
     read_overlay,
+    read_selector,
+    selector_path,
     shown,
 )
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
+    Bound,
     Colocation,
     CpuBurst,
     CpuNormalization,
+    HostApplication,
     HostApplications,
+    MemoryQoS,
     PodCpuBurst,
+    PodNetwork,
     QoSStrategy,
     System,
     Threshold,
+    Within,
 )
+from runtimeproxy.slo.strategies import PodRule, Provenance, Source
+from runtimeproxy.units import quantity_bytes
 
 _UNREADABLE: Final = LabelSelector(match_labels={"unreadable": "true"})
 """Stands for a selector with an error, so that it is not reported as a missing one, too."""
+
+_CLASSES: Final = ("lsr_class", "ls_class", "be_class")
+"""The classes whose network requests share the node's bandwidth. Source: Koordinator's webhook."""
+_REQUESTS: Final = ("ingress_request", "egress_request")
 
 MAX_STRATEGIES: Final = 256
 """Node strategies of one key, and pod strategies: each is compared with each."""
 MAX_CONDITIONS: Final = 4_096
 """Labels and values in the selectors of one key's pod strategies: all are compared with each pod."""
+
+
+# Fields of pod strategies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodCpuQoS:
+    """The part of a class's CPU QoS that a pod strategy may change."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "sched_idle": "counts for a whole class",
+        "core_expeller": "counts for a whole class",
+    }
+
+    enable: bool = False
+    group_identity: Annotated[int, Within(-1, 2)] = 0
+
+
+class ResctrlClass(StrEnum):
+    """A class with a resctrl group."""
+
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+
+
+_SCHEMATA: Final = "belongs to a class; a pod strategy may only say whose class's group the pod joins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResctrlQoS:
+    """`resctrlQOS` of a pod strategy."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "enable": "counts for a whole class",
+        "cat_range_start_percent": _SCHEMATA,
+        "cat_range_end_percent": _SCHEMATA,
+        "mba_percent": _SCHEMATA,
+    }
+
+    class_name: ResctrlClass | None = None
+
+
+_CLASS: Final = "is a class of the node; a pod strategy has its parts directly, such as `memoryQOS`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodQoS:
+    """What a pod strategy of `resource-qos-config` may say."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "policies": "chooses mechanisms of the whole node",
+        "lsr_class": _CLASS,
+        "ls_class": _CLASS,
+        "be_class": _CLASS,
+        "system_class": _CLASS,
+        "cgroup_root": _CLASS,
+        "blkio_qos": "counts for a whole class; a pod has the annotation koordinator.sh/blkioQOS",
+    }
+
+    cpu_qos: PodCpuQoS = field(default_factory=PodCpuQoS)
+    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    resctrl_qos: PodResctrlQoS = field(default_factory=PodResctrlQoS)
+    network_qos: PodNetwork = field(default_factory=PodNetwork)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodThreshold:
+    """What a pod strategy of `resource-threshold-config` may say: which evictions are allowed."""
+
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (each.name for each in fields(Threshold)),
+        "counts for the whole node; a pod strategy may only say which evictions are allowed",
+    )
+
+    eviction_enabled: bool = False
+    """As the label `koordinator.sh/eviction-enabled`."""
+    eviction_policy: tuple[str, ...] | None = None
+    """As the annotation `koordinator.sh/eviction-policy`."""
+
+
+# Keys
 
 
 class Section(NamedTuple):
@@ -194,7 +282,7 @@ class _KeyReader:
     def read(self, raw: Mapping[str, object]) -> KeyConfig:
         section, report = self._section, self._report
         lists = frozenset({self._nodes_key.lower(), "podstrategies"})
-        members = _members(raw)
+        members = members_of(raw)
         if section.is_inline:
             place = ""
             cluster = read_overlay(section.kind, raw, report, beside=lists)
@@ -237,7 +325,7 @@ class _KeyReader:
     def _nodes(self, member: tuple[str, object] | None, cluster: Overlay) -> Iterator[NodeStrategy]:
         found: list[tuple[str, NodeStrategy, Conditions]] = []
         for place, item in self._items(member):
-            members = _members(item)
+            members = members_of(item)
             name = self._name(members, place)
             selector = self._node_selector(members, place)
             values = read_overlay(
@@ -278,7 +366,7 @@ class _KeyReader:
         names: set[str] = set()
         conditions = 0
         for place, item in self._items(member):
-            members = _members(item)
+            members = members_of(item)
             name = self._name(members, place)
             if name and name in names:
                 report.error(child(place, "name"), "is that of another pod strategy, too")
@@ -361,85 +449,87 @@ class _KeyReader:
         except InvalidError:
             return _UNREADABLE
         for where, reason in label_problems(selector):
-            self._report.error(f"{place}.{_selector_path(where)}", f"cannot be: {reason}")
+            self._report.error(f"{place}.{selector_path(where)}", f"cannot be: {reason}")
         return selector
 
 
-def read_selector(raw: object, report: Report, place: str) -> LabelSelector:
-    """Returns a label selector of Kubernetes.
-
-    Raises:
-        InvalidError: it is none.
-    """
-    if not isinstance(raw, Mapping):
-        report.fail(place, "is not an object")
-    labels: dict[str, str] = {}
-    expressions: list[LabelRequirement] = []
-    for folded, (key, value) in _members(raw).items():
-        where = child(place, key)
-        if folded == "matchlabels" and (value is None or isinstance(value, Mapping)):
-            labels = {
-                str(label): _text(text, report, child(where, label)) for label, text in (value or {}).items()
-            }
-        elif folded == "matchexpressions" and (value is None or isinstance(value, list | tuple)):
-            expressions = [
-                _requirement(each, report, f"{where}[{number}]") for number, each in enumerate(value or ())
-            ]
-        elif folded in ("matchlabels", "matchexpressions"):
-            report.fail(where, f"is not {'an object' if folded == 'matchlabels' else 'a list'}")
-        else:
-            report.fail(where, "is not a field of a label selector")
-    return LabelSelector(match_labels=labels, match_expressions=tuple(expressions))
-
-
-def _selector_path(where: Sequence[str]) -> str:
-    """The path of a place in a selector, as `label_problems` names it."""
-    kind, member, *rest = where
-    if kind == "match_labels":
-        return child("matchLabels", member)
-    return ".".join((f"matchExpressions[{member}]", *rest))
-
-
-_OPERATORS: Final = {str(each): each for each in LabelOperator}
-
-
-def _requirement(raw: object, report: Report, place: str) -> LabelRequirement:
-    if not isinstance(raw, Mapping):
-        report.fail(place, "is not an object")
-    members = _members(raw)
-    if unknown := members.keys() - {"key", "operator", "values"}:
-        report.fail(child(place, members[min(unknown)][0]), "is not a field of a label selector")
-    operator = _text(members.get("operator", ("", None))[1], report, child(place, "operator"))
-    if operator not in _OPERATORS:
-        report.fail(
-            child(place, "operator"), f"is {shown(operator)}, which is none of {', '.join(_OPERATORS)}"
-        )
-    values = members.get("values", ("", None))[1]
-    if values is not None and not isinstance(values, list | tuple):
-        report.fail(child(place, "values"), "is not a list")
-    return LabelRequirement(
-        key=_text(members.get("key", ("", None))[1], report, child(place, "key")),
-        operator=_OPERATORS[operator],
-        values=tuple(_text(each, report, child(place, "values")) for each in values or ()),
-    )
-
-
-def _text(value: object, report: Report, place: str) -> str:
-    if not isinstance(value, str):
-        report.fail(place, f"is {shown(value)}, not a text")
-    return value
-
-
-def _members(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
-    """The members of an object by their keys in lower case; the last one of a key counts, as in Go."""
-    return {str(key).lower(): (str(key), value) for key, value in raw.items()}
+# Checks beyond single fields, like those of Koordinator's webhook (policies spec 4.4)
 
 
 def _check(section: Section, cluster: Overlay, values: Overlay, place: str, report: Report) -> None:
     """Reports what is wrong with the strategy at `place` that sets these values over the cluster's."""
-    for where, reason in strategy_problems(section.default, cluster, values):
+    merged = {**cluster, **values}
+    strategy = build(section.default, merged)
+    problems = [*_bound_problems(strategy, (), merged)]
+    if isinstance(strategy, QoSStrategy):
+        problems += _network_problems(values)
+    for where, reason in problems:
         report.error(".".join(part for part in (place, *map(json_key, where)) if part), reason)
-    for path, value in values.items():
-        if path == ("applications",):
-            for where_text, reason in application_problems(value):
-                report.error(child(place, f"applications{where_text}"), reason)
+    for where_text, reason in _application_problems(values.get(("applications",))):
+        report.error(child(place, f"applications{where_text}"), reason)
+
+
+def _bound_problems(value: object, path: Path, merged: Overlay) -> Iterator[tuple[Path, str]]:
+    bounds: tuple[Bound, ...] = getattr(value, "bounds", ())
+    for bound in bounds:
+        lower, upper = getattr(value, bound.lower), getattr(value, bound.upper)
+        if lower is not None and upper is not None and lower >= upper:
+            at = bound.lower if (*path, bound.lower) in merged else bound.upper
+            yield (
+                (*path, at),
+                f"{json_key(bound.lower)} is {lower}, which is not below {json_key(bound.upper)}, {upper}",
+            )
+    for each in dataclasses.fields(value):  # type: ignore[arg-type]
+        below = getattr(value, each.name)
+        if dataclasses.is_dataclass(below):
+            yield from _bound_problems(below, (*path, each.name), merged)
+
+
+def _network_problems(overlay: Overlay) -> Iterator[tuple[Path, str]]:
+    """One format for all requests of one strategy, and percentages of at most 100 together."""
+    requests = {
+        path: overlay[path]
+        for path in overlay
+        if len(path) == 3 and path[0] in _CLASSES and path[1] == "network_qos" and path[2] in _REQUESTS
+    }
+    texts = [path for path, value in requests.items() if isinstance(value, str)]
+    if texts and len(texts) < len(requests):
+        yield texts[-1], "is a quantity, while other requests are percentages: one format only"
+    for name in _REQUESTS:
+        percent = {path: each for path, each in requests.items() if path[2] == name and isinstance(each, int)}
+        if sum(percent.values()) > 100:
+            reason = f"adds up to {sum(percent.values())} percent over all classes, more than 100"
+            yield [*percent][-1], reason
+
+
+def _application_problems(applications: object) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with host applications: the place below the list, and the reason."""
+    names: set[str] = set()
+    for number, each in enumerate(applications if isinstance(applications, tuple) else ()):
+        if not isinstance(each, HostApplication):
+            continue
+        if not each.name.isprintable() or "/" in each.name or each.name in ("", ".", ".."):
+            yield f"[{number}].name", "is not the name of a directory"
+        elif each.name in names:
+            yield f"[{number}].name", "is that of another application, too"
+        names.add(each.name)
+        where = each.cgroup_path
+        place = f"{where.parent_dir}/{where.relative_path}" if where else ""
+        if ".." in place.split("/"):
+            yield f"[{number}].cgroupPath", "leads out of its base"
+        elif not place.isprintable():
+            yield f"[{number}].cgroupPath", "is not the path of a directory"
+
+
+def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:
+    """Returns why the classes' network requests do not fit the node's bandwidth in bits/s; empty if they do.
+
+    A bandwidth of 0 is not known, and fits.
+    """
+    for name in _REQUESTS:
+        requests = [getattr(getattr(strategy, each).network_qos, name) for each in _CLASSES]
+        needed = sum(quantity_bytes(each) for each in requests if isinstance(each, str))
+        if total and needed > total:
+            which = f"{needed} bits/s of {json_key(name)} over all classes"
+            return f"adds up to {which}, more than the node's {total}"
+    return ""

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy.slo.checks import bandwidth_problem
 from runtimeproxy.slo.keys import (
     SECTION_BY_KEY,
     SECTIONS,
     UNUSED_KEYS,
     KeyConfig,
     Section,
+    bandwidth_problem,
     read_key,
     read_node_slo_section,
 )
@@ -30,14 +30,12 @@ from runtimeproxy.slo.names import (
     NETWORK_BANDWIDTH,
     RATIO_LABELS,
 )
-from runtimeproxy.slo.pods import CAN_BE_DISABLED, PodBasis, PodRule, switch_off
-from runtimeproxy.slo.problems import Problem
-from runtimeproxy.slo.provenance import Provenance, Source
 from runtimeproxy.slo.reading import (
     MAX_ANNOTATION_LENGTH,
     InvalidError,
     Overlay,
     Path,
+    Problem,
     Report,
     build,
     child,
@@ -46,7 +44,15 @@ from runtimeproxy.slo.reading import (
     shown,
 )
 from runtimeproxy.slo.schema import Colocation, QoSStrategy
-from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.slo.strategies import (
+    CAN_BE_DISABLED,
+    PodBasis,
+    PodRule,
+    Provenance,
+    Source,
+    Strategies,
+    switch_off,
+)
 from runtimeproxy.units import quantity_bytes
 
 _BOOLS: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(

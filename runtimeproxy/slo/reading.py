@@ -13,7 +13,7 @@ import math
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from typing import (
@@ -30,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from runtimeproxy.slo.problems import Problem
+from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
 from runtimeproxy.units import quantity_bytes
 
@@ -62,6 +62,25 @@ _DURATION: Final = re.compile(
 )
 """Source: Go time.ParseDuration."""
 _ACRONYMS: Final = {"qos": "QOS", "cpu": "CPU", "be": "BE", "iops": "IOPS", "bps": "BPS", "id": "ID"}
+
+
+class Problem(NamedTuple):
+    """Something in a configuration that cannot be used, or is not used."""
+
+    file: str
+    """Path of the file; empty for labels and annotations."""
+    key: str
+    """Key of the ConfigMap, or of the label or annotation."""
+    path: str
+    """The place in the key's JSON, such as `nodeStrategies[0].cpuBurstPercent`; empty for the whole key."""
+    reason: str
+    """Goes on a sentence that begins with the place."""
+    is_warning: bool = False
+    """The key counts all the same."""
+
+    def __str__(self) -> str:
+        place = f"{self.key}: {self.path}" if self.path else self.key
+        return printable(": ".join(part for part in (self.file, f"{place} {self.reason}") if part))
 
 
 class InvalidError(Exception):
@@ -234,6 +253,7 @@ def child(path: str, key: object) -> str:
 
 def shown(value: object) -> str:
     """Returns a value for a problem, shortened."""
+    # Only what is shown is made a text: the value may be almost all of the key.
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple) and len(value) > _MAX_SHOWN:
@@ -245,6 +265,77 @@ def shown(value: object) -> str:
     except (TypeError, ValueError, RecursionError):
         text = type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line: what cannot be printed is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def members_of(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
+    """The members of an object by their keys in lower case; the last one of a key counts, as in Go."""
+    return {str(key).lower(): (str(key), value) for key, value in raw.items()}
+
+
+def read_selector(raw: object, report: Report, place: str) -> LabelSelector:
+    """Returns a label selector of Kubernetes.
+
+    Raises:
+        InvalidError: it is none.
+    """
+    if not isinstance(raw, Mapping):
+        report.fail(place, "is not an object")
+    labels: dict[str, str] = {}
+    expressions: list[LabelRequirement] = []
+    for folded, (key, value) in members_of(raw).items():
+        where = child(place, key)
+        if folded == "matchlabels" and (value is None or isinstance(value, Mapping)):
+            labels = {
+                str(label): _text(text, report, child(where, label)) for label, text in (value or {}).items()
+            }
+        elif folded == "matchexpressions" and (value is None or isinstance(value, list | tuple)):
+            expressions = [
+                _requirement(each, report, f"{where}[{number}]") for number, each in enumerate(value or ())
+            ]
+        elif folded in ("matchlabels", "matchexpressions"):
+            report.fail(where, f"is not {'an object' if folded == 'matchlabels' else 'a list'}")
+        else:
+            report.fail(where, "is not a field of a label selector")
+    return LabelSelector(match_labels=labels, match_expressions=tuple(expressions))
+
+
+def selector_path(where: Sequence[str]) -> str:
+    """The path of a place in a selector, as `label_problems` names it."""
+    kind, member, *rest = where
+    if kind == "match_labels":
+        return child("matchLabels", member)
+    return ".".join((f"matchExpressions[{member}]", *rest))
+
+
+_OPERATORS: Final = {str(each): each for each in LabelOperator}
+
+
+def _requirement(raw: object, report: Report, place: str) -> LabelRequirement:
+    if not isinstance(raw, Mapping):
+        report.fail(place, "is not an object")
+    members = members_of(raw)
+    if unknown := members.keys() - {"key", "operator", "values"}:
+        report.fail(child(place, members[min(unknown)][0]), "is not a field of a label selector")
+    operator = _text(members.get("operator", ("", None))[1], report, child(place, "operator"))
+    if operator not in _OPERATORS:
+        report.fail(
+            child(place, "operator"), f"is {shown(operator)}, which is none of {', '.join(_OPERATORS)}"
+        )
+    values = members.get("values", ("", None))[1]
+    if values is not None and not isinstance(values, list | tuple):
+        report.fail(child(place, "values"), "is not a list")
+    return LabelRequirement(
+        key=_text(members.get("key", ("", None))[1], report, child(place, "key")),
+        operator=_OPERATORS[operator],
+        values=tuple(_text(each, report, child(place, "values")) for each in values or ()),
+    )
 
 
 class _Field(NamedTuple):

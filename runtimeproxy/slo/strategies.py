@@ -1,36 +1,209 @@
-"""The resolved strategies of a node, each value with its provenance."""
+"""The strategies of a node, and what they and a pod's own annotations say for one pod, with provenance.
+
+Precedence: default < cluster < node < first matching pod strategy, field by field < annotation. A pod
+strategy with `overridePod` stands above the annotation, for the parts of QoS that it sets.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from runtimeproxy.slo.pods import PodBasis, PodEviction, PodResctrl, PodResolver, PodStrategy, PodTraits
-from runtimeproxy.slo.problems import Problem
-from runtimeproxy.slo.provenance import BY_DEFAULT, Provenance, Source
+from runtimeproxy.labels import LabelSelector
+from runtimeproxy.qos import KubeQoSClass, QoSClass, qos_class_with_default
+from runtimeproxy.slo.names import (
+    BLKIO_QOS,
+    CPU_BURST,
+    CPU_QOS,
+    EVICTION_ENABLED,
+    EVICTION_POLICY,
+    EVICTION_PRIORITY,
+    MEMORY_QOS,
+    NETWORK_QOS,
+    RESCTRL,
+)
+from runtimeproxy.slo.reading import Overlay, Path, Problem, build, printable
 from runtimeproxy.slo.schema import (
+    PRODUCT_DEFAULTS,
+    BlkioQoS,
     Colocation,
     CpuBurst,
     CpuNormalization,
+    CpuQoS,
     HostApplication,
+    MemoryQoS,
+    MemoryQoSPolicy,
     PodNetwork,
     QoSStrategy,
     System,
     Threshold,
 )
 
-__all__ = [
-    "BY_DEFAULT",
-    "PodEviction",
-    "PodNetwork",
-    "PodResctrl",
-    "PodStrategy",
-    "PodTraits",
-    "Problem",
-    "Provenance",
-    "Source",
-    "Strategies",
-]
+if TYPE_CHECKING:
+    from runtimeproxy.slo.annotations import PodAnnotations
+
+CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
+"""Classes whose CPU, memory and resctrl QoS is off while `enable` is false (policies spec 4.3, step 10)."""
+
+MAX_REMEMBERED: Final = 1_024
+"""Resolved pod strategies of one state of the configuration; pods that differ in nothing share one."""
+
+MAX_REMEMBERED_LENGTH: Final = 64 << 10
+"""Of the annotations of all pods whose strategies are remembered, in characters: what is read takes up to
+40 bytes a character. An eighth at most is one pod's."""
+
+_CLASS_NAMES: Final = {
+    QoSClass.LSE: "lsr_class",
+    QoSClass.LSR: "lsr_class",
+    QoSClass.LS: "ls_class",
+    QoSClass.BE: "be_class",
+    QoSClass.SYSTEM: "system_class",
+    QoSClass.NONE: "lsr_class",
+}
+"""Source: policies spec 3.6; without a class a pod has one by its Kubernetes QoS class."""
+_RESCTRL_GROUPS: Final = {"lsr_class": "LSR", "ls_class": "LS", "be_class": "BE"}
+_ANNOTATIONS: Final = (
+    CPU_BURST,
+    CPU_QOS,
+    MEMORY_QOS,
+    BLKIO_QOS,
+    NETWORK_QOS,
+    RESCTRL,
+    EVICTION_POLICY,
+    EVICTION_PRIORITY,
+)
+
+_Value = TypeVar("_Value")
+
+
+class Source(StrEnum):
+    """A layer of the configuration; a later one wins, except as `overridePod` says."""
+
+    DEFAULT = "default"
+    CLUSTER = "cluster strategy"
+    NODE = "node strategy"
+    NODE_SLO = "NodeSLO"
+    NODE_LABEL = "node label"
+    NODE_ANNOTATION = "node annotation"
+    POD = "pod strategy"
+    POD_LABEL = "pod label"
+    ANNOTATION = "annotation"
+
+
+class Provenance(NamedTuple):
+    """Where a value comes from."""
+
+    source: Source = Source.DEFAULT
+    file: str = ""
+    """Path of the file; empty for labels, annotations and defaults."""
+    key: str = ""
+    """Key of the ConfigMap, or of the label or annotation; for a NodeSLO, the name of its section."""
+    strategy: str = ""
+    """Name of the node strategy or pod strategy, or its place in the key if it has none."""
+    is_off: bool = False
+    """The layer did not give this value: it leaves the QoS disabled, and this value switches it off."""
+
+    def __str__(self) -> str:
+        text = f"{self.source} {self.strategy}" if self.strategy else str(self.source)
+        if self.key:
+            text += f" of {self.key}" if self.source in _OF_KEY else f" {self.key}"
+        if self.file:
+            text += f" in {self.file}"
+        return printable(f"disabled by {text}" if self.is_off else text)
+
+
+_OF_KEY: Final = frozenset({Source.CLUSTER, Source.NODE, Source.POD})
+
+BY_DEFAULT: Final = Provenance()
+
+
+class PodTraits(Protocol):
+    """The attributes of a pod that its strategy depends on; a `PodView` has them."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Its annotations."""
+
+    @property
+    def qos(self) -> QoSClass:
+        """Its QoS class, by the raw label."""
+
+    @property
+    def kube_qos(self) -> KubeQoSClass:
+        """Kubernetes' QoS class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResctrl:
+    """A pod's part of the last-level cache and of the memory bandwidth."""
+
+    class_name: str = ""
+    """The class whose resctrl group the pod joins: `LSR`, `LS`, `BE`; empty: none."""
+    llc_range: tuple[int, int] | None = None
+    """By the annotation `resctrl`: start and end in percent, of a group of the pod's own."""
+    llc_range_by_cache: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    mb_percent: int | None = None
+    mb_percent_by_cache: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def has_own_group(self) -> bool:
+        """Whether the pod has a group of its own, which replaces the class's."""
+        by_cache = bool(self.llc_range_by_cache or self.mb_percent_by_cache)
+        return by_cache or self.llc_range is not None or self.mb_percent is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEviction:
+    """Whether a node may evict a pod, and in which order."""
+
+    is_enabled: bool = False
+    """For the evictions by priority. The label `koordinator.sh/eviction-enabled`, or a pod strategy."""
+    allowed: frozenset[str] | None = None
+    """The features that may evict it, such as `BECPUEvict`; None: all, empty: none."""
+    priority: int = 0
+    """A lower one is evicted first."""
+
+    def allows(self, feature: str) -> bool:
+        """Return whether a feature, by the name of its gate, may evict the pod."""
+        return self.allowed is None or feature in self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStrategy:
+    """All that strategies and the pod's own annotations say for one pod.
+
+    Whether a value applies to the pod's QoS class (as CPU burst does not for BE) is the policies' affair.
+    """
+
+    cpu_burst: CpuBurst = field(default_factory=CpuBurst)
+    cpu_qos: CpuQoS = field(default_factory=CpuQoS)
+    """Of the class that counts for the pod's group identity (policies spec 2.1)."""
+    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    """Of the pod's class by label, or else by its Kubernetes QoS class (policies spec 3.6)."""
+    resctrl_qos: PodResctrl = field(default_factory=PodResctrl)
+    network_qos: PodNetwork = field(default_factory=PodNetwork)
+    blkio_qos: BlkioQoS = field(default_factory=BlkioQoS)
+    """Of the pod's annotation only."""
+    eviction: PodEviction = field(default_factory=PodEviction)
+    problems: tuple[Problem, ...] = ()
+    """Annotations of the pod that are invalid, and so ignored."""
+    provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
+    """By dotted path, such as `cpu_burst.cpu_burst_percent`; a missing one is a default."""
+
+    def provenance_of(self, path: str) -> Provenance:
+        """Return where a value comes from, by its dotted path, such as `cpu_burst.cpu_burst_percent`."""
+        return self.provenance.get(path, BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +237,307 @@ class Strategies:
     def for_pod(self, pod: PodTraits) -> PodStrategy:
         """Return what counts for a pod; in any thread, and quick: pods that differ in nothing share it."""
         return self._pods.resolve(pod)
+
+
+class PodRule(NamedTuple):
+    """A strategy for pods of a namespace, with some labels, or both."""
+
+    name: str
+    namespace: str
+    """Empty: any."""
+    selector: LabelSelector
+    node_selector: LabelSelector
+    is_override: bool
+    """The pod's annotation does not count for what this strategy sets."""
+    values: Overlay
+    provenance: Provenance
+
+    def matches(self, pod: PodTraits) -> bool:
+        """Return whether the pod is one of those that the strategy is for."""
+        return self.namespace in ("", pod.namespace) and self.selector.matches(pod.labels)
+
+
+class PodBasis(NamedTuple):
+    """What pods' strategies stand on."""
+
+    classes: QoSStrategy = PRODUCT_DEFAULTS
+    """Before disabled classes are replaced by the values that switch them off."""
+    provenance: Mapping[str, Provenance] = {}
+    """Of `cpu_burst` and of `qos`, as `classes` has it."""
+    burst_rules: tuple[PodRule, ...] = ()
+    qos_rules: tuple[PodRule, ...] = ()
+    eviction_rules: tuple[PodRule, ...] = ()
+
+    def parts(self) -> frozenset[str]:
+        """The parts of `PodStrategy` that some pod strategy sets."""
+        parts = {path[0] for rule in self.qos_rules for path in rule.values}
+        parts |= {"cpu_burst"} if self.burst_rules else set()
+        parts |= {"eviction"} if self.eviction_rules else set()
+        return frozenset(parts)
+
+
+class PodResolver:
+    """Resolves the strategies of pods for one state of the configuration; in any thread."""
+
+    def __init__(self, cpu_burst: CpuBurst, basis: PodBasis) -> None:
+        self._cpu_burst = cpu_burst
+        self._basis = basis
+        self._remembered: dict[tuple[object, ...], PodStrategy] = {}
+        self._length = 0
+        self._lock = threading.Lock()
+        self._provenance_by_part: dict[str, dict[str, Provenance]] = {}
+        for path, provenance in basis.provenance.items():
+            part, _, name = path.rpartition(".")
+            self._provenance_by_part.setdefault(part, {})[name] = provenance
+
+    def resolve(self, pod: PodTraits) -> PodStrategy:
+        basis = self._basis
+        annotations = pod.annotations
+        burst = _first(basis.burst_rules, pod)
+        qos = _first(basis.qos_rules, pod)
+        eviction = _first(basis.eviction_rules, pod)
+        texts = tuple(map(annotations.get, _ANNOTATIONS)) if annotations else ()
+        label = pod.labels.get(EVICTION_ENABLED)
+        enabled = None if label is None else label == "true"
+        # By id, as rules live as long as this object: a rule's name may be the place of one without a name.
+        key = (pod.qos, pod.kube_qos, id(burst), id(qos), id(eviction), enabled, texts)
+        strategy = self._remembered.get(key)
+        if strategy is None:
+            resolving = _Resolving(pod, basis.classes, self._provenance_by_part)
+            resolving.cpu_burst(self._cpu_burst, burst)
+            resolving.cpu_qos(qos)
+            resolving.memory_qos(qos)
+            resolving.resctrl_qos(qos)
+            resolving.network_qos(qos)
+            resolving.blkio_qos()
+            resolving.eviction(eviction)
+            strategy = resolving.result()
+            self._remember(key, strategy, sum(len(text) for text in texts if text))
+        return strategy
+
+    def _remember(self, key: tuple[object, ...], strategy: PodStrategy, length: int) -> None:
+        if length > MAX_REMEMBERED_LENGTH // 8:
+            return
+        with self._lock:
+            if len(self._remembered) >= MAX_REMEMBERED or self._length + length > MAX_REMEMBERED_LENGTH:
+                self._remembered.clear()
+                self._length = 0
+            self._remembered[key] = strategy
+            self._length += length
+
+
+def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> str:
+    """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS counts for a pod.
+
+    Source: policies spec 2.1. SYSTEM pods and those without a class have one by their Kubernetes QoS class;
+    a Guaranteed one has LSR's, or LS's where only that one is enabled.
+    """
+    if qos not in (QoSClass.SYSTEM, QoSClass.NONE):
+        return _CLASS_NAMES[qos]
+    if kube_qos is KubeQoSClass.BURSTABLE:
+        return "ls_class"
+    if kube_qos is KubeQoSClass.BEST_EFFORT:
+        return "be_class"
+    only_ls = classes.ls_class.cpu_qos.enable and not classes.lsr_class.cpu_qos.enable
+    return "ls_class" if only_ls else "lsr_class"
+
+
+def switch_off(
+    value: _Value, path: str, provenance: Mapping[str, Provenance], into: dict[str, Provenance]
+) -> _Value:
+    """Return the values that switch a QoS off, which its type has by default, and note who disabled it.
+
+    Of a QoS that no layer says anything about nothing is noted.
+
+    Args:
+        value: the QoS, which is not enabled.
+        path: of the QoS, for `into`.
+        provenance: of its fields.
+        into: gets the provenance of the values that switch it off.
+    """
+    off = provenance.get("enable", BY_DEFAULT)._replace(is_off=True)
+    names = [each.name for each in fields(value)]  # type: ignore[arg-type]
+    if provenance or any(f"{path}.{name}" in into for name in names):
+        into.update((f"{path}.{name}", off) for name in names if name != "enable")
+    return type(value)()
+
+
+class _Resolving:
+    """One pod's strategy in the making."""
+
+    def __init__(
+        self, pod: PodTraits, classes: QoSStrategy, provenance: Mapping[str, Mapping[str, Provenance]]
+    ) -> None:
+        self._pod = pod
+        self._classes = classes
+        self._by_part = provenance
+        self._annotations = _annotations_of(pod)
+        self._values: dict[str, Any] = {}
+        self._provenance: dict[str, Provenance] = {}
+        qos = pod.qos or qos_class_with_default({}, pod.kube_qos)
+        self._class = _CLASS_NAMES[qos]
+
+    def result(self) -> PodStrategy:
+        return PodStrategy(**self._values, problems=self._annotations.problems(), provenance=self._provenance)
+
+    def cpu_burst(self, node: CpuBurst, rule: PodRule | None) -> None:
+        self._note("cpu_burst", self._by_part.get("cpu_burst", {}))
+        value = node
+        if rule is not None:
+            value = self._overlay("cpu_burst", value, rule.values, rule.provenance)
+        if rule is None or not rule.is_override:
+            overlay = self._annotations.cpu_burst()
+            value = self._overlay("cpu_burst", value, overlay or {}, _by(CPU_BURST))
+        self._values["cpu_burst"] = value
+
+    def cpu_qos(self, rule: PodRule | None) -> None:
+        name = cpu_class(self._pod.qos, self._pod.kube_qos, self._classes)
+        of_pod = _part(rule, "cpu_qos")
+        value = self._class_value(name, "cpu_qos", of_pod, rule)
+        has_annotation = self._pod.qos is QoSClass.LS and CPU_QOS in self._pod.annotations
+        if has_annotation and not (of_pod and rule and rule.is_override):
+            value = self._annotated_cpu_qos(value)
+        self._values["cpu_qos"] = value
+
+    def _annotated_cpu_qos(self, value: CpuQoS) -> CpuQoS:
+        overlay = self._annotations.cpu_qos()
+        if overlay is None:
+            self._provenance["cpu_qos.group_identity"] = _by(CPU_QOS)
+            return replace(value, group_identity=None)
+        if not overlay.get(("enable",)):
+            return switch_off(value, "cpu_qos", {"enable": _by(CPU_QOS)}, self._provenance)
+        return self._overlay("cpu_qos", value, overlay, _by(CPU_QOS))
+
+    def memory_qos(self, rule: PodRule | None) -> None:
+        of_pod = _part(rule, "memory_qos")
+        value = self._class_value(self._class, "memory_qos", of_pod, rule)
+        overlay = None
+        if not (of_pod and rule and rule.is_override):
+            overlay = self._annotations.memory_qos()
+        if overlay is not None:
+            value = self._annotated_memory_qos(value, overlay)
+        self._values["memory_qos"] = value
+
+    def _annotated_memory_qos(self, value: MemoryQoS, annotation: Overlay) -> MemoryQoS:
+        by_annotation = _by(MEMORY_QOS)
+        policy = annotation.get(("policy",), MemoryQoSPolicy.DEFAULT)
+        if policy is MemoryQoSPolicy.NONE:
+            self._provenance["memory_qos.enable"] = by_annotation
+            return switch_off(value, "memory_qos", {"enable": by_annotation}, self._provenance)
+        overlay: dict[Path, object] = {path: each for path, each in annotation.items() if path != ("policy",)}
+        if policy is MemoryQoSPolicy.AUTO:
+            value = getattr(PRODUCT_DEFAULTS, self._class).memory_qos
+            self._provenance.update({f"memory_qos.{each.name}": by_annotation for each in fields(value)})
+        if policy is MemoryQoSPolicy.AUTO or overlay:
+            overlay["enable",] = True
+        return self._overlay("memory_qos", value, overlay, by_annotation)
+
+    def resctrl_qos(self, rule: PodRule | None) -> None:
+        of_pod = _part(rule, "resctrl_qos")
+        own = None
+        if not (of_pod and rule and rule.is_override):
+            own = self._annotations.resctrl()
+        if own is not None:
+            self._values["resctrl_qos"] = PodResctrl(
+                llc_range=own.llc_range,
+                llc_range_by_cache=own.llc_range_by_cache,
+                mb_percent=own.mb_percent,
+                mb_percent_by_cache=own.mb_percent_by_cache,
+            )
+            self._provenance.update({f"resctrl_qos.{each.name}": _by(RESCTRL) for each in fields(PodResctrl)})
+            return
+        named = of_pod.get(("class_name",))
+        name = next((each for each, group in _RESCTRL_GROUPS.items() if group == named), self._class)
+        path = f"qos.{name}.resctrl_qos"
+        provenance = self._by_part.get(path, {}).get("enable", BY_DEFAULT)
+        is_enabled = name in _RESCTRL_GROUPS and getattr(self._classes, name).resctrl_qos.enable
+        if is_enabled and named and rule is not None:
+            provenance = rule.provenance
+        if provenance != BY_DEFAULT:
+            self._provenance["resctrl_qos.class_name"] = provenance._replace(is_off=not is_enabled)
+        self._values["resctrl_qos"] = PodResctrl(class_name=_RESCTRL_GROUPS[name] if is_enabled else "")
+
+    def network_qos(self, rule: PodRule | None) -> None:
+        of_pod = _part(rule, "network_qos")
+        value = PodNetwork()
+        if rule is not None:
+            value = self._overlay("network_qos", value, of_pod, rule.provenance)
+        if not (of_pod and rule and rule.is_override):
+            overlay = self._annotations.network_qos()
+            value = self._overlay("network_qos", value, overlay or {}, _by(NETWORK_QOS))
+        self._values["network_qos"] = value
+
+    def blkio_qos(self) -> None:
+        overlay = self._annotations.blkio_qos()
+        if overlay:
+            value = self._overlay("blkio_qos", BlkioQoS(), overlay, _by(BLKIO_QOS))
+            self._values["blkio_qos"] = replace(value, enable=True)
+
+    def eviction(self, rule: PodRule | None) -> None:
+        values: dict[str, Any] = {}
+        of_pod = rule.values if rule is not None else {}
+        is_override = rule is not None and rule.is_override
+        if rule is not None:
+            if ("eviction_enabled",) in of_pod:
+                values["is_enabled"] = of_pod["eviction_enabled",]
+                self._provenance["eviction.is_enabled"] = rule.provenance
+            if ("eviction_policy",) in of_pod:
+                policy: Any = of_pod["eviction_policy",]
+                values["allowed"] = frozenset(policy)
+                self._provenance["eviction.allowed"] = rule.provenance
+        label = self._pod.labels.get(EVICTION_ENABLED)
+        if label is not None and not (is_override and "is_enabled" in values):
+            values["is_enabled"] = label == "true"
+            self._provenance["eviction.is_enabled"] = Provenance(Source.POD_LABEL, key=EVICTION_ENABLED)
+        if EVICTION_POLICY in self._pod.annotations and not (is_override and "allowed" in values):
+            values["allowed"] = self._annotations.eviction_policy()
+            self._provenance["eviction.allowed"] = _by(EVICTION_POLICY)
+        if EVICTION_PRIORITY in self._pod.annotations:
+            values["priority"] = self._annotations.eviction_priority()
+            self._provenance["eviction.priority"] = _by(EVICTION_PRIORITY)
+        if values:
+            self._values["eviction"] = PodEviction(**values)
+
+    def _class_value(self, name: str, part: str, of_pod: Overlay, rule: PodRule | None) -> Any:  # noqa: ANN401 - the part's type
+        """The part of a class's QoS with the pod strategy's fields, or the values that switch it off."""
+        value = getattr(getattr(self._classes, name), part)
+        self._note(part, self._by_part.get(f"qos.{name}.{part}", {}))
+        if rule is not None:
+            value = self._overlay(part, value, of_pod, rule.provenance)
+        if not value.enable and (name in CAN_BE_DISABLED or ("enable",) in of_pod):
+            enable = self._provenance.get(f"{part}.enable")
+            by = {} if enable is None else {"enable": enable}
+            value = switch_off(value, part, by, self._provenance)
+        return value
+
+    def _note(self, part: str, provenance: Mapping[str, Provenance]) -> None:
+        for name, each in provenance.items():
+            self._provenance[f"{part}.{name}"] = each
+
+    def _overlay(self, part: str, value: _Value, overlay: Overlay, provenance: Provenance) -> _Value:
+        for path in overlay:
+            self._provenance[".".join((part, *path))] = provenance
+        return build(value, overlay)
+
+
+def _annotations_of(pod: PodTraits) -> PodAnnotations:
+    from runtimeproxy.slo.annotations import PodAnnotations  # not at the daemon's start
+
+    return PodAnnotations(pod.annotations)
+
+
+def _first(rules: tuple[PodRule, ...], pod: PodTraits) -> PodRule | None:
+    for rule in rules:
+        if rule.matches(pod):
+            return rule
+    return None
+
+
+def _part(rule: PodRule | None, part: str) -> Overlay:
+    if rule is None:
+        return {}
+    return {path[1:]: value for path, value in rule.values.items() if path[0] == part}
+
+
+def _by(annotation: str) -> Provenance:
+    return Provenance(Source.ANNOTATION, key=annotation)

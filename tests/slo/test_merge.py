@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.slo.loading import load
-from runtimeproxy.slo.provenance import Source
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
     CgroupBase,
@@ -24,7 +23,7 @@ from runtimeproxy.slo.schema import (
     NetworkQoS,
     ResctrlQoS,
 )
-from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.slo.strategies import Source, Strategies
 from tests.slo.configs import FILE, good, loaded
 
 GOLD = {"nodeSelector": {"matchLabels": {"pool": "gold"}}}

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.slo.pods import MAX_REMEMBERED, MAX_REMEMBERED_LENGTH, PodEviction, PodResctrl
-from runtimeproxy.slo.provenance import Source
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
     BlockType,
@@ -23,7 +21,15 @@ from runtimeproxy.slo.schema import (
     PodNetwork,
     QoSStrategy,
 )
-from runtimeproxy.slo.strategies import PodStrategy, Strategies
+from runtimeproxy.slo.strategies import (
+    MAX_REMEMBERED,
+    MAX_REMEMBERED_LENGTH,
+    PodEviction,
+    PodResctrl,
+    PodStrategy,
+    Source,
+    Strategies,
+)
 from tests.slo.configs import FILE, good, pod
 
 CPU_BURST = "koordinator.sh/cpuBurst"
