@@ -180,7 +180,8 @@ class Subject:
         """Return what all entries say of the pod and container; made once, when the first one is made."""
         pod, view = pod_of(self.view) or _NO_POD, self.view
         name, identity = (view.name, view.id) if isinstance(view, ContainerView) else ("", "")
-        self._about = (pod.namespace, pod.name, pod.uid, name, pod.id, identity, self.target)
+        target = self.target if pod is _NO_POD else ""
+        self._about = (pod.namespace, pod.name, pod.uid, name, pod.id, identity, target)
         return self._about
 
 

@@ -200,7 +200,7 @@ def run_policy(
     try:
         if (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
-        if policy.optional_inputs and _unknown(policy.optional_inputs, view, node):
+        if policy.optional_inputs and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
             progress = progress._replace(without_answer=progress.without_answer | {policy.name})
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)
@@ -232,15 +232,8 @@ def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
         missing = policy.features - node.features
         if missing:
             return Off(f"the kernel lacks {', '.join(sorted(missing))}", is_temporary=False)
-    unknown = _unknown(policy.inputs, view, node)
+    unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
-
-
-def _unknown(inputs: tuple[Input, ...], view: View, node: Node) -> tuple[Input, ...]:
-    pod = pod_of(view)
-    if pod is None:
-        return tuple(each for each in inputs if node.state_of(each) is InputState.UNKNOWN)
-    return node.unknown_inputs(inputs, pod)
 
 
 def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, off: Off) -> Progress:

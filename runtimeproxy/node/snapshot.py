@@ -205,9 +205,12 @@ class Node:
     generations: Mapping[Input, int] = field(default_factory=dict)
     """By input, a number that is larger after each change; an input that is not in it has 0."""
     _pods_with_requests: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    _unknown: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_pods_with_requests", frozenset(uid for uid, _ in self.requests))
+        unknown = frozenset(each for each in Input if self.state_of(each) is InputState.UNKNOWN)
+        object.__setattr__(self, "_unknown", unknown)
 
     def strategy_for(self, pod: PodTraits) -> PodStrategy:
         """The strategies that count for a pod, its own annotations included; in any thread."""
@@ -220,16 +223,20 @@ class Node:
             state = InputState.KNOWN if self._has_values(of) else InputState.UNKNOWN
         return state
 
-    def unknown_inputs(self, inputs: Iterable[Input], pod: PodLike) -> tuple[Input, ...]:
-        """Those of `inputs` that are not known for this pod, in their order."""
-        return tuple(each for each in inputs if not self._is_known(each, pod))
-
-    def _is_known(self, of: Input, pod: PodLike) -> bool:
-        if of is Input.PRIORITY:
-            return PRIORITY_CLASS_LABEL in pod.labels
-        if of is Input.POD_REQUESTS:
-            return pod.uid in self._pods_with_requests
-        return self.state_of(of) is not InputState.UNKNOWN
+    def unknown_inputs(self, inputs: Iterable[Input], pod: PodLike | None) -> tuple[Input, ...]:
+        """Those of `inputs` that are not known for this pod, in their order; None: apart from any pod."""
+        unknown: list[Input] = []
+        for each in inputs:
+            if pod is not None and each is Input.PRIORITY:
+                is_known = PRIORITY_CLASS_LABEL in pod.labels
+            elif pod is not None and each is Input.POD_REQUESTS:
+                is_withdrawn = self.states.get(each) is InputState.WITHDRAWN
+                is_known = is_withdrawn or pod.uid in self._pods_with_requests
+            else:
+                is_known = each not in self._unknown
+            if not is_known:
+                unknown.append(each)
+        return tuple(unknown)
 
     def _has_values(self, of: Input) -> bool:
         if of is Input.STRATEGIES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -80,6 +81,11 @@ def test_what_is_known_for_one_pod_only() -> None:
     node = Node(requests={("u1", "main"): {"memory": 1}})
     pod = PodView(uid="u1", labels={"koordinator.sh/priority-class": "koord-prod"})
     assert off_reason(policy, pod, node) is None
+    other = replace(pod, uid="u2")
+    assert off_reason(policy, other, node) == Off("not known: pod-requests", is_temporary=True)
+    # A kubelet without a state of its own never says.
+    without = Node(states={Input.POD_REQUESTS: InputState.WITHDRAWN})
+    assert off_reason(policy, other, without) is None
     unlabelled = ContainerView(pod=PodView(uid="u1"))
     assert off_reason(policy, unlabelled, node) == Off("not known: priority", is_temporary=True)
 
