@@ -14,6 +14,7 @@ from runtimeproxy.hooks.fields import (
     NODE_CGROUP,
     RESOURCE_PARAMETERS,
     RESOURCES,
+    SYSCTL,
     UNIFIED,
     Field,
     MergedField,
@@ -82,6 +83,15 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
         Wanted(Target(Level.NODE, cgroup), claims, silent=decision.without_answer)
         for cgroup, claims in found.items()
     ]
+
+
+def sysctls_of(decision: Decision) -> dict[str, int | str]:
+    """The sysctls that a decision on the node wants, in the policies' order."""
+    return {
+        field.key: each.value
+        for field, each in decision.merged.fields.items()
+        if field.group == SYSCTL and isinstance(each.value, int | str)
+    }
 
 
 def target_of(pod: PodRecord, container: ContainerRecord | None = None, cgroup: str = "") -> Target:

@@ -17,7 +17,7 @@ from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
 from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.evaluate import Evaluator, Rates
 from runtimeproxy.ledger.fields import VERIFY_S
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.sysctls import Sysctls
     from runtimeproxy.node.snapshot import Input, Node
     from runtimeproxy.pods.store import PodStore
 
@@ -90,6 +91,7 @@ class Upkeep:
         cgroup_of: The cgroup of a container; empty if it is not known.
         executor: Worker threads.
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
+        sysctls: Those that policies set; None leaves them alone.
 
     Attributes:
         evaluator: Evaluates everything again.
@@ -103,9 +105,11 @@ class Upkeep:
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         executor: Executor,
         is_idle: Callable[[], bool],
+        sysctls: Sysctls | None = None,
     ) -> None:
         self._store = store
         self._ledger = ledger
+        self._sysctls = sysctls
         self._chain = chain
         self._cgroup_of = cgroup_of
         self._executor = executor
@@ -227,8 +231,15 @@ class Upkeep:
                 )
                 decision = await chain.evaluate(ClassView(qos=qos, pods=below))
                 wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
+        sysctls: dict[str, int | str] = {}
+        held = chain.unsettled
         if chain.has_policies(Hook.EVALUATE_NODE):
-            wanted += wanted_of_node(await chain.evaluate(chain.node.snapshot()))
+            decision = await chain.evaluate(chain.node.snapshot())
+            wanted += wanted_of_node(decision)
+            sysctls, held = sysctls_of(decision), decision.without_answer
+        if self._sysctls is not None:
+            releases = not held and not self.evaluator.not_loaded
+            await self._in_worker(partial(self._sysctls.apply, sysctls, releases=releases))
         return wanted
 
     def _in_worker(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:

@@ -21,6 +21,7 @@ from runtimeproxy.ledger.books import still_valid
 from runtimeproxy.ledger.checkpoint import with_owners
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.reconcile import same_value
@@ -76,10 +77,28 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
         lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
     except RuntimeUnavailableError as error:
         raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
+    lines += restore_sysctls(Sysctls(Path(settings.state.dir), read_boot_id()), dry_run=dry_run)
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"
         lines += (Line(str(path), "", None, None, Status.FAILED, reason),)
     return lines
+
+
+def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
+    """Gives all sysctls their original texts; returns the results."""
+    if dry_run:
+        return tuple(Line("sysctl", each.name, each.old, each.new) for each in sysctls.planned())
+    return tuple(
+        Line(
+            "sysctl",
+            each.name,
+            each.old,
+            each.new,
+            Status.FAILED if each.error else Status.RESTORED,
+            each.error,
+        )
+        for each in sysctls.apply({})
+    )
 
 
 def is_complete(lines: Iterable[Line]) -> bool:

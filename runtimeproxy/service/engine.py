@@ -31,6 +31,7 @@ from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.pools import pod_cpus
@@ -159,6 +160,7 @@ class Engine:
             partial(container_cgroup, self._services),
             executor,
             lambda: not self.has_policies or is_standby(),
+            Sysctls(Path(settings.state.dir), boot_id) if settings.cgroups.enabled else None,
         )
         self._upkeep.configure(settings.ledger)
         self._node.on_change = self._upkeep.on_node_changed

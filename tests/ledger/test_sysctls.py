@@ -1,0 +1,129 @@
+"""Sysctls: set, saved before, and given back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
+from runtimeproxy.restore.command import restore_sysctls
+from runtimeproxy.restore.plan import Line, Status
+
+IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
+
+
+class Kernel:
+    """Files in place of the kernel's, and the daemons that come one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "sys/kernel").mkdir(parents=True)
+        self.state = folder / "state"
+        self.write(IDENTITY, "0")
+        self.write(CORE, "1")
+
+    def file(self, name: str) -> Path:
+        return self.folder / "sys" / name.replace(".", "/")
+
+    def write(self, name: str, value: str) -> None:
+        self.file(name).write_text(value + "\n")
+
+    def texts(self) -> tuple[str, str]:
+        return self.file(IDENTITY).read_text(), self.file(CORE).read_text()
+
+    def daemon(self, boot_id: str = "boot") -> Sysctls:
+        return Sysctls(self.state, boot_id, self.folder / "sys")
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    return Kernel(tmp_path)
+
+
+WANTED = {CORE: 0, IDENTITY: 1}
+
+
+def test_they_are_set_in_order_and_given_back(kernel: Kernel) -> None:
+    sysctls = kernel.daemon()
+    assert sysctls.apply(WANTED) == (SysctlChange(CORE, "1", "0"), SysctlChange(IDENTITY, "0", "1"))
+    assert kernel.texts() == ("1\n", "0\n")
+    assert sysctls.apply(WANTED) == ()
+    sysctls.apply({})
+    assert kernel.texts() == ("0\n", "1\n")
+    assert sysctls.apply({}) == ()
+
+
+def test_the_next_process_gives_them_back(kernel: Kernel) -> None:
+    kernel.daemon().apply(WANTED)
+    kernel.daemon().apply(WANTED)
+    kernel.daemon().apply({})
+    assert kernel.texts() == ("0\n", "1\n")
+
+
+def test_while_a_policy_has_no_answer_they_stay(kernel: Kernel) -> None:
+    kernel.daemon().apply(WANTED)
+    assert kernel.daemon().apply({}, releases=False) == ()
+    assert kernel.texts() == ("1\n", "0\n")
+
+
+def test_after_a_reboot_nothing_of_before_counts(kernel: Kernel) -> None:
+    kernel.daemon().apply(WANTED)
+    assert kernel.daemon("another boot").apply({}) == ()
+    assert kernel.texts() == ("1\n", "0\n")
+
+
+def test_the_original_is_saved_before_the_first_write(kernel: Kernel) -> None:
+    """A process that is killed between the two gives nothing back that it has not written."""
+    kernel.file(CORE).unlink()
+    kernel.file(CORE).mkdir()  # cannot be written, nor read
+    kernel.state.mkdir()
+    (kernel.state / "sysctls.new").mkdir()  # nothing can be saved
+    (change,) = kernel.daemon().apply(WANTED)
+    assert change.name == IDENTITY
+    assert change.error
+    assert kernel.file(IDENTITY).read_text() == "0\n"
+
+
+def test_what_another_program_has_written_stays(kernel: Kernel) -> None:
+    sysctls = kernel.daemon()
+    sysctls.apply({CORE: 0})
+    kernel.write(CORE, "2")
+    assert sysctls.apply({}) == ()
+    assert kernel.file(CORE).read_text() == "2\n"
+
+
+def test_a_foreign_value_is_overwritten_while_it_is_wanted_and_is_no_original(kernel: Kernel) -> None:
+    sysctls = kernel.daemon()
+    sysctls.apply({CORE: 0})
+    kernel.write(CORE, "2")
+    assert sysctls.apply({CORE: 0}) == (SysctlChange(CORE, "2", "0"),)
+    sysctls.apply({})
+    assert kernel.file(CORE).read_text() == "1\n"
+
+
+def test_restore_gives_them_back(kernel: Kernel) -> None:
+    kernel.daemon().apply(WANTED)
+    planned = restore_sysctls(kernel.daemon(), dry_run=True)
+    assert planned == (Line("sysctl", CORE, "0", "1"), Line("sysctl", IDENTITY, "1", "0"))
+    assert kernel.texts() == ("1\n", "0\n")
+    done = restore_sysctls(kernel.daemon(), dry_run=False)
+    assert done == tuple(replace(each, status=Status.RESTORED) for each in planned)
+    assert kernel.texts() == ("0\n", "1\n")
+    assert restore_sysctls(kernel.daemon(), dry_run=False) == ()
+
+
+def test_one_that_the_kernel_lacks_is_left_out(kernel: Kernel) -> None:
+    assert kernel.daemon().apply({"kernel.none": 1}) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"boot_id": "boot"}', '{"boot_id": "boot", "sysctls": {"a": 1}}']
+)
+def test_a_broken_file_is_no_state(kernel: Kernel, text: str) -> None:
+    kernel.state.mkdir()
+    (kernel.state / "sysctls.json").write_text(text)
+    assert kernel.daemon().apply({}) == ()
+    kernel.daemon().apply(WANTED)
+    assert kernel.texts() == ("1\n", "0\n")
