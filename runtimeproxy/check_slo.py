@@ -25,6 +25,7 @@ from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
+from runtimeproxy.slo.names import CONFIG_MAP
 from runtimeproxy.slo.reading import Problem, json_key, printable
 from runtimeproxy.slo.strategies import BY_DEFAULT, PodStrategy, Provenance, Source, Strategies
 from runtimeproxy.units import quantity_millicores
@@ -108,6 +109,8 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     labels = {**found.node.labels, **_pairs(arguments.node_labels, "--node-labels")}
     annotations = {**found.node.annotations, **_pairs(arguments.node_annotations, "--node-annotations")}
     loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
+    if not found.texts and found.node_slo is None:
+        found.notes.append(f"no strategies are in the files, neither a ConfigMap {CONFIG_MAP} nor a NodeSLO")
     pod = _read_pod(Path(arguments.pod)) if arguments.pod else None
     strategy = loaded.strategies.for_pod(pod) if pod is not None else None
     if not labels and any(config.nodes for config in loaded.good.values()):
@@ -262,13 +265,16 @@ def _files(names: Iterable[str]) -> Iterator[Path]:
     """The files themselves, and those of folders that the daemon would read."""
     for name in names:
         path = Path(name)
-        if not path.is_dir():
-            yield path
-            continue
-        for each in sorted(path.iterdir()):
-            is_hidden = each.name.startswith(".")
-            if not is_hidden and each.is_file() and (each.name.endswith(SUFFIXES) or "." not in each.name):
-                yield each
+        try:
+            found = sorted(filter(_is_read, path.iterdir())) if path.is_dir() else [path]
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        yield from found
+
+
+def _is_read(path: Path) -> bool:
+    is_hidden = path.name.startswith(".")
+    return not is_hidden and path.is_file() and (path.name.endswith(SUFFIXES) or "." not in path.name)
 
 
 def _content(path: Path) -> bytes:
@@ -387,10 +393,12 @@ def _running(
     strategies: Strategies, present: Strategies | None, state_dir: Path, skip: SkipLabel
 ) -> tuple[Running | None, str]:
     checkpoint = CheckpointFile(state_dir, read_only=True)
-    if not checkpoint.path.exists():
-        return None, f"not known, there is no checkpoint {checkpoint.path}"
     try:
+        if not checkpoint.path.exists():
+            return None, f"not known, there is no checkpoint {checkpoint.path}"
         saved = checkpoint.load()
+    except OSError as error:
+        return None, f"not known, the checkpoint {checkpoint.path} cannot be read: {error.strerror}"
     except CheckpointError as error:
         return None, f"not known: {error}"
     finally:

@@ -194,6 +194,7 @@ def test_an_invalid_annotation_of_the_pod_is_a_problem(run: Run) -> None:
     [
         ([], "the following arguments are required: FILE"),
         (["missing.yaml"], "missing.yaml: does not exist"),
+        (["x" * 300], "cannot be read: File name too long"),
         (["slo.json", "--node-labels", "pool"], "--node-labels: 'pool' is not KEY=VALUE"),
         (["slo.json", "--pod", "slo.json"], "slo.json: is not one object of the kind Pod"),
         (["slo.json", "--output", "xml"], "invalid choice: 'xml'"),
@@ -273,6 +274,33 @@ def test_an_unusable_checkpoint_is_said(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(write("slo.json", CONFIG_MAP))
     assert code == 0
     assert "running pods: not known: " in out
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As that of a daemon whose state folder only root may enter.
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_STATE_DIR", "/" + "x" * 300)
+    code, out, _ = run(write("slo.json", CONFIG_MAP))
+    assert code == 0
+    assert "running pods: not known, the checkpoint " in out
+    assert "cannot be read: File name too long" in out
+
+
+def test_files_without_strategies_are_said(run: Run) -> None:
+    code, out, _ = run(write("node.json", NODE))
+    assert code == 0
+    assert (
+        "note: no strategies are in the files, neither a ConfigMap slo-controller-config nor a NodeSLO" in out
+    )
+
+
+def test_what_cannot_be_printed_is_escaped(run: Run) -> None:
+    config = {"clusterStrategy": {"a\n\x1b\ud800": 1}}
+    objects = {**CONFIG_MAP, "data": {"cpu-burst-config": json.dumps(config)}}
+    code, out, _ = run(write("slo.json", objects))
+    assert code == 0
+    assert "clusterStrategy.a\\n\\x1b\\ud800 is not a known field" in out
+    code, out, _ = run("slo.json", "--output", "json")
+    assert json.loads(out)["problems"][0]["path"] == "clusterStrategy.a\n\x1b\ud800"
 
 
 FULL = {"limits": {"cpu": "1", "memory": "1Gi"}}
