@@ -74,9 +74,9 @@ class Problem(NamedTuple):
     path: str
     """The place in the key's JSON, such as `nodeStrategies[0].cpuBurstPercent`; empty for the whole key."""
     reason: str
-    """Goes on a sentence that begins with the place."""
+    """The rest of a sentence that begins with the place."""
     is_warning: bool = False
-    """The key counts all the same."""
+    """The key is used nevertheless."""
 
     def __str__(self) -> str:
         place = f"{self.key}: {self.path}" if self.path else self.key
@@ -116,7 +116,7 @@ class Report:
         raise InvalidError
 
     def all_problems(self) -> tuple[Problem, ...]:
-        """The problems, errors first; the last one counts those that are left out."""
+        """The problems, errors first, and last how many are left out."""
         problems = sorted(self.problems, key=lambda each: each.is_warning)
         if not self._dropped:
             return tuple(problems)

@@ -104,7 +104,7 @@ class Provenance(NamedTuple):
     strategy: str = ""
     """Name of the node strategy or pod strategy, or its place in the key if it has none."""
     is_off: bool = False
-    """The layer did not give this value: it leaves the QoS disabled, and this value switches it off."""
+    """The layer disables the QoS, and this value is the one that switches it off."""
 
     def __str__(self) -> str:
         text = f"{self.source} {self.strategy}" if self.strategy else str(self.source)
@@ -220,7 +220,7 @@ class Strategies:
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
     """By dotted path, such as `qos.ls_class.cpu_qos.enable`; a missing one is a default."""
     pod_basis: PodBasis | None = field(default=None, repr=False)
-    """What pods' strategies stand on; None: on `qos`, without pod strategies."""
+    """Of the pods' strategies; None: `qos` alone, without pod strategies."""
     pod_parts: frozenset[str] = field(init=False, repr=False, compare=False)
     """The parts of `PodStrategy`, such as `cpu_burst`, that some pod strategy of this node sets."""
     _pods: PodResolver = field(init=False, repr=False, compare=False)
@@ -258,7 +258,7 @@ class PodRule(NamedTuple):
 
 
 class PodBasis(NamedTuple):
-    """What pods' strategies stand on."""
+    """The node's values and rules that the strategies of its pods are resolved from."""
 
     classes: QoSStrategy = PRODUCT_DEFAULTS
     """Before disabled classes are replaced by the values that switch them off."""
@@ -363,7 +363,7 @@ def switch_off(
 
 
 class _Resolving:
-    """One pod's strategy in the making."""
+    """Resolves one pod's strategy, part by part."""
 
     def __init__(
         self, pod: PodTraits, classes: QoSStrategy, provenance: Mapping[str, Mapping[str, Provenance]]
@@ -405,6 +405,7 @@ class _Resolving:
             self._provenance["cpu_qos.group_identity"] = _by(CPU_QOS)
             return replace(value, group_identity=None)
         if not overlay.get(("enable",)):
+            self._provenance["cpu_qos.enable"] = _by(CPU_QOS)
             return switch_off(value, "cpu_qos", {"enable": _by(CPU_QOS)}, self._provenance)
         return self._overlay("cpu_qos", value, overlay, _by(CPU_QOS))
 

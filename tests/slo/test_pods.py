@@ -241,6 +241,14 @@ def test_the_annotation_of_cpu_qos_counts_for_ls(qos: str, annotation: object, i
         assert result.provenance_of("cpu_qos.group_identity").source is Source.ANNOTATION
 
 
+@pytest.mark.parametrize("annotation", [{"enable": False}, {}, {"groupIdentity": 1}])
+def test_the_annotation_that_disables_group_identity_is_its_source(annotation: dict[str, object]) -> None:
+    result = strategies(resource_qos_config=enabled("cpuQOS")).for_pod(pod("LS", {CPU_QOS: annotation}))
+    assert result.cpu_qos == CpuQoS()
+    assert str(result.provenance_of("cpu_qos.enable")) == f"annotation {CPU_QOS}"
+    assert str(result.provenance_of("cpu_qos.group_identity")) == f"disabled by annotation {CPU_QOS}"
+
+
 def test_a_pod_strategy_enables_and_disables_group_identity() -> None:
     on = {"name": "on", "namespace": "prod", "cpuQOS": {"enable": True, "groupIdentity": 1}}
     off = {"name": "off", "namespace": "dev", "cpuQOS": {"enable": False}}
