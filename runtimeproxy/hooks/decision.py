@@ -197,10 +197,12 @@ def run_policy(
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
         entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
         return progress._replace(entries=(*progress.entries, entry)), None
+    # Effects are left to the policy: what it has begun it may have to end.
+    is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
-        if (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
+        if is_answer and (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
-        if policy.optional_inputs and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
+        if is_answer and policy.optional_inputs and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
             progress = progress._replace(without_answer=progress.without_answer | {policy.name})
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)

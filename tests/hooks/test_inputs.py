@@ -108,6 +108,16 @@ def test_a_policy_is_off_on_a_kernel_that_lacks_something(node: Node, is_off: bo
     assert off_reason(policy, VIEW, node) == expected
 
 
+@pytest.mark.parametrize("hook", [Hook.POST_START_CONTAINER, Hook.POST_STOP_CONTAINER])
+async def test_effects_do_not_depend_on_inputs(workers: Workers, hook: Hook) -> None:
+    """What a policy has begun it may have to end."""
+    seen: list[ContainerView] = []
+    policy = scripted("a", seen.append, inputs=POOLS, features=frozenset({"bvt"}))
+    decision = await decide(Chain([policy], workers), hook)
+    assert seen == [VIEW]
+    assert decision.audit == ()
+
+
 class Partial(Policy):
     """Does without pools, for fewer pods."""
 
