@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node.files import InputError, parse_json, read_file
+from runtimeproxy.node.documents import InputError, parse_documents, parse_json
+from runtimeproxy.node.input_file import read_file
 from runtimeproxy.node.inputs import MAX_STATE_BYTES, STATE_FILE
-from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
+from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES, texts_of
 from runtimeproxy.node.objects import ConfigMapObject, NodeObject, NodeSloObject, Object, Reader, Rejected
-from runtimeproxy.node.strategy_texts import texts_of
-from runtimeproxy.node.yaml_documents import parse_documents
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class

@@ -15,9 +15,8 @@ import pytest
 from runtimeproxy.check_slo import kube_qos_of_pod
 from runtimeproxy.cli import main
 from runtimeproxy.node.inputs import STATE_FILE
-from runtimeproxy.node.object_folder import FolderObjects
+from runtimeproxy.node.object_folder import FolderObjects, StrategyTexts
 from runtimeproxy.node.objects import NodeObject
-from runtimeproxy.node.strategy_texts import StrategyTexts
 from runtimeproxy.pods.checkpoint.codec import Change, Kind
 from runtimeproxy.pods.checkpoint.file import CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord

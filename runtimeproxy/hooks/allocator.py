@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.errors import described
 from runtimeproxy.hooks.views import ContainerView, PodView
-from runtimeproxy.node.pools import pod_cpus
+from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import format_cpu_list, parse_cpu_list

@@ -9,14 +9,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from runtimeproxy.node.derived import RATIO, computed_pools, normalization_ratio, published_pools, topology_of
+from runtimeproxy.node.documents import InputError, parse_json, printable, shortened
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.features import guess_cgroup_driver, read_features
-from runtimeproxy.node.files import InputError, parse_json, printable, read_file, replace_file, shortened
-from runtimeproxy.node.kubelet_folder import KubeletFolder
-from runtimeproxy.node.normalization import RATIO, normalization_ratio
-from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder
-from runtimeproxy.node.objects import Kind, NodeObject, Reader
-from runtimeproxy.node.pools import computed_pools, published_pools, topology_of
+from runtimeproxy.node.input_file import read_file, replace_file
+from runtimeproxy.node.kubelet import KubeletFolder
+from runtimeproxy.node.machine import (
+    Processor,
+    guess_cgroup_driver,
+    read_cpus,
+    read_features,
+    read_memory,
+    read_processor,
+)
+from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
+from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
 from runtimeproxy.node.snapshot import (
     FIELDS,
     NO_STRATEGIES,
@@ -28,9 +35,6 @@ from runtimeproxy.node.snapshot import (
     PodCpus,
     Pools,
 )
-from runtimeproxy.node.strategy_texts import StrategyTexts
-from runtimeproxy.node.topology import Processor, read_cpus, read_memory, read_processor
-from runtimeproxy.node.topology_annotations import TopologyFacts
 from runtimeproxy.slo.strategies import Strategies
 
 STATE_FILE: Final = "node.json"

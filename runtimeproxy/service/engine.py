@@ -34,7 +34,7 @@ from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.pools import pod_cpus
+from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Lifecycle

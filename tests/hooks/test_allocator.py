@@ -20,9 +20,9 @@ from runtimeproxy.hooks.allocator import (
     overlaps,
     to_text,
 )
-from runtimeproxy.node.pools import RESOURCE_STATUS, computed_pools
+from runtimeproxy.node.derived import RESOURCE_STATUS, computed_pools
+from runtimeproxy.node.objects import TopologyFacts
 from runtimeproxy.node.snapshot import Cpu, PodCpus
-from runtimeproxy.node.topology_annotations import TopologyFacts
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 
 RULES = SharePools()

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 
 from runtimeproxy.node.facts import NodeReader
+from runtimeproxy.node.input_file import GRACE_S
 from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolSource
 from runtimeproxy.node.snapshot import NO_STRATEGIES, Feature, Input, InputState, Node, PodCpus, Pool
-from runtimeproxy.node.watched_file import GRACE_S
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_NORMALIZATION_ENABLED
 from runtimeproxy.slo.strategies import Source

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node.files import InputError, parse_json
+from runtimeproxy.node.documents import InputError, parse_documents, parse_json
 from runtimeproxy.node.kubelet import (
     CpuManagerState,
     KubeletConfig,
@@ -19,7 +19,6 @@ from runtimeproxy.node.kubelet import (
     parse_config,
     parse_cpu_manager_state,
 )
-from runtimeproxy.node.yaml_documents import parse_documents
 
 KUBEADM = b"""
 apiVersion: kubelet.config.k8s.io/v1beta1

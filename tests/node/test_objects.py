@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node.files import InputError
+from runtimeproxy.node.documents import InputError, parse_documents
+from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import (
     MAX_ANNOTATIONS_BYTES,
     MAX_CONFIG_MAP_BYTES,
@@ -21,11 +22,10 @@ from runtimeproxy.node.objects import (
     Object,
     Reader,
     Rejected,
+    TopologyFacts,
+    parse_topology,
 )
 from runtimeproxy.node.snapshot import Pool
-from runtimeproxy.node.topology import Processor
-from runtimeproxy.node.topology_annotations import TopologyFacts, parse_topology
-from runtimeproxy.node.yaml_documents import parse_documents
 from tests.node.objects_of import (
     BURST,
     LS_POOLS,

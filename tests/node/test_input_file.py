@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.node.files import InputError
-from runtimeproxy.node.watched_file import GRACE_S, SETTLE_S, Parsed, WatchedFile
+from runtimeproxy.node.documents import InputError
+from runtimeproxy.node.input_file import GRACE_S, SETTLE_S, Parsed, WatchedFile
 
 
 def number(data: bytes, before: int | None) -> Parsed[int]:

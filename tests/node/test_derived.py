@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node.files import InputError
-from runtimeproxy.node.normalization import RATIO, normalization_ratio
-from runtimeproxy.node.pools import computed_pools, pod_cpus, published_pools, topology_of
+from runtimeproxy.node.derived import (
+    RATIO,
+    computed_pools,
+    normalization_ratio,
+    pod_cpus,
+    published_pools,
+    topology_of,
+)
+from runtimeproxy.node.documents import InputError
+from runtimeproxy.node.machine import Processor
+from runtimeproxy.node.objects import TopologyFacts
 from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
-from runtimeproxy.node.topology import Processor
-from runtimeproxy.node.topology_annotations import TopologyFacts
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.schema import CpuNormalization, ModelRatio
 

@@ -11,9 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node import yaml_documents
-from runtimeproxy.node.files import InputError
-from runtimeproxy.node.yaml_documents import MAX_DEPTH, parse_documents
+from runtimeproxy.node import documents
+from runtimeproxy.node.documents import MAX_DEPTH, InputError, parse_documents
 
 
 @pytest.fixture(params=["C", "Python"], autouse=True)
@@ -106,7 +105,7 @@ def test_what_is_not_utf_8() -> None:
 
 
 def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_documents, "MAX_EVENTS", 100)
+    monkeypatch.setattr(documents, "MAX_EVENTS", 100)
     assert parse_documents(b"[" + b"1," * 90 + b"]")
     with pytest.raises(InputError, match="more than 100 values"):
         parse_documents(b"[" + b"1," * 100 + b"]")

@@ -1,15 +1,17 @@
-"""One file that other programs write: its last good value, whatever becomes of it."""
+"""Files that other programs write: read whatever lies under their names, with the last good value of each."""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from runtimeproxy.node.files import InputError, Stamp, printable, read_file, stamp_of
+from runtimeproxy.node.documents import InputError, printable
 
-T = TypeVar("T")
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size and times: another one after each change."""
 
 GRACE_S: Final = 60.0
 """How long the value of a missing file counts on: a ConfigMap that is swapped looks like one, and so does an
@@ -17,6 +19,8 @@ editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
 which each but the last may look complete."""
+
+T = TypeVar("T")
 
 
 class Parsed(NamedTuple, Generic[T]):
@@ -181,3 +185,61 @@ def _is_watchable(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+
+
+def read_file(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
+    """The content of a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputError: It cannot be read, is not a regular file, or has more than `max_bytes`.
+    """
+    try:
+        # A FIFO must not hang.
+        with open(path, "rb", opener=_open) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise InputError("is not a regular file")
+            data = file.read(max_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}") from None
+    if len(data) > max_bytes:
+        raise InputError(f"has more than {max_bytes} bytes")
+    return data, _stamp(about)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file as a whole, readable for its owner only; makes its folder if there is none.
+
+    Raises:
+        OSError: It cannot be written; the old one stays.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    with open(new, "wb", opener=_open_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """The file's present stamp; None if there is none or it cannot be told."""
+    try:
+        return _stamp(path.stat())
+    except OSError:
+        return None
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _stamp(about: os.stat_result) -> Stamp:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns

@@ -8,9 +8,15 @@ from typing import Literal
 import pytest
 
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.features import guess_cgroup_driver, read_features
+from runtimeproxy.node.machine import (
+    Processor,
+    guess_cgroup_driver,
+    read_cpus,
+    read_features,
+    read_memory,
+    read_processor,
+)
 from runtimeproxy.node.snapshot import Cpu, Feature
-from runtimeproxy.node.topology import Processor, read_cpus, read_memory, read_processor
 from runtimeproxy.testing import CgroupFiles
 from tests.node.objects_of import Machine
 

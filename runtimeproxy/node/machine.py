@@ -1,0 +1,204 @@
+"""CPUs, memory, processor and kernel features of this machine, from sysfs, procfs and the cgroup tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtimeproxy.cgroups.mounts import find_mounts
+from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.snapshot import Cpu, Feature
+from runtimeproxy.units import parse_cpu_list
+
+_CPUS: Final = "devices/system/cpu"
+_NODES: Final = "devices/system/node"
+"""Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu, sysfs-devices-node;
+Documentation/ABI/testing/sysfs-devices-system-cpu (cache, smt, intel_pstate, cpufreq)."""
+_MAX_TEXT: Final = 65_536
+"""Characters of one file that are read: /proc/cpuinfo has megabytes, of which the first CPU is enough."""
+_MAX_PACKAGES: Final = 2**31 - 1
+_MEM_TOTAL: Final = re.compile(r"Node +[0-9]+ +MemTotal: +([0-9]+) kB")
+_MODEL_NAME: Final = re.compile(r"^model name[ \t]*:[ \t]*(.*)$", re.MULTILINE)
+
+SYSTEMD: Final = "systemd"
+CGROUPFS: Final = "cgroupfs"
+"""The kubelet's cgroup drivers. Source: kubelet.config.k8s.io/v1beta1, cgroupDriver."""
+_ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
+"""Name of the kubelet's root cgroup by driver. Source: policies spec 1.7."""
+
+_PARAMETERS: Final[Mapping[Feature, tuple[str, ...]]] = {
+    Feature.BVT: ("cpu.bvt_warp_ns",),
+    Feature.BURST: ("cpu.cfs_burst_us",),
+    Feature.IDLE: ("cpu.idle",),
+    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
+    Feature.MEMORY_WMARK: ("memory.wmark_ratio", "memory.wmark_scale_factor", "memory.wmark_min_adj"),
+    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
+    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
+    Feature.MEMORY_PAGECACHE_LIMIT: ("memory.pagecache_limit.enable", "memory.pagecache_limit.size"),
+}
+"""Cgroup parameters, all of which a kernel with the feature has."""
+_FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
+    Feature.IO_LIMITS: {"blkio": "blkio.throttle.read_bps_device", "io": "io.max"},
+    Feature.IO_WEIGHT: {"blkio": "blkio.cost.weight", "io": "io.weight"},
+}
+"""A file by controller. Source: policies spec 3.8; Linux Documentation/admin-guide/cgroup-v2.rst, IO."""
+_SYSCTLS: Final = {
+    Feature.CORE_SCHED: "sys/kernel/sched_core",
+    Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
+}
+_SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
+"""Source: policies spec 2.5; Linux kernel/sched/debug.c, which has moved the file in 5.13."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """The processor that the CPUs of a node are of."""
+
+    model: str = ""
+    """Name as in /proc/cpuinfo; empty: not known."""
+    has_hyper_threads: bool = False
+    """Whether cores have more than one thread now."""
+    has_turbo: bool = False
+    """Whether cores may run faster than their nominal frequency now."""
+
+
+def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
+    """The CPUs that are present, by id; None if sysfs does not say.
+
+    What sysfs does not have for a CPU that is offline is that of socket, core and NUMA node 0.
+    """
+    folder = sysfs / _CPUS
+    present = _list(folder / "present")
+    online = _list(folder / "online")
+    if not present or online is None:
+        return None
+    nodes = {
+        cpu: node
+        for node in _list(sysfs / _NODES / "online") or ()
+        for cpu in _list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
+    }
+    return tuple(
+        Cpu(
+            id=cpu,
+            core=_number(folder / f"cpu{cpu}/topology/core_id"),
+            socket=_number(folder / f"cpu{cpu}/topology/physical_package_id"),
+            numa_node=nodes.get(cpu, 0),
+            l3=_l3(folder / f"cpu{cpu}/cache"),
+            is_online=cpu in online,
+        )
+        for cpu in sorted(present)
+    )
+
+
+def read_memory(sysfs: Path) -> dict[int, int]:
+    """Bytes of memory by NUMA node; empty if sysfs does not say."""
+    memory: dict[int, int] = {}
+    for node in sorted(_list(sysfs / _NODES / "online") or ()):
+        with suppress(OSError, ValueError):
+            text = (sysfs / _NODES / f"node{node}" / "meminfo").read_text(encoding="ascii")
+            if match := _MEM_TOTAL.search(text):
+                memory[node] = int(match[1]) * 1024
+    return memory
+
+
+def read_processor(sysfs: Path, procfs: Path) -> Processor:
+    """The processor; what cannot be read counts as absent, as for koordlet."""
+    folder = sysfs / _CPUS
+    turbo = folder / "intel_pstate/no_turbo"
+    return Processor(
+        model=_model(procfs),
+        has_hyper_threads=_text(folder / "smt/active") == "1",
+        # The first is of Intel's driver, the other one of all the others.
+        has_turbo=_text(turbo) == "0" if turbo.exists() else _text(folder / "cpufreq/boost") == "1",
+    )
+
+
+def _model(procfs: Path) -> str:
+    match = _MODEL_NAME.search(_text(procfs / "cpuinfo"))
+    return match[1].strip() if match else ""
+
+
+def _l3(cache: Path) -> int:
+    """Id of the cache of level 3; -1 without one."""
+    for index in range(8):
+        level = _text(cache / f"index{index}/level")
+        if not level:
+            break
+        if level == "3":
+            return _number(cache / f"index{index}/id", -1)
+    return -1
+
+
+def _text(path: Path) -> str:
+    """The beginning of a file, without spaces around it; empty if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_TEXT).strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path, default: int = 0) -> int:
+    """A number; the kernel writes -1 for what it does not know (sysfs of some virtual machines)."""
+    text = _text(path)
+    if not (text.isdecimal() and len(text) <= 10):
+        return default
+    return min(int(text), _MAX_PACKAGES)
+
+
+def _list(path: Path) -> frozenset[int] | None:
+    try:
+        return parse_cpu_list(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
+    """The features of the kernel.
+
+    Args:
+        facts: Have the files of cgroups; those of no cgroup are missing features, until there is one.
+        cgroup_root: The mount of cgroups.
+        sysfs: The mount of sysfs.
+        procfs: The mount of procfs.
+    """
+    found = {feature for feature, names in _PARAMETERS.items() if all(_has(facts, name) for name in names)}
+    for feature, files in _FILES.items():
+        if any(file in facts.files.get(controller, {}) for controller, file in files.items()):
+            found.add(feature)
+    found.update(feature for feature, path in _SYSCTLS.items() if (procfs / path).exists())
+    mounts = find_mounts(cgroup_root)
+    folders = {controller: mount.folder for controller, mount in mounts.items()}
+    if "cpu.pressure" in facts.files.get("cpu", {}) or _exists(folders.get("cpuacct"), "cpu.pressure"):
+        found.add(Feature.PSI)
+    # The files of the cost model are in the root only.
+    if _exists(folders.get("io"), "io.cost.qos") or _exists(folders.get("blkio"), "blkio.cost.qos"):
+        found.add(Feature.IO_COST)
+    if "resctrl" in _text(procfs / "filesystems").split():
+        found.add(Feature.RESCTRL)
+    if any("CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in _SCHED_FEATURES):
+        found.add(Feature.CORE_SCHED)
+    return frozenset(found)
+
+
+def guess_cgroup_driver(cgroup_root: Path) -> str | None:
+    """The kubelet's cgroup driver by the name of its root cgroup; None without one, or with both."""
+    folders = {mount.folder for mount in find_mounts(cgroup_root).values()}
+    found = {driver for name, driver in _ROOT_NAMES.items() for folder in folders if (folder / name).is_dir()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _has(facts: NodeFacts, name: str) -> bool:
+    parameter = PARAMETERS[name]
+    version = facts.controllers.get(parameter.controller)
+    file = parameter.format_for(version) if version is not None else None
+    return file is not None and file.file in facts.files.get(parameter.controller, {})
+
+
+def _exists(folder: Path | None, name: str) -> bool:
+    return folder is not None and (folder / name).exists()
