@@ -219,7 +219,9 @@ class BatchResource(Policy):
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
         listed = specification.containers
-        others = any(uid == pod.uid and name not in listed for uid, name in node.requests)
+        others = False
+        if not node.unknown_inputs((Input.POD_REQUESTS,), pod):
+            others = any(uid == pod.uid and name not in listed for uid, name in node.requests)
         values = pod_values(listed.values(), self._rule(node), pod.resources, has_others=others)
         if values is None:
             return None

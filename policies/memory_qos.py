@@ -279,11 +279,9 @@ def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
             return Amounts(None, None), (str(error),)
         return sum_of(batch_amounts(each) for each in batch), ()
     limit = pod.resources.memory_limit_bytes
-    requests = [each.get("memory", 0) for (uid, _), each in node.requests.items() if uid == pod.uid]
-    if requests:
-        request: int | None = sum(requests)
-    else:
-        request = _known_request(pod.kube_qos, limit)
+    request = _known_request(pod.kube_qos, limit)
+    if not node.unknown_inputs((Input.POD_REQUESTS,), pod):
+        request = sum(each.get("memory", 0) for (uid, _), each in node.requests.items() if uid == pod.uid)
     return Amounts(request, limit or UNLIMITED), ()
 
 
