@@ -130,6 +130,12 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
     return book if entries == book.entries else replace(book, entries=entries)
 
 
+def with_missing(book: Book, claims: Mapping[str, tuple[Claim, ...]]) -> Book:
+    """The book with claims on parameters that it does not have."""
+    missing = {name: Entry(each) for name, each in claims.items() if name not in book.entries}
+    return replace(book, entries={**book.entries, **missing}) if missing else book
+
+
 def with_message(book: Book) -> Book:
     """The book of a container whose values a message carries: they are in the files from its start on."""
     if book.level is not Level.CONTAINER:

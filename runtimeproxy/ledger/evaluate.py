@@ -88,7 +88,6 @@ class Evaluator:
         sleep: Waits for so many seconds.
 
     Attributes:
-        not_loaded: Policies that could not be loaded: what they wanted before still holds.
         rates: How changes are made.
         problem: Why the last change was not made to the end; empty if it was.
         rounds: Number of evaluations of everything.
@@ -113,7 +112,6 @@ class Evaluator:
         self._in_worker = in_worker
         self._is_standby = is_standby
         self._evaluate_others = evaluate_others
-        self.not_loaded: frozenset[str] = frozenset()
         self._now_s = clock
         self._sleep = sleep
         self._requested = asyncio.Event()
@@ -205,7 +203,6 @@ class Evaluator:
                 wanted.append(
                     wanted_of(each, target, by_parameter(record.requested), by_parameter(record.booked))
                 )
-        wanted = [each._replace(silent=each.silent | self.not_loaded) for each in wanted]
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
@@ -232,7 +229,6 @@ class Evaluator:
             book = self._ledger.record(identity)
             if book is not None and book.level < Level.POD and identity not in answered:
                 wanted.append(Wanted(Target(book.level, identity), {}))
-        wanted = [each._replace(silent=each.silent | self.not_loaded) for each in wanted]
         if any(map(self._ledger.differs, wanted)):
             _log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
 

@@ -73,6 +73,7 @@ class Ledger:
     Attributes:
         now_s: The clock.
         rule: Whose value counts when two policies set one parameter.
+        not_loaded: Policies that could not be loaded: what they wanted before still holds.
         observed: Parameters that another agent of this node writes: they are compared, and never written.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
     """
@@ -99,6 +100,7 @@ class Ledger:
         # Known from the first write on: before it, no pod has a value of ours.
         self._is_v1 = False
         self.rule = ConflictRule.LATER
+        self.not_loaded: frozenset[str] = frozenset()
         self.observed: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
 
@@ -158,6 +160,7 @@ class Ledger:
             CgroupPathError: The cgroup's path is none.
         """
         path = cgroup_path(wanted.target.cgroup)
+        wanted = self._with_silent(wanted)
         with self._lock:
             held = self._held.get(path)
             before = self._blank(path, wanted.target) if held is None else held.book
@@ -207,7 +210,7 @@ class Ledger:
         held = self._find(wanted.target.cgroup)
         if held is None:
             return any(wanted.claims.values())
-        after = books.with_wanted(held.book, wanted).entries
+        after = books.with_wanted(held.book, self._with_silent(wanted)).entries
         before = held.book.entries
         return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
 
@@ -229,7 +232,11 @@ class Ledger:
         held = self._find(wanted.target.cgroup)
         if held is None:
             return self.claim([wanted])
-        return self._settle([cgroup_path(wanted.target.cgroup)])
+        path = cgroup_path(wanted.target.cgroup)
+        with self._lock:
+            held = self._held[path]
+            self._held[path] = held._replace(book=books.with_missing(held.book, wanted.claims))
+        return self._settle([path])
 
     def resized(self, cgroup: str) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original."""
@@ -421,6 +428,9 @@ class Ledger:
         self._report(gone)
 
     # --- inside ------------------------------------------------------------------------------------------
+
+    def _with_silent(self, wanted: Wanted) -> Wanted:
+        return wanted._replace(silent=wanted.silent | self.not_loaded) if self.not_loaded else wanted
 
     def _find(self, cgroup: str) -> _Held | None:
         try:

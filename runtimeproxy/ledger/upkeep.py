@@ -156,7 +156,7 @@ class Upkeep:
     def on_policies(self, not_loaded: Iterable[str]) -> None:
         """Other policies, or the same with other settings, are in use now."""
         self._ledger.rule = self._chain().rule
-        self.evaluator.not_loaded = frozenset(not_loaded)
+        self._ledger.not_loaded = frozenset(not_loaded)
         self.evaluator.request("policies")
 
     def on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
@@ -238,7 +238,7 @@ class Upkeep:
             wanted += wanted_of_node(decision)
             sysctls, held = sysctls_of(decision), decision.without_answer
         if self._sysctls is not None:
-            releases = not held and not self.evaluator.not_loaded
+            releases = not held and not self._ledger.not_loaded
             await self._in_worker(partial(self._sysctls.apply, sysctls, releases=releases))
         return wanted
 

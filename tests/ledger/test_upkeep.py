@@ -1,0 +1,196 @@
+"""What makes running pods be evaluated again, and files be compared."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.views import ClassView, PodView
+from runtimeproxy.ledger import upkeep as module
+from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.snapshot import Input, Node
+from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.testing import CgroupFiles
+from tests.ledger.claims import Claims, decision_of
+
+POD = "/kubepods/besteffort/pod1"
+BOX = f"{POD}/box"
+
+
+class Policies:
+    """A chain whose answers are data."""
+
+    rule = ConflictRule.EARLIER
+    unsettled: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.policies: list[Any] = []
+        self.claims: dict[type, Claims] = {}
+        self.seen: list[Any] = []
+
+    def has_policies(self, hook: Hook) -> bool:
+        return hook is Hook.EVALUATE_QOS_CLASS
+
+    async def evaluate(self, view: Any) -> Decision:
+        self.seen.append(view)
+        return decision_of(self.claims.get(type(view), {}))
+
+
+class Scene:
+    def __init__(self, folder: Path, executor: ThreadPoolExecutor) -> None:
+        self.files = CgroupFiles(folder / "cgroup", version=2)
+        self.files.make(BOX)
+        self.store = PodStore()
+        self.store.pods.put(PodRecord(id="s1", name="web", namespace="shop", cgroup_parent=POD))
+        box = ContainerRecord(id="box", pod_id="s1", name="main", state=Lifecycle.RUNNING)
+        self.store.containers.put(box)
+        self.journal = Journal(folder / "state", "boot")
+        self.ledger = Ledger(CgroupWriter(self.files.root), self.journal, "boot")
+        self.policies = Policies()
+        self.is_idle = False
+        self.upkeep = Upkeep(
+            self.store,
+            self.ledger,
+            lambda: self.policies,  # type: ignore[arg-type,return-value]
+            lambda pod, record: f"{pod.cgroup_parent}/{record.id}",
+            executor,
+            lambda: self.is_idle,
+        )
+
+    def quota(self, cgroup: str = POD) -> str:
+        return self.files.read(cgroup, "cpu.max").split()[0]
+
+    @property
+    def is_requested(self) -> bool:
+        return self.upkeep.evaluator._requested.is_set()
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    with ThreadPoolExecutor(1) as executor:
+        made = Scene(tmp_path, executor)
+        yield made
+        made.journal.close()
+
+
+def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
+    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value),)}
+
+
+async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> None:
+    declares = SimpleNamespace(inputs=frozenset({Input.POOLS}), optional_inputs=frozenset({Input.STRATEGIES}))
+    scene.policies.policies.append(declares)
+    scene.upkeep.on_node_changed(Node(), frozenset({Input.CPUS}))
+    assert not scene.is_requested
+    scene.upkeep.on_node_changed(Node(), frozenset({Input.CPUS, Input.STRATEGIES}))
+    assert scene.is_requested
+
+
+async def test_other_policies_are_asked_at_once(scene: Scene) -> None:
+    scene.upkeep.on_policies(["broken"])
+    assert scene.is_requested
+    assert scene.ledger.not_loaded == {"broken"}
+    assert scene.ledger.rule is ConflictRule.EARLIER
+
+
+async def test_what_a_policy_that_cannot_be_loaded_wanted_stays(scene: Scene) -> None:
+    scene.policies.claims[PodView] = quota(50_000, "broken")
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.quota() == "50000"
+    scene.policies.claims = {}
+    scene.upkeep.on_policies(["broken"])
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.quota() == "50000"
+    scene.upkeep.on_policies([])
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.quota() == "max"
+
+
+async def test_values_of_a_hook_server_that_is_gone_are_given_back(scene: Scene) -> None:
+    for cgroup, level in ((POD, Level.POD), (BOX, Level.CONTAINER)):
+        claims = quota(50_000, "server:a.json")
+        scene.ledger.claim([Wanted(Target(level, cgroup), claims)])
+    await scene.upkeep.on_servers(["a.json", "b.json"])
+    assert (scene.quota(), scene.quota(BOX)) == ("50000", "50000")
+    await scene.upkeep.on_servers(["b.json"])
+    assert (scene.quota(), scene.quota(BOX)) == ("max", "max")
+
+
+async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    burst = {"cpu.cfs_burst_us": (Claim("burst", Role.SET, 1000),)}
+    with caplog.at_level(logging.INFO):
+        await scene.upkeep.on_servers(["koordlet.json"])
+    assert "koordlet is registered" in caplog.text
+    assert scene.is_requested
+    assert scene.ledger.claim([Wanted(Target(Level.POD, POD), burst | quota(50_000))]) != ()
+    assert (scene.files.read(POD, "cpu.max.burst"), scene.quota()) == ("0", "50000")
+    taken = SimpleNamespace(
+        pods_per_s=1.0,
+        large_change_percent=1.0,
+        failed_percent=1.0,
+        lower_memory_limits=True,
+        take_from_koordlet=("cpu.cfs_burst_us",),
+    )
+    scene.upkeep.configure(taken)
+    scene.ledger.apply(POD)
+    assert scene.files.read(POD, "cpu.max.burst") == "1000"
+    assert scene.upkeep.evaluator.rates.lowers_memory
+
+
+async def test_qos_classes_are_asked_about_with_their_pods(scene: Scene) -> None:
+    scene.policies.claims[ClassView] = quota(90_000)
+    await scene.upkeep.evaluator.evaluate_all()
+    views = {view.qos: len(view.pods) for view in scene.policies.seen if isinstance(view, ClassView)}
+    guaranteed, burstable, best_effort = KubeQoSClass
+    assert views == {guaranteed: 1, burstable: 0, best_effort: 1}
+    assert scene.quota("/kubepods/besteffort") == "90000"
+    scene.policies.claims = {}
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.quota("/kubepods/besteffort") == "max"
+
+
+async def test_files_of_what_runs_are_compared(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    gone = "/kubepods/besteffort/gone"
+    scene.files.make(gone)
+    for cgroup in (POD, gone):
+        scene.ledger.claim([Wanted(Target(Level.POD, cgroup), quota(50_000))])
+        (scene.files.folder(cgroup) / "cpu.max").write_text("max 100000\n")
+    compared = asyncio.Event()
+    loop, verify = asyncio.get_running_loop(), scene.ledger.verify
+
+    def watched(*arguments: Any) -> None:
+        verify(*arguments)
+        loop.call_soon_threadsafe(compared.set)
+
+    monkeypatch.setattr(scene.ledger, "verify", watched)
+    task = loop.create_task(scene.upkeep.verify())
+    async with asyncio.timeout(30):
+        await compared.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (scene.quota(), scene.quota(gone)) == ("50000", "max")
+
+
+async def test_records_that_are_those_of_the_runtime(scene: Scene) -> None:
+    scene.ledger.claim([Wanted(Target(Level.POD, POD), quota(50_000))])
+    await scene.upkeep.on_compared()
+    assert scene.is_requested
+    assert scene.ledger.record(POD) is not None
