@@ -220,7 +220,7 @@ class BatchResource(Policy):
             return PodChange(problems=(str(error),))
         listed = specification.containers
         others = False
-        if not node.unknown_inputs((Input.POD_REQUESTS,), pod):
+        if node.requests and not node.unknown_inputs((Input.POD_REQUESTS,), pod):
             others = any(uid == pod.uid and name not in listed for uid, name in node.requests)
         values = pod_values(listed.values(), self._rule(node), pod.resources, has_others=others)
         if values is None:

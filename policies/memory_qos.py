@@ -280,7 +280,7 @@ def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
         return sum_of(batch_amounts(each) for each in batch), ()
     limit = pod.resources.memory_limit_bytes
     request = _known_request(pod.kube_qos, limit)
-    if not node.unknown_inputs((Input.POD_REQUESTS,), pod):
+    if node.requests and not node.unknown_inputs((Input.POD_REQUESTS,), pod):
         request = sum(each.get("memory", 0) for (uid, _), each in node.requests.items() if uid == pod.uid)
     return Amounts(request, limit or UNLIMITED), ()
 

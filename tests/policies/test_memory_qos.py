@@ -256,6 +256,14 @@ def test_the_request_of_a_guaranteed_pod_is_its_limit() -> None:
     assert changed.cgroup == {"memory.min": GI, "memory.high": GI}
 
 
+def test_a_kubelet_that_writes_no_requests_is_no_request_of_zero() -> None:
+    pod = PodView(uid="u", qos=QoSClass.LS, resources=Resources(memory_limit_bytes=GI))
+    withdrawn = {Input.CGROUPS: InputState.KNOWN, Input.POD_REQUESTS: InputState.WITHDRAWN}
+    change = MemoryQoS().pod(pod, replace(node(), states=withdrawn))
+    assert change is not None
+    assert change.cgroup == {"memory.min": GI}
+
+
 def test_the_request_of_a_burstable_pod_comes_from_the_kubelets_state() -> None:
     pod = PodView(uid="u", qos=QoSClass.LS, kube_qos=KubeQoSClass.BURSTABLE)
     view = ContainerView(name="main", pod=pod, requested=Resources(memory_limit_bytes=GI))
