@@ -117,7 +117,8 @@ def test_paths_are_the_defaults(document: Path) -> None:
     own += r"|(?:/var)?/run/containerd/[\w.-]*\w|/var/lib/koord[\w-]*"
     named = re.findall(rf"(?<![\w/])(?:{own})", document.read_text())
     known = {path.replace("/var/run", "/run") for path in DEFAULT_PATHS}
-    assert {path.replace("/var/run", "/run") for path in named} <= known | {SETTINGS.hooks.policies_dir}
+    known |= {SETTINGS.hooks.policies_dir, SETTINGS.node.objects_dir}
+    assert {path.replace("/var/run", "/run") for path in named} <= known
 
 
 @pytest.mark.defect(25)
