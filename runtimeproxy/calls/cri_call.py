@@ -224,6 +224,10 @@ class CriCall(ABC):
             google.protobuf.message.DecodeError: The response cannot be parsed.
         """
 
+    def on_failure(self) -> None:
+        """Brings the records up to date with what the kubelet has done before it made the call."""
+        return
+
     @property
     def pod_keys(self) -> tuple[str, ...]:
         """The keys under which the next calls of the pod look for this call's post hooks."""

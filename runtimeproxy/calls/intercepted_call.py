@@ -503,6 +503,8 @@ class InterceptedCall:
             if call.resized_cgroup:
                 reapply_resized(services, method, call)
         if outcome is Outcome.FAILED:
+            if call is not None:
+                self._on_failed(call)
             return
         if call is None:
             if self._is_unseen:
@@ -518,6 +520,14 @@ class InterceptedCall:
                 start_post_hooks(services, method, call)
             else:
                 services.spawn(settle(services, method, call))
+        except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
+            self._report(error)
+
+    def _on_failed(self, call: CriCall) -> None:
+        try:
+            call.on_failure()
+            if call.due_writes:
+                start_post_hooks(self._services, self._method, call)
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 

@@ -211,7 +211,7 @@ class UpdateContainerResources(ContainerCall):
 
 
 class UpdatePodSandboxResources(PodCall):
-    """The kubelet has already set the pod's cgroup; after success those of policies are set there again."""
+    """The kubelet has already set the pod's cgroup; after the call those of policies are set there again."""
 
     request_type = api_pb2.UpdatePodSandboxResourcesRequest
 
@@ -249,13 +249,21 @@ class UpdatePodSandboxResources(PodCall):
     def on_success(self, response: bytes) -> None:
         """Lays the update over the requested and the booked resources."""
         record = self.record
-        if record is None:
-            return
-        updated = replace(
-            self._asked(record),
-            booked=overlay(record.booked, self._forwarded),
-            owners=merged_owners(record.owners, self._sent, self._owners),
-        )
+        if record is not None:
+            booked = overlay(record.booked, self._forwarded)
+            owners = merged_owners(record.owners, self._sent, self._owners)
+            self._remember(replace(self._asked(record), booked=booked, owners=owners))
+
+    def on_failure(self) -> None:
+        """Takes what the kubelet has set in the pod's cgroup; a runtime need not have this call.
+
+        Source: containerd 1.6 answers UNIMPLEMENTED, which the kubelet ignores.
+        """
+        record = self.record
+        if record is not None:
+            self._remember(self._asked(record))
+
+    def _remember(self, updated: PodRecord) -> None:
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields
         if cgroup and fields is not None and (fields or self.services.writer.is_managed(cgroup)):

@@ -201,11 +201,27 @@ class Chain:
             view: a recorded pod or container, the pods of a QoS class, or the node.
             budget_s: the time for all policies.
         """
+        if self._has_inputs and not self.node.is_fresh:
+            await self._look()
         hook, pod = evaluation_of(view), pod_of(view)
         policies = self._by_hook.get(hook, ()) if pod is None else self.policies_for(hook, pod)
         if not policies:
             return Decision(hook=hook, merged=Merged(view), without_answer=self.unsettled)
         return await self.decide(hook, view, policies, budget_s=budget_s)
+
+    async def _look(self) -> None:
+        """Have a worker thread read what is old of the node: selectors depend on it."""
+        looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_result(_: object) -> None:
+            if not looked.done():
+                looked.set_result(None)
+
+        task = WorkerTask(self.node.snapshot, on_result, lambda reason: reason)
+        task.limit(EVALUATION_S, _NO_TIME)
+        if not self.workers.submit(task):
+            task.end_without(_NO_WORKER)
+        await looked
 
     async def decide(
         self,

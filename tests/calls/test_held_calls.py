@@ -235,18 +235,28 @@ async def test_an_update_of_a_pod(desk: Surroundings) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.UNKNOWN])
-async def test_values_of_a_pod_wait_for_the_success_of_its_update(
+async def test_an_update_of_a_pod_that_fails_was_made_by_the_kubelet_all_the_same(
     desk: Surroundings, outcome: Outcome
 ) -> None:
-    change = PodChange(cgroup={"cpu.shares": 7})
-    await desk.load(policy(pod=lambda pod: change if pod.id else None))
+    """It writes to the cgroup first, and a runtime need not have the call. What is not known is repeated."""
+    found = policy(pod=lambda pod: PodChange(cgroup={"cpu.shares": pod.resources.cpu_shares or 2}))
+    await desk.load(found)
     await with_container(desk)
+    desk.writer.written.clear()
+    desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    request.resources.cpu_shares = 700
     call = desk.call("UpdatePodSandboxResources", request)
+    await call.reply.done()
+    assert desk.writer.written == []
     await call.ended(outcome)
     await desk.idle()
-    assert call.reply.forwarded == [None]
-    assert desk.writer.written == []
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    is_failed = outcome is Outcome.FAILED
+    assert (record.requested.cpu_shares == 700) is is_failed
+    assert record.booked.cpu_shares is None
+    assert desk.writer.written == ([("/kubepods/besteffort/podu1", {"cpu.shares": 700})] if is_failed else [])
 
 
 @pytest.mark.conformance(99)

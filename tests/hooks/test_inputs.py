@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -42,6 +43,20 @@ class ChangingNode:
         self.is_fresh = True
 
     def snapshot(self) -> Node:
+        return self.node
+
+
+class ReadNode(ChangingNode):
+    """One that is fresh once it has been read; it notes which threads read it when it is not."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.readers: set[threading.Thread] = set()
+
+    def snapshot(self) -> Node:
+        if not self.is_fresh:
+            self.readers.add(threading.current_thread())
+            self.is_fresh = True
         return self.node
 
 
@@ -158,6 +173,18 @@ def test_a_node_that_would_have_to_be_read_is_not_read_for_that() -> None:
     assert chain.policies_for(Hook.EVALUATE_POD, PodView())
     source.is_fresh = True
     assert not chain.policies_for(Hook.EVALUATE_POD, PodView())
+
+
+async def test_an_evaluation_is_of_the_present_node(workers: Workers) -> None:
+    """Even if it would have to be read: a worker thread does that."""
+    source = ReadNode(Node())
+    chain = Chain([bind(Partial()), scripted("other", nothing)], workers, node=source)
+    for node, held in ((Node(), {"partial"}), (KNOWN, set()), (WITHDRAWN, set()), (Node(), {"partial"})):
+        source.node, source.is_fresh = node, False
+        for view in (PodView(), VIEW):
+            assert (await chain.evaluate(view)).without_answer == held
+            source.is_fresh = False
+    assert threading.main_thread() not in source.readers
 
 
 @pytest.mark.parametrize(("node", "expected"), [(Node(), {"partial"}), (WITHDRAWN, set()), (KNOWN, set())])
