@@ -15,6 +15,7 @@ from tests.daemon.driving import batch_pod, pod
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
+from tests.lab.procfs import thread_states
 from tests.lab.proxy_process import ProxyProcess
 
 SECRET = "c0rrect-h0rse-battery"  # noqa: S105
@@ -174,6 +175,14 @@ def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemon
 def wait_until_idle(daemon: ProxyProcess) -> None:
     """The stack of a thread that runs cannot be read: it changes meanwhile."""
     wait_until(lambda: any(RECOVERED in line for line in daemon.log), "the records")
+    looks: list[bool] = []
+
+    def is_idle() -> bool:
+        # What follows the records takes a moment, and its threads sleep between two steps of it.
+        looks.append(thread_states(daemon.pid) == {"S"})
+        return looks[-10:] == [True] * 10
+
+    wait_until(is_idle, "threads that sleep")
 
 
 def assert_stacks(crash: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def open_files(pid: int) -> int:
 def threads(pid: int) -> int:
     """How many threads the process has."""
     return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+
+
+def thread_states(pid: int) -> set[str]:
+    """The states of the process's threads, by letter. Source: proc(5), field 3 of /proc/PID/stat."""
+    states: set[str] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states.add(path.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def runs(pid: int) -> bool:
