@@ -234,7 +234,7 @@ class Upkeep:
         sysctls: dict[str, int | str] = {}
         held = chain.unsettled
         if chain.has_policies(Hook.EVALUATE_NODE):
-            decision = await chain.evaluate(chain.node.snapshot())
+            decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
             wanted += wanted_of_node(decision)
             sysctls, held = sysctls_of(decision), decision.without_answer
         if self._sysctls is not None:

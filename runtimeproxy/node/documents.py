@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -26,6 +27,11 @@ MAX_EVENTS: Final = 200_000
 """Values, beginnings and ends in one text: many times those of the largest Node object."""
 MAX_DEPTH: Final = 64
 """Kubernetes' objects have less than 20 levels."""
+MAX_NUMBER: Final = 2**64
+"""Largest whole number, and smallest if negative: Kubernetes' have 64 bits."""
+
+_TOO_DEEP: Final = f"more than {MAX_DEPTH} levels"
+_NO_NUMBER: Final = "has a number that no Kubernetes object can have"
 
 _PREFIX: Final = "tag:yaml.org,2002:"
 _CONVERTED: Final = frozenset({"null", "bool", "int", "float"})
@@ -63,17 +69,64 @@ def parse_documents(data: bytes) -> list[Any]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"byte {error.start} is not UTF-8") from None
+    documents = None
     if text.lstrip()[:1] == "{":
         with suppress(json.JSONDecodeError):  # may still be YAML
-            return [_json_document(text)]
-    return _yaml_documents(text)
+            documents = [_json_document(text)]
+    if documents is None:
+        documents = _yaml_documents(text)
+    for document in documents:
+        _check(document)
+    return documents
 
 
 def _json_document(text: str) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(text, object_pairs_hook=_mapping)
     except RecursionError:
-        raise InputError("has too many levels") from None
+        raise InputError(_TOO_DEEP) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # thousands of digits
+        raise InputError(_NO_NUMBER) from None
+
+
+def _check(document: object) -> None:
+    """Refuses what no Kubernetes object holds, and what could neither be saved nor logged."""
+    level, depth = [document], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise InputError(_TOO_DEEP)
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            else:
+                _check_scalar(value)
+        level = below
+
+
+def _check_scalar(value: object) -> None:
+    if isinstance(value, str):
+        if not value.isascii() and not _is_unicode(value):
+            raise InputError("has half of a surrogate pair, which is no character")
+    elif isinstance(value, int):
+        if not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise InputError(_NO_NUMBER)
+    elif isinstance(value, float) and not isfinite(value):
+        raise InputError(_NO_NUMBER)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,7 +183,7 @@ class _Builder:
         if event.tag is not None:
             _fail(event, "tags are not allowed")
         if len(self._open) == MAX_DEPTH:
-            _fail(event, f"more than {MAX_DEPTH} levels")
+            _fail(event, _TOO_DEEP)
         value: list[Any] | dict[str, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self._add_value(event, value)
         self._open.append((value, None))

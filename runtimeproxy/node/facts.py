@@ -131,6 +131,11 @@ class NodeReader:
     def is_fresh(self) -> bool:
         return self._known is not None and self._clock() - self._known[0] < REFRESH_S
 
+    @property
+    def latest(self) -> NodeFacts:
+        """What was read last; nothing is read now."""
+        return self._known[1] if self._known is not None else ANY_NODE
+
     def facts(self) -> NodeFacts:
         """The present facts, read again at most once a second."""
         known, now_s = self._known, self._clock()

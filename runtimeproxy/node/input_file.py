@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from runtimeproxy.errors import described
 from runtimeproxy.node.documents import InputError, printable
 
 Stamp = tuple[int, int, int, int, int]
@@ -18,7 +19,7 @@ GRACE_S: Final = 60.0
 editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
-which each but the last may look complete."""
+which each but the last may look complete. A ConfigMap's files are swapped as a whole."""
 
 T = TypeVar("T")
 
@@ -116,6 +117,8 @@ class WatchedFile(Generic[T]):
         if stamp is not None and stamp == self._stamp:
             self._changed = self._missing_since_s = None
             self.is_missing = False
+            if is_first:
+                self.is_watchable = _is_watchable(self.path)
             return False
         if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
             self.is_missing = False
@@ -136,6 +139,9 @@ class WatchedFile(Generic[T]):
         except InputError as error:
             self._fail(error, stamp)
             return False
+        except Exception as error:  # noqa: BLE001 - a text that the code cannot bear must not end the watch
+            self._fail(InputError(f"internal error: {described(error)}"), stamp)
+            return False
         has_changed = parsed.value != self.value
         self.value, self.source, self._stamp = parsed.value, parsed.source, stamp
         self.problems, self.notes = self._with_path(parsed.problems), self._with_path(parsed.notes)
@@ -143,7 +149,7 @@ class WatchedFile(Generic[T]):
         return has_changed
 
     def _has_settled(self, stamp: Stamp, now_s: float) -> bool:
-        if self._settle_s == 0:
+        if self._settle_s == 0 or _is_swapped(self.path):
             return True
         if self._changed is None or self._changed[0] != stamp:
             self._changed = stamp, now_s
@@ -180,11 +186,17 @@ def _is_watchable(path: Path) -> bool:
     """Whether it has one name and is no link, except one of a ConfigMap, whose folder has an event."""
     try:
         about = path.lstat()
-        if stat.S_ISLNK(about.st_mode):
-            return str(path.readlink()).startswith("..data/")
     except OSError:
         return False
-    return stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+    return (stat.S_ISREG(about.st_mode) and about.st_nlink == 1) or _is_swapped(path)
+
+
+def _is_swapped(path: Path) -> bool:
+    """Whether it is a file of a mounted ConfigMap. Source: Kubernetes pkg/volume/util/atomic_writer.go."""
+    try:
+        return str(path.readlink()).startswith("..data/")
+    except OSError:
+        return False
 
 
 def read_file(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
@@ -195,19 +207,32 @@ def read_file(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
         InputError: It cannot be read, is not a regular file, or has more than `max_bytes`.
     """
     try:
-        # A FIFO must not hang.
+        # Before it is opened, which has an effect on some devices.
+        _check_file(path.stat(), max_bytes)
+        # A FIFO that has come since must not hang.
         with open(path, "rb", opener=_open) as file:
             about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise InputError("is not a regular file")
-            data = file.read(max_bytes + 1)
+            _check_file(about, max_bytes)
+            # Some files of procfs have None just now.
+            data = file.read(max_bytes + 1) or b""
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from None
-    if len(data) > max_bytes:
-        raise InputError(f"has more than {max_bytes} bytes")
+    if len(data) > max_bytes:  # it grows, or does not tell its size
+        raise InputError(_too_large(max_bytes))
     return data, _stamp(about)
+
+
+def _check_file(about: os.stat_result, max_bytes: int) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        raise InputError("is not a regular file")
+    if about.st_size > max_bytes:
+        raise InputError(_too_large(max_bytes))
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"has more than {max_bytes} bytes"
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -234,7 +259,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _open_private(path: str, flags: int) -> int:

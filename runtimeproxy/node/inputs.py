@@ -122,7 +122,7 @@ class NodeInputs:
                 self._take(parse_json(read_file(path, MAX_STATE_BYTES)[0]))
             except FileNotFoundError:
                 pass
-            except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever the file holds, the daemon starts
                 problem = f"{printable(path)}: is not usable: {shortened(str(error))}"
         self._saved = self._to_save()
         look = self._assemble(None, is_restored=True)
@@ -208,7 +208,8 @@ class NodeInputs:
             "cpus": local.cpus,
             "memory_bytes": local.memory_bytes,
             "features": local.features,
-            "cgroup_driver": (config.cgroup_driver if config is not None else None) or local.cgroup_driver,
+            # Kubelets from 1.31 on take the runtime's driver, whatever is in their configuration.
+            "cgroup_driver": local.cgroup_driver or (config.cgroup_driver if config is not None else None),
             "kubelet": of_kubelet,
             "labels": node.labels,
             "annotations": node.annotations,

@@ -280,7 +280,10 @@ class KubeletFolder:
 
 def _read_config(data: bytes, _: KubeletConfig | None) -> Parsed[KubeletConfig]:
     documents = parse_documents(data)
-    document = mapping_of(documents[0] if documents else None)
+    if not documents:
+        # A file that is being written is empty at first, and no kubelet starts with it.
+        raise InputError("is empty")
+    document = mapping_of(documents[0])
     config = parse_config(document)
     return Parsed(config, {key: document[key] for key in _CONFIG_KEYS if key in document})
 

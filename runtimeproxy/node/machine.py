@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -171,7 +172,7 @@ def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path
     for feature, files in _FILES.items():
         if any(file in facts.files.get(controller, {}) for controller, file in files.items()):
             found.add(feature)
-    found.update(feature for feature, path in _SYSCTLS.items() if (procfs / path).exists())
+    found.update(feature for feature, path in _SYSCTLS.items() if _exists(procfs, path))
     mounts = find_mounts(cgroup_root)
     folders = {controller: mount.folder for controller, mount in mounts.items()}
     if "cpu.pressure" in facts.files.get("cpu", {}) or _exists(folders.get("cpuacct"), "cpu.pressure"):
@@ -189,7 +190,7 @@ def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path
 def guess_cgroup_driver(cgroup_root: Path) -> str | None:
     """The kubelet's cgroup driver by the name of its root cgroup; None without one, or with both."""
     folders = {mount.folder for mount in find_mounts(cgroup_root).values()}
-    found = {driver for name, driver in _ROOT_NAMES.items() for folder in folders if (folder / name).is_dir()}
+    found = {driver for name, driver in _ROOT_NAMES.items() for folder in folders if _exists(folder, name)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -201,4 +202,4 @@ def _has(facts: NodeFacts, name: str) -> bool:
 
 
 def _exists(folder: Path | None, name: str) -> bool:
-    return folder is not None and (folder / name).exists()
+    return folder is not None and os.path.exists(folder / name)  # noqa: PTH110 - no permission is no file

@@ -36,7 +36,7 @@ MAX_FILES: Final = 256
 _STRATEGY_KINDS: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO})
 """Kinds of objects that strategies are read from."""
 MAX_NOTES: Final = 16
-"""Objects of one file that are named because they are not read."""
+"""Objects of one file, or files, that are named because they are not read."""
 _UNUSED: Final = (
     f"is not read; files with objects end in {', '.join(SUFFIXES)}, a ConfigMap's keys have no dot"
 )
@@ -123,7 +123,7 @@ class ObjectFolder:
         self.wait_s = min((file.wait_s for file in files if file.wait_s is not None), default=None)
         is_linked = Path(os.path.realpath(self.folder)) != self.folder
         # That a folder comes is no event in it.
-        is_here = self.folder.is_dir()
+        is_here = os.path.isdir(self.folder)  # noqa: PTH112 - whatever cannot be told is not here
         self.needs_polling = is_linked or not is_here or not all(file.is_watchable for file in files)
 
     def _foreign(self, files: list[WatchedFile[FileObjects]]) -> Iterator[str]:
@@ -158,7 +158,7 @@ class ObjectFolder:
         """Names of the files that count, problems and notes."""
         try:
             with os.scandir(self.folder) as entries:
-                there = {entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}
+                there = {entry.name: _is_folder(entry) for entry in entries if not entry.name.startswith(".")}
         except (FileNotFoundError, NotADirectoryError):
             return [], [], []
         except OSError as error:
@@ -166,7 +166,9 @@ class ObjectFolder:
             return [], [text], []
         names = sorted(name for name, is_folder in there.items() if not is_folder and _counts(name))
         others = sorted(there.keys() - names)
-        notes = [f"{printable(self.folder / name)}: {_UNUSED}" for name in others[:MAX_FILES]]
+        notes = [f"{printable(self.folder / name)}: {_UNUSED}" for name in others[:MAX_NOTES]]
+        if len(others) > MAX_NOTES:
+            notes.append(f"{printable(self.folder)}: {len(others) - MAX_NOTES} more files are not read")
         if len(names) > MAX_FILES:
             problem = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
             return names[:MAX_FILES], [problem], notes
@@ -214,6 +216,13 @@ class ObjectFolder:
         value = FileObjects(objects, frozenset(rejected - objects.keys()), frozenset(of_other_nodes))
         source = [each.source for each in objects.values()]
         return Parsed(value, source, tuple(problems), tuple(notes))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _counts(name: str) -> bool:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
 from runtimeproxy.node.facts import NodeFacts, NodeReader
 from runtimeproxy.node.inputs import Look, NodeInputs, Places
@@ -95,7 +96,10 @@ class NodeSources:
 
     def snapshot(self) -> Node:
         """The present node, with facts that are at most a second old; in any thread while `is_fresh`."""
-        base, facts, allocations = self._base, self._facts.facts(), self._allocations() or _NONE
+        return self._with_facts(self._facts.facts())
+
+    def _with_facts(self, facts: NodeFacts) -> Node:
+        base, allocations = self._base, self._allocations() or _NONE
         merged = self._merged
         # Replaced as one, so that threads need no lock: at worst two of them make the same node.
         if merged is None or merged[0] is not base or merged[1] is not facts or merged[2] is not allocations:
@@ -161,7 +165,12 @@ class NodeSources:
     def _look(self, allocations: Mapping[str, PodCpus] | None, is_first: bool) -> tuple[Look, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
-        look = self._inputs.look(self._clock(), allocations, is_first=is_first)
+        try:
+            look = self._inputs.look(self._clock(), allocations, is_first=is_first)
+        except Exception as error:
+            logger.debug("node: internal error", exc_info=True)
+            problem = f"internal error: {described(error)}; what was there before stays"
+            look = Look(self._base, frozenset(), (problem,), (), wait_s=None, needs_polling=False)
         return look, next(filter(None, reasons), "") if reasons else None
 
     def _publish(self, look: Look) -> bool:
@@ -172,7 +181,7 @@ class NodeSources:
         self._report(look.notes, logging.INFO)
         self._reported &= {*look.problems, *look.notes}
         if look.changed and self.on_change is not None:
-            self.on_change(self.snapshot(), look.changed)
+            self.on_change(self._with_facts(self._facts.latest), look.changed)
         return bool(look.changed)
 
     def _report(self, texts: Iterable[str], level: int) -> None:

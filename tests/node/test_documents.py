@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.node import documents
-from runtimeproxy.node.documents import MAX_DEPTH, InputError, parse_documents
+from runtimeproxy.node.documents import MAX_DEPTH, MAX_NUMBER, InputError, parse_documents
 
 
 @pytest.fixture(params=["C", "Python"], autouse=True)
@@ -112,7 +112,7 @@ def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
+    st.none() | st.booleans() | st.integers(-MAX_NUMBER, MAX_NUMBER) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -144,3 +144,31 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_any_yaml_is_read_or_refused(text: str) -> None:
     with suppress(InputError):
         parse_documents(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f'{{"a": [{number}]}}' for number in ("9" * 5000, "-1" + "0" * 20, "1e400", "NaN", "-Infinity")),
+        *(f"a: [{number}]" for number in ("9" * 5000, "0x" + "f" * 9000, ".nan", "-.inf")),
+    ],
+)
+def test_a_number_that_could_not_be_saved_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="number that"):
+        parse_documents(text.encode())
+
+
+def test_what_could_not_be_written_as_utf_8_is_refused() -> None:
+    for text in (r'{"\ud800": 1}', r'{"a": ["x\udfff"]}'):
+        with pytest.raises(InputError, match="half of a surrogate pair"):
+            parse_documents(text.encode())
+    assert parse_documents(rb'{"a": "\ud83d\ude00"}') == [{"a": "\N{GRINNING FACE}"}]
+
+
+@pytest.mark.parametrize("text", ["%s1%s", '{"a": %s1%s}'])
+def test_levels_are_counted_in_json_too(text: str) -> None:
+    deepest = MAX_DEPTH - text.count("{")
+    parse_documents((text % ("[" * deepest, "]" * deepest)).encode())
+    for depth in (deepest + 1, 900, 100_000):
+        with pytest.raises(InputError, match="levels"):
+            parse_documents((text % ("[" * depth, "]" * depth)).encode())

@@ -186,3 +186,44 @@ def test_changes_without_events_are_told(path: Path, file: WatchedFile[int]) -> 
     path.symlink_to("..data/number")
     assert file.look(3)
     assert seen(file).is_watchable
+
+
+def test_a_file_of_a_config_map_that_is_swapped_all_the_time_is_read(tmp_path: Path) -> None:
+    (tmp_path / "number").symlink_to("..data/number")
+    file = WatchedFile(tmp_path / "number", 16, number)
+    for version in range(2, 10, 2):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "number").write_text(str(version))
+        (tmp_path / "..new").symlink_to(f"..{version}")
+        (tmp_path / "..new").replace(tmp_path / "..data")
+        assert file.look(version * SETTLE_S / 4)
+        assert (file.value, file.is_watchable) == (version, True)
+
+
+def test_a_link_is_polled_after_a_restart_too(path: Path, file: WatchedFile[int]) -> None:
+    other = path.with_name("other")
+    other.write_text("2")
+    path.symlink_to(other)
+    file.look(0)
+    after = WatchedFile(path, 16, number)
+    after.restore(Parsed(2, 2), file.stamp)
+    assert not after.look(0, is_first=True)
+    assert not after.is_watchable
+
+
+def test_a_device_is_not_opened(path: Path, file: WatchedFile[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    path.symlink_to("/dev/null")
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opening has an effect on some devices"))
+    file.look(0)
+    assert file.problems == (f"{path}: is not a regular file",)
+
+
+def test_an_error_of_the_parser_is_one_of_the_file(path: Path) -> None:
+    def fail(data: bytes, before: int | None) -> Parsed[int]:
+        raise ValueError("bug")
+
+    path.write_text("2")
+    file = WatchedFile(path, 16, fail)
+    assert not file.look(0, is_first=True)
+    assert file.problems == (f"{path}: internal error: ValueError: bug",)
+    assert file.is_unknown

@@ -606,3 +606,59 @@ def test_of_many_other_objects_some_are_named(watched: Watched) -> None:
     assert burst_of(watched.look()) == 200
     assert len(watched.notes) == 17
     assert watched.notes[-1].endswith("84 more objects are not read")
+
+
+def test_a_link_to_itself_is_one_bad_file(watched: Watched) -> None:
+    watched.look()
+    for name in ("loop.yaml", "loop"):
+        (watched.objects / name).symlink_to(name)
+    write(watched.objects / "node.yaml", node_object())
+    assert watched.look().labels == {"pool": "a"}
+    assert len(watched.problems) == 2
+    assert all("Too many levels of symbolic links" in text for text in watched.problems)
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "0x" + "f" * 9000, "9" * 5000])
+@pytest.mark.parametrize("name", ["slo.yaml", "slo.json"])
+def test_a_number_that_is_none_costs_no_last_good_value(watched: Watched, number: str, name: str) -> None:
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    number = number.replace(".nan", "NaN").replace(".inf", "Infinity") if name.endswith("json") else number
+    text = '{"kind": "NodeSLO", "metadata": {"name": "%s"}, "spec": {"other": %s}}'
+    (watched.objects / name).write_text(text % (NODE_NAME, number))
+    assert burst_of(watched.look()) == 200
+    (watched.objects / "cm.yaml").write_text("a: [")
+    assert burst_of(watched.start()) == 200
+    assert not any("node.json" in text for text in watched.problems)
+
+
+def test_a_saved_file_that_no_parser_bears_is_left_out(watched: Watched) -> None:
+    watched.state.mkdir()
+    (watched.state / STATE_FILE).write_text('{"version": 1, "kubelet": ' + "[" * 100_000)
+    watched.start()
+    assert STATE_FILE in watched.problems[0]
+
+
+def test_of_many_other_files_some_are_named(watched: Watched) -> None:
+    for number in range(1000):
+        (watched.objects / f"{number}.md").touch()
+    watched.look()
+    assert len(watched.notes) == 17
+    assert watched.notes[-1] == f"{watched.objects}: 984 more files are not read"
+
+
+def test_the_tree_tells_the_cgroup_driver_before_the_configuration(watched: Watched) -> None:
+    (watched.kubelet / "config.yaml").write_text("cgroupDriver: cgroupfs\n")
+    assert watched.look().cgroup_driver == "cgroupfs"
+    watched.machine.cgroups.mkdir()
+    CgroupFiles(watched.machine.cgroups, 2).make("/kubepods.slice")
+    assert watched.look().cgroup_driver == "systemd", "kubelets from 1.31 on ask the runtime"
+
+
+def test_an_empty_configuration_of_the_kubelet_is_no_configuration(watched: Watched) -> None:
+    (watched.kubelet / "config.yaml").write_bytes(CONFIG)
+    before = watched.look().kubelet
+    assert before is not None
+    for text in ("", "---\n", "# nothing yet\n"):
+        (watched.kubelet / "config.yaml").write_text(text)
+        assert watched.look().kubelet == before
+        assert watched.problems == (f"{watched.kubelet / 'config.yaml'}: is empty{STAYS}",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from runtimeproxy.node import sources as node_sources
-from runtimeproxy.node.inputs import Places
+from runtimeproxy.node.inputs import NodeInputs, Places
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
 from runtimeproxy.node.sources import NodeSources, WatchSettings
 from runtimeproxy.qos import QoSClass
@@ -287,3 +288,52 @@ async def test_without_events_that_is_said_once(tmp_path: Path, caplog: pytest.L
         assert "max_user_instances" in warnings[0]
     finally:
         await watched.stop()
+
+
+async def test_no_error_ends_the_watch(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.settle()
+
+    def fail(*_: object) -> None:
+        raise RecursionError("bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NodeInputs, "_assemble", fail)
+        looked = asyncio.Event()
+        handler = logging.Handler()
+        monkeypatch.setattr(handler, "handle", lambda _: looked.set())
+        logging.getLogger(node_sources.__name__).addHandler(handler)
+        watched.sources.look_soon()
+        async with asyncio.timeout(DEADLINE_S):
+            await looked.wait()
+        logging.getLogger(node_sources.__name__).removeHandler(handler)
+    assert "node: internal error: RecursionError: bug; what was there before stays" in caplog.text
+    write(watched.objects / "node.yaml", node_object())
+    await watched.until(lambda node: node.labels == {"pool": "a"})
+
+
+async def test_nothing_is_read_in_the_loops_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: set[int] = set()
+    read_text = Path.read_text
+
+    def record(path: Path, *args: str | None, **options: str | None) -> str:
+        readers.add(threading.get_ident())
+        return read_text(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", record)
+    machine = Machine(tmp_path)
+    places = Places(sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups)
+    ages_s = itertools.count(0, 10)
+    with ThreadPoolExecutor(1) as executor:
+        sources = NodeSources(places, executor, settings=QUICK, clock=lambda: float(next(ages_s)))
+        nodes: list[Node] = []
+        sources.on_change = lambda node, _: nodes.append(node)
+        task = asyncio.get_running_loop().create_task(sources.run())
+        await sources.read()
+        task.cancel()
+        await asyncio.wait([task])
+    assert nodes[-1].cpus is not None
+    assert nodes[-1].facts.online_cpus == frozenset(range(8))
+    assert readers
+    assert threading.get_ident() not in readers
