@@ -54,9 +54,9 @@ def no_edit(change: Change) -> bool:
     return False
 
 
-def no_quota() -> int | None:
+def no_quotas() -> Mapping[str, int]:
     """For calls that do not change a CPU quota."""
-    return None
+    return {}
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Question:
         cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
         is_deferred: Whether those values wait for the success of the call.
         edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
-        new_quota_us: Of a container that is updated: the CPU quota that it gets; None for no change.
+        new_quotas_us: The CPU quotas that cgroups get when a container is updated, its pod's first.
     """
 
     hook: Hook
@@ -80,7 +80,7 @@ class Question:
     cgroup: str = ""
     is_deferred: bool = False
     edit: Callable[[Change], bool] = no_edit
-    new_quota_us: Callable[[], int | None] = no_quota
+    new_quotas_us: Callable[[], Mapping[str, int]] = no_quotas
 
 
 Questions: TypeAlias = Generator[Question, "Decision | None", None]

@@ -104,8 +104,8 @@ def write_decision(writer: CgroupWriter, question: Question, decision: Decision)
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if question.is_deferred or (not target and isinstance(view, ContainerView)):
-        if question.cgroup and (quota_us := question.new_quota_us()) is not None:
-            writer.before_update(question.cgroup, quota_us)
+        for cgroup, quota_us in question.new_quotas_us().items():
+            writer.before_update(cgroup, quota_us)
         return dict.fromkeys(values, Written(is_pending=True))
     if target:
         return _written(writer.claim([wanted_of(decision, target_of_view(view, target))]))

@@ -85,12 +85,33 @@ class UpdateContainerResources(ContainerCall):
         self._silent = self.services.chain.unsettled
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit, question.is_deferred = self._edit, True
-        question.new_quota_us = lambda: self._forwarded.cpu_quota_us
+        others = [
+            each.requested
+            for each in self.services.store.containers.members(expected.pod_id)
+            if each.id != expected.id and each.state is not Lifecycle.STOPPED
+        ]
+        question.new_quotas_us = partial(self._new_quotas_us, question.cgroup, self.pod, others)
         decision = yield question
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
             self._silent = decision.without_answer
             self._fields = None if decision.unwritten else decision.merged.fields
+
+    def _new_quotas_us(
+        self, cgroup: str, pod: PodRecord | None, others: Collection[Resources]
+    ) -> Mapping[str, int]:
+        """The new quota of the container, and that which the kubelet gives its pod after this call.
+
+        The kernel refuses the kubelet's write, too, while the burst is above it.
+        """
+        sent_us, quota_us = self._sent.cpu_quota_us, self._forwarded.cpu_quota_us
+        quotas_us: dict[str, int] = {}
+        limits = [each.cpu_quota_us or -1 for each in others]
+        if pod is not None and pod.cgroup_parent and sent_us and min(sent_us, *limits, sent_us) > 0:
+            quotas_us[pod.cgroup_parent] = sent_us + sum(limits)
+        if cgroup and quota_us:
+            quotas_us[cgroup] = quota_us
+        return quotas_us
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""

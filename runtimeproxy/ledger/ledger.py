@@ -357,6 +357,17 @@ class Ledger:
             if loaded.book != book:
                 self._report([path])
 
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, Value]) -> None:
+        """What a pod's containers ask for counts where the original of its file is not known."""
+        held = self._find(pod_cgroup)
+        if held is not None:
+            entries = {
+                name: entry._replace(requested=requested.get(name, entry.requested))
+                for name, entry in held.book.entries.items()
+            }
+            with self._lock:
+                self._held[cgroup_path(pod_cgroup)] = held._replace(book=replace(held.book, entries=entries))
+
     def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
         """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
         found = []

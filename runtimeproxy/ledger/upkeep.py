@@ -142,9 +142,9 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             levels = [level for level, at_s in due_s.items() if at_s <= now_s]
-            due_s.update({level: now_s + VERIFY_S[level] for level in levels})
             if not levels or self._is_idle():
                 continue
+            due_s.update({level: now_s + VERIFY_S[level] for level in levels})
             try:
                 running = [
                     pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED

@@ -17,6 +17,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
+from runtimeproxy.ledger.answers import pod_values
 from runtimeproxy.ledger.books import still_valid
 from runtimeproxy.ledger.checkpoint import with_owners
 from runtimeproxy.ledger.journal import Journal, read_boot_id
@@ -128,6 +129,9 @@ def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
     ledger.take_over(with_owners(saved))
     ledger.load(saved.books)
     ledger.add_noted(ledger.read_journal())
+    for pod in saved.pods:
+        containers = [each for each in saved.containers if each.pod_id == pod.id]
+        ledger.note_requests(pod.cgroup_parent, pod_values(containers))
     return ledger
 
 

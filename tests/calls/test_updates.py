@@ -249,7 +249,8 @@ async def test_values_of_a_running_container_are_written_after_the_update(desk: 
     call = desk.call("UpdateContainerResources", update(cpu_quota=5000))
     await call.reply.done()
     cgroup = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
-    assert desk.writer.quotas == [(cgroup, 5000)], "the burst is lowered before the quota"
+    quotas = [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
+    assert desk.writer.quotas == quotas, "the bursts are lowered before the quotas, the kubelet's too"
     assert desk.writer.written == []
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     await desk.idle()
