@@ -21,6 +21,7 @@ from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wa
 from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.evaluate import Evaluator, Rates
 from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.ledger.sysctls import Sysctls
-    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.store import PodStore
 
 logger = logging.getLogger(__name__)

@@ -95,11 +95,20 @@ def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
 
 
 async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> None:
-    declares = SimpleNamespace(inputs=frozenset({Input.POOLS}), optional_inputs=frozenset({Input.STRATEGIES}))
+    declares = SimpleNamespace(
+        inputs=frozenset({Input.POOLS}), optional_inputs=frozenset({Input.STRATEGIES}), features=frozenset()
+    )
     scene.policies.policies.append(declares)
     scene.upkeep.on_node_changed(Node(), frozenset({Input.CPUS}))
     assert not scene.is_requested
     scene.upkeep.on_node_changed(Node(), frozenset({Input.CPUS, Input.STRATEGIES}))
+    assert scene.is_requested
+
+
+async def test_features_of_the_kernel_make_work_for_policies_that_need_them(scene: Scene) -> None:
+    needs = SimpleNamespace(inputs=frozenset(), optional_inputs=frozenset(), features=frozenset({"burst"}))
+    scene.policies.policies.append(needs)
+    scene.upkeep.on_node_changed(Node(), frozenset({Input.CGROUPS}))
     assert scene.is_requested
 
 
