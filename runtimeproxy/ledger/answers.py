@@ -7,18 +7,20 @@ from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     CGROUP,
     NODE_CGROUP,
     RESOURCE_PARAMETERS,
     RESOURCES,
+    SERVER_PREFIX,
     SYSCTL,
     UNIFIED,
     Field,
     MergedField,
 )
+from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.books import Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT
@@ -109,6 +111,17 @@ def target_of_view(view: PodView | ContainerView, cgroup: str) -> Target:
     if isinstance(view, PodView):
         return Target(Level.POD, cgroup, name, pod.uid)
     return Target(Level.CONTAINER, cgroup, f"{name}/{view.name}", pod.uid)
+
+
+def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
+    """The claims behind the values that a container was given, where it has no book, as after version 0.1."""
+    claims: dict[str, tuple[Claim, ...]] = {}
+    for name, parameter in RESOURCE_PARAMETERS.items():
+        owner, value = record.owners.get(f"{RESOURCES}.{name}"), getattr(record.booked, name)
+        if owner is not None and value is not None:
+            owner = f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
+            claims[parameter] = (Claim(owner, Role.SET, value),)
+    return claims
 
 
 def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:

@@ -18,6 +18,7 @@ from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answers import (
     by_parameter,
+    owned_claims,
     pod_values,
     target_of,
     wanted_of,
@@ -200,9 +201,10 @@ class Evaluator:
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
                 target = target_of(pod, record, cgroup)
-                wanted.append(
-                    wanted_of(each, target, by_parameter(record.requested), by_parameter(record.booked))
-                )
+                requested, booked = by_parameter(record.requested), by_parameter(record.booked)
+                if record.owners and self._ledger.record(cgroup) is None:
+                    self._ledger.book(Wanted(target, owned_claims(record), requested, booked))
+                wanted.append(wanted_of(each, target, requested, booked))
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]

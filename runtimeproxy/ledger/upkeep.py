@@ -162,9 +162,10 @@ class Upkeep:
 
     def on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
         """Inputs of policies have changed; those that no policy declares make no work."""
-        used = {
-            each for policy in self._chain().policies for each in (*policy.inputs, *policy.optional_inputs)
-        }
+        policies = self._chain().policies
+        used = {each for policy in policies for each in (*policy.inputs, *policy.optional_inputs)}
+        if any(policy.features for policy in policies):
+            used.add(Input.CGROUPS)
         changed = sorted(used & set(inputs))
         if changed:
             self.evaluator.request(", ".join(changed))
