@@ -36,8 +36,9 @@ UNCLAIMED_S: Final = 600.0
 """How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 SHARES: Final = "cpu.shares"
-_STRIPES: Final = 16
-"""Number of cgroups that can be written at once; a write of memory limits may take long."""
+MOST_WAIT_S: Final = 5.0
+"""How long a batch waits for another one that writes to the same cgroup. Lower than the kubelet's and the
+policies' limits, so that a write that hangs holds up threads for a short time only."""
 
 _NEW: Final = "new"
 """Stands for the cgroup of a container that has none yet."""
@@ -57,6 +58,53 @@ class _Look(NamedTuple):
     book: Book
     present: Mapping[str, FileText]
     kept: set[str]
+
+
+class _IsBusyError(Exception):
+    """Another thread has not ended its write to a cgroup in time."""
+
+    def __init__(self, path: _Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class _PathLocks:
+    """A lock for each cgroup that is being written; safe for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: dict[_Path, tuple[RLock, int]] = {}
+
+    @contextmanager
+    def held(self, paths: Iterable[_Path]) -> Iterator[None]:
+        """Holds the locks of some cgroups; a thread may hold one twice.
+
+        Raises:
+            _IsBusyError: Another thread holds one of them for long.
+        """
+        with ExitStack() as stack:
+            # In one order, or two batches might wait for each other.
+            for path in sorted(set(paths)):
+                lock = self._take(path)
+                stack.callback(self._drop, path)
+                if not lock.acquire(timeout=MOST_WAIT_S):
+                    raise _IsBusyError(path)
+                stack.callback(lock.release)
+            yield
+
+    def _take(self, path: _Path) -> RLock:
+        with self._lock:
+            lock, users = self._found.get(path) or (RLock(), 0)
+            self._found[path] = lock, users + 1
+            return lock
+
+    def _drop(self, path: _Path) -> None:
+        with self._lock:
+            lock, users = self._found[path]
+            if users > 1:
+                self._found[path] = lock, users - 1
+            else:
+                del self._found[path]
 
 
 class Ledger:
@@ -92,7 +140,7 @@ class Ledger:
         self._lock = Lock()
         # Held while a cgroup is read and written, and its book is changed: otherwise a thread could take the
         # value that another one has just written for the original.
-        self._write_locks = tuple(RLock() for _ in range(_STRIPES))
+        self._write_locks = _PathLocks()
         self._held: dict[_Path, _Held] = {}
         self._foreign_writers = ForeignWriters(clock)
         self._prune_at = MOST_UNCLAIMED
@@ -241,7 +289,7 @@ class Ledger:
     def resized(self, cgroup: str) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original."""
         path = cgroup_path(cgroup)
-        with self._writing([path]):
+        with suppress(_IsBusyError), self._write_locks.held([path]):
             held = self._held.get(path)
             if held is None:
                 return
@@ -464,23 +512,43 @@ class Ledger:
                 one, and files that are missing are not tried.
         """
         self._is_v1 = fitting.cgroup_version(self._files) == 1
-        results: dict[tuple[str, str], WriteResult] = {}
         # A container's values may have to fit to those of its pod.
-        with self._writing([*paths, *(path[:-1] for path in paths)]):
-            left = paths
-            while left:
-                before = {path: held for path in left if (held := self._held.get(path)) is not None}
-                jobs = self._jobs(before, new, is_look=is_look)
-                written = self._executor.write(jobs)
-                done = {(result.cgroup, result.name): result for result in written}
-                results |= done
-                for job in jobs:
-                    results |= {
-                        (job.plan.book.id, name): _left(job, name, why) for name, why in job.plan.left.items()
-                    }
-                # A call may have claimed something else meanwhile.
-                left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
+        pods = [path[:-1] for path in paths if self._level(path) is Level.CONTAINER]
+        try:
+            with self._write_locks.held([*paths, *pods]):
+                return self._settle_alone(paths, new, is_look=is_look)
+        except _IsBusyError as error:
+            why = f"another write to {_identity(error.path)} has not ended"
+            return tuple(
+                WriteResult(_identity(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
+                for path in paths
+                if (held := self._held.get(path)) is not None
+                for name, entry in held.book.entries.items()
+            )
+
+    def _settle_alone(
+        self, paths: Sequence[_Path], new: Sequence[Job], *, is_look: bool
+    ) -> tuple[WriteResult, ...]:
+        """No other thread reads or writes these cgroups meanwhile."""
+        results: dict[tuple[str, str], WriteResult] = {}
+        left = paths
+        while left:
+            before = {path: held for path in left if (held := self._held.get(path)) is not None}
+            jobs = self._jobs(before, new, is_look=is_look)
+            written = self._executor.write(jobs)
+            done = {(result.cgroup, result.name): result for result in written}
+            results |= done
+            for job in jobs:
+                results |= {
+                    (job.plan.book.id, name): _left(job, name, why) for name, why in job.plan.left.items()
+                }
+            # A call may have claimed something else meanwhile.
+            left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
         return tuple(results.values())
+
+    def _level(self, path: _Path) -> Level | None:
+        held = self._held.get(path)
+        return None if held is None else held.book.level
 
     def _jobs(self, batch: dict[_Path, _Held], new: Sequence[Job], *, is_look: bool) -> list[Job]:
         """Plans a batch; pods whose values have to fit to those of their containers join it.
@@ -493,8 +561,8 @@ class Ledger:
         looks = {path: self._look(path, held, (), is_look=is_look) for path, held in batch.items()}
         jobs = {path: self._job(path, look) for path, look in looks.items()}
         for path, names in fitting.parents_to_read(list(jobs.values()), self._files):
-            if path not in jobs:
-                held = self._held.get(path) or self._unclaimed(path)
+            if path not in jobs or not names <= looks[path].present.keys():
+                held = batch.get(path) or self._held.get(path) or self._unclaimed(path)
                 looks[path] = self._look(path, held, names, is_look=is_look)
                 jobs[path] = self._job(path, looks[path])
         children = [each for job in jobs.values() for each in self._children(job) if each.path not in jobs]
@@ -602,14 +670,6 @@ class Ledger:
         if now is None or after != before.book:
             self._report([job.path])
         return is_same or now is None
-
-    @contextmanager
-    def _writing(self, paths: Iterable[_Path]) -> Iterator[None]:
-        with ExitStack() as stack:
-            # In one order, or two batches might wait for each other.
-            for stripe in sorted({hash(path) % _STRIPES for path in paths}):
-                stack.enter_context(self._write_locks[stripe])
-            yield
 
     def _report(self, paths: Iterable[_Path]) -> None:
         if self.on_change is not None:

@@ -532,6 +532,41 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_origina
     assert texts(files) == before
 
 
+def test_a_write_that_hangs_holds_up_its_own_pod_only(
+    files: CgroupFiles, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    class Hanging(CgroupWriter):
+        def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+            if any(each.cgroup == POD for level in levels for each in level):
+                hangs.set()
+                go_on.wait(30)
+            return super().write_levels(levels)
+
+    others = [f"/kubepods/besteffort/pod{number}" for number in range(50)]
+    for other in others:
+        files.make(other)
+    ledger = Ledger(Hanging(files.root), journal, BOOT)
+    writing = threading.Thread(target=ledger.claim, args=([pod(sets(quota=50_000))],))
+    writing.start()
+    try:
+        assert hangs.wait(30)
+        results = [ledger.claim([pod(sets(quota=20_000), other)]) for other in others]
+        assert {each.outcome for (each,) in results} == {WriteOutcome.WRITTEN}
+        (result,) = ledger.claim([pod(sets(quota=60_000))])
+        assert (result.outcome, result.error) == (
+            WriteOutcome.FAILED,
+            f"another write to {POD} has not ended",
+        )
+        ledger.verify({Level.POD})
+    finally:
+        go_on.set()
+        writing.join(30)
+    assert number(files, POD, "cpu.cfs_quota_us") == 60_000, "as it was claimed meanwhile"
+
+
 def test_cgroups_of_pods_that_are_gone_are_forgotten(
     ledger: Ledger, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1006,6 +1041,15 @@ def test_a_container_whose_request_is_not_known_keeps_its_quota_below_a_bounded_
     assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
     ledger.claim([pod({}), box({})])
     assert texts(files) == before
+
+
+def test_a_list_is_given_back_beside_a_value_of_the_pod(ledger: Ledger, files: CgroupFiles) -> None:
+    put(files, POD, "cpuset.cpus", "0-1")
+    put(files, BOX, "cpuset.cpus", "0-1")
+    ledger.claim([pod(sets(burst=1000)), box(sets(cpus="1"))])
+    assert number(files, BOX, "cpuset.cpus") == "1"
+    ledger.claim([pod(sets(burst=1000)), box({})])
+    assert number(files, BOX, "cpuset.cpus") == ("0-1" if files.version == 1 else "")
 
 
 def test_a_look_at_the_pod_alone_keeps_what_its_container_needs(ledger: Ledger, files: CgroupFiles) -> None:
