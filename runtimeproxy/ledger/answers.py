@@ -31,6 +31,9 @@ from runtimeproxy.units import UNLIMITED
 NO_CLAIMS: Final[Mapping[str, tuple[Claim, ...]]] = MappingProxyType({})
 NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
 """The empty mappings that all calls share."""
+KUBEPODS: Final = "kubepods"
+"""The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
+pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""
 _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
@@ -138,6 +141,8 @@ def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[
         depth = 1 if qos is KubeQoSClass.GUARANTEED else 2
         if len(path) <= depth:
             continue
+        if path[-depth - 1].removesuffix(".slice").rpartition("-")[2] != KUBEPODS:
+            continue  # a pod that is not the kubelet's
         root = found.setdefault(KubeQoSClass.GUARANTEED, path[:-depth])
         stem = root[-1].removesuffix(".slice")
         for each in (KubeQoSClass.BURSTABLE, KubeQoSClass.BEST_EFFORT):

@@ -482,7 +482,12 @@ def _give_back(
     ):
         return kept
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
-    is_ours = formats.matches(name, entry.resolved, found.text) or formats.decode(name, found.text) is None
+    divided = _reset_by_others(name, entry.resolved)
+    is_ours = (
+        formats.matches(name, entry.resolved, found.text)
+        or (divided is not None and formats.matches(name, divided, found.text))
+        or formats.decode(name, found.text) is None
+    )
     if not is_ours and not (
         is_box and entry.booked is not None and formats.matches(name, entry.booked, found.text)
     ):

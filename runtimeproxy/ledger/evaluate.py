@@ -43,8 +43,9 @@ EvaluatePod: TypeAlias = Callable[
     [PodRecord, Sequence[ContainerRecord]], Awaitable[tuple[Decision, Sequence[Decision]]]
 ]
 """Asks all policies about a pod and its containers."""
-EvaluateOthers: TypeAlias = Callable[[], Awaitable[Sequence[Wanted]]]
-"""Asks all policies about QoS classes and host applications, once all pods are written."""
+EvaluateOthers: TypeAlias = Callable[[], Awaitable[tuple[Sequence[Wanted], frozenset[str]]]]
+"""Asks all policies about QoS classes and host applications, once all pods are written; returns also the
+policies without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +226,13 @@ class Evaluator:
         """Writes the values of QoS classes and host applications; what nobody answers for is given back."""
         if self._evaluate_others is None:
             return
-        wanted = list(await self._evaluate_others())
+        answers, silent = await self._evaluate_others()
+        wanted = list(answers)
         answered = {"/" + "/".join(cgroup_path(each.target.cgroup)) for each in wanted}
         for identity in self._ledger.identities:
             book = self._ledger.record(identity)
             if book is not None and book.level < Level.POD and identity not in answered:
-                wanted.append(Wanted(Target(book.level, identity), {}))
+                wanted.append(Wanted(Target(book.level, identity), {}, silent=silent))
         if any(map(self._ledger.differs, wanted)):
             _log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
 

@@ -7,6 +7,7 @@ reboot ends all that it is about.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 PATTERN: Final = "journal-*.jsonl"
 """Names of the files in the state folder: one of each process, for two write around an upgrade."""
-LONGEST_BYTES: Final = 256 * 1024
-"""A longer file is emptied as soon as the checkpoint has all of it."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 """Source: random(4)."""
 
@@ -66,6 +65,7 @@ class Journal:
         self._path: Path | None = None
         self._descriptor = -1
         self._size = 0
+        self._is_cut = False
         # What the checkpoint lacks: by cgroup, the files whose original and the parameters whose value it is.
         self._unsaved: dict[str, dict[str, object]] = {}
         self._left: list[Path] = []
@@ -92,7 +92,7 @@ class Journal:
             try:
                 if self._descriptor < 0:
                     self._open()
-                self._size += os.write(self._descriptor, data)
+                self._append(data)
                 self.problem = ""
             except OSError as error:
                 if not self.problem:
@@ -127,7 +127,7 @@ class Journal:
         return lines
 
     def forget(self, cgroup: str, names: Iterable[str]) -> None:
-        """These parameters of a cgroup hold no value of ours any more."""
+        """These parameters and files of a cgroup hold no value of ours any more."""
         with self._lock:
             unsaved = self._unsaved.get(cgroup, {})
             for name in names:
@@ -161,6 +161,16 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor, self._path = -1, None
 
+    def _append(self, data: bytes) -> None:
+        if self._is_cut:
+            data = b"\n" + data
+        written = os.write(self._descriptor, data)
+        self._size += written
+        # A full disk takes a part: the next line must not be lost with it.
+        self._is_cut = written < len(data)
+        if self._is_cut:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def _open(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / PATTERN.replace("*", f"{os.getpid()}-{os.urandom(4).hex()}")
@@ -175,10 +185,11 @@ class Journal:
             with suppress(OSError):
                 path.unlink()
         self._left.clear()
-        if self._size > LONGEST_BYTES:
+        if self._size:
+            # An old line would tell a later process of values that are given back by then.
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
-                self._size = 0
+                self._size, self._is_cut = 0, False
 
     def _parsed(self, line: str) -> Noted | None:
         """A line of this boot; None for all others. The last one of a process that was killed may be cut."""

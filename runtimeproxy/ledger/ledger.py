@@ -664,7 +664,8 @@ class Ledger:
             elif now is not None and after != now.book:
                 self._held[job.path] = now._replace(book=after)
         if job.plan.given_back:
-            self._journal.forget(after.id, job.plan.given_back)
+            files = before.book.originals.keys() - after.originals.keys()
+            self._journal.forget(after.id, {*job.plan.given_back, *files})
             for name in job.plan.given_back:
                 self._foreign_writers.forget(job.path, name)
         if now is None or after != before.book:

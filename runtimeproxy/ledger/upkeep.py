@@ -214,7 +214,7 @@ class Upkeep:
         decision = await chain.evaluate(view)
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 
-    async def _evaluate_others(self) -> Sequence[Wanted]:
+    async def _evaluate_others(self) -> tuple[Sequence[Wanted], frozenset[str]]:
         chain = self._chain()
         wanted: list[Wanted] = []
         if chain.has_policies(Hook.EVALUATE_QOS_CLASS):
@@ -242,7 +242,7 @@ class Upkeep:
         if self._sysctls is not None:
             releases = not held and not self._ledger.not_loaded
             await self._in_worker(partial(self._sysctls.apply, sysctls, releases=releases))
-        return wanted
+        return wanted, held | chain.unsettled
 
     def _in_worker(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
         return asyncio.get_running_loop().run_in_executor(self._executor, work)

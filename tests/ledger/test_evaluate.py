@@ -323,14 +323,21 @@ async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
     scene.add(1)
     before = scene.texts()
 
-    async def others() -> Sequence[Wanted]:
-        return [Wanted(Target(Level.QOS_CLASS, CLASS), scene.pod_claims)] if scene.pod_claims else []
+    silent: set[str] = set()
+
+    async def others() -> tuple[Sequence[Wanted], frozenset[str]]:
+        wanted = [Wanted(Target(Level.QOS_CLASS, CLASS), scene.pod_claims)] if scene.pod_claims else []
+        return wanted, frozenset(silent)
 
     scene.evaluator._evaluate_others = others
     scene.pod_claims = quota(50_000)
     await scene.evaluator.evaluate_all()
     assert scene.files.read(CLASS, "cpu.max") == "50000"
     scene.pod_claims = {}
+    silent.add("batch")
+    await scene.evaluator.evaluate_all()
+    assert scene.files.read(CLASS, "cpu.max") == "50000", "its policy has no answer yet"
+    silent.clear()
     await scene.evaluator.evaluate_all()
     assert scene.texts() == before
 
@@ -419,7 +426,12 @@ def test_the_cgroups_of_qos_classes(path: str, qos: KubeQoSClass, root: str) -> 
 
 def test_the_cgroups_of_qos_classes_with_systemd() -> None:
     path = ("kubepods.slice", "kubepods-burstable.slice", "kubepods-burstable-podu1.slice")
-    assert class_cgroups([(path, BURSTABLE), (("podu1",), BURSTABLE)]) == {
+    foreign = [
+        (("podu1",), BURSTABLE),
+        (("mine", "podu1"), GUARANTEED),
+        (("system.slice", "podu1"), GUARANTEED),
+    ]
+    assert class_cgroups([*foreign, (path, BURSTABLE)]) == {
         GUARANTEED: "/kubepods.slice",
         BURSTABLE: "/kubepods.slice/kubepods-burstable.slice",
         BEST_EFFORT: "/kubepods.slice/kubepods-besteffort.slice",

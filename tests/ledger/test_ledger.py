@@ -18,7 +18,7 @@ from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import ledger as module
 from runtimeproxy.ledger.books import Change, Target, Wanted, change_of
-from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.ledger import UNCLAIMED_S, Ledger
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, ManagedValue, Original
 from runtimeproxy.testing import CgroupFiles
@@ -714,10 +714,46 @@ def test_a_journal_that_cannot_be_written_stops_no_value(
     assert len(caplog.records) == 1
 
 
-def test_a_long_journal_is_emptied(
+def test_a_disk_that_takes_a_part_of_a_line(
     ledger: Ledger, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtimeproxy.ledger.journal.LONGEST_BYTES", 10)
+    write = os.write
+    ledger.claim([pod(sets(quota=50_000))])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: write(file, data[:30] if b"512" in data else data))
+        journal.note(Noted(POD, Level.POD, {}, {"cpu.shares": 512}, {}))
+    assert "No space left" in journal.problem
+    journal.note(Noted(OTHER, Level.POD, {"cpu.max": Original("max 100000", 7)}, {"cpu.cfs_quota_us": 1}, {}))
+    assert not journal.problem
+    assert [each.cgroup for each in Journal(tmp_path / "state", BOOT).read()] == [POD, OTHER]
+
+
+def test_a_killed_process_does_not_bring_back_what_it_had_given_back(
+    ledger: Ledger, files: CgroupFiles, journal: Journal, tmp_path: Path
+) -> None:
+    """The kubelet resizes the pod before the next process: its quota is the original then."""
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    ledger.on_change = lambda identity: ledger.note_saved(identity, ledger.record(identity))
+    for claims in (sets(quota=50_000), {}):
+        ledger.claim([pod(claims)])
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    again = Ledger(CgroupWriter(files.root), Journal(tmp_path / "state", BOOT), BOOT)
+    again.add_noted(again.read_journal())
+    again.claim([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    assert number(files, POD, "cpu.cfs_quota_us") == 100_000
+    again.claim([pod({})])
+    assert number(files, POD, "cpu.cfs_quota_us") == 200_000
+
+
+def test_a_burst_that_the_kernel_has_divided_is_given_back(ledger: Ledger, files: CgroupFiles) -> None:
+    before = texts(files)
+    ledger.claim([pod(sets(burst=50_000))])
+    put(files, POD, "cpu.cfs_burst_us", 50)
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
+def test_a_journal_is_emptied(ledger: Ledger, journal: Journal, tmp_path: Path) -> None:
     ledger.claim([pod(sets(quota=50_000))])
     (path,) = (tmp_path / "state").iterdir()
     journal.note_saved(POD, ledger.record(POD))
