@@ -196,9 +196,12 @@ def test_cgroup_values_that_were_reset_while_the_proxy_was_away(
     made.run()
     path = cgroup_files.folder(parent) / "cpu.weight"
     wanted = path.read_text()
-    (record,) = wait_until(lambda: saved(daemon).books, "the saved value")
-    assert record.entries["memory.limit_in_bytes"].resolved == 128 * MIB
-    assert record.originals["memory.max"].text == "max\n"
+    name, limit = "memory.limit_in_bytes", 128 * MIB
+    (book,) = wait_until(
+        lambda: [book for book in saved(daemon).books if book.entries[name].resolved == limit],
+        "the resolved value",
+    )
+    assert book.originals["memory.max"].text == "max\n"
     daemon.kill()
     path.write_text("100\n")
     daemon.start()
