@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from runtimeproxy.node.machine import (
 from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
 from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
 from runtimeproxy.node.snapshot import (
+    EMPTY,
     FIELDS,
     NO_STRATEGIES,
     Cpu,
@@ -48,8 +49,7 @@ SLOW_S: Final = 10.0
 PoolSource = Literal["nrt", "computed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(NamedTuple):
     """Where the inputs are."""
 
     sysfs: Path = Path("/sys")
@@ -330,13 +330,12 @@ class NodeInputs:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Local:
+class _Local(NamedTuple):
     """What sysfs, procfs and the cgroup tree say."""
 
     cpus: tuple[Cpu, ...] | None = None
-    memory_bytes: Mapping[int, int] = field(default_factory=dict)
-    processor: Processor = field(default_factory=Processor)
+    memory_bytes: Mapping[int, int] = EMPTY
+    processor: Processor = Processor()
     features: frozenset[str] = frozenset()
     cgroup_driver: str | None = None
 

@@ -7,9 +7,8 @@ KubeletConfiguration; Kubernetes pkg/kubelet/cm/cpumanager/state and pkg/kubelet
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from runtimeproxy.node.documents import (
     InputError,
@@ -26,7 +25,7 @@ from runtimeproxy.node.documents import (
 from runtimeproxy.node.input_file import Parsed, WatchedFile
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD
 from runtimeproxy.node.objects import TopologyFacts
-from runtimeproxy.node.snapshot import KubeletFacts
+from runtimeproxy.node.snapshot import EMPTY, KubeletFacts
 
 CONFIG: Final = "config.yaml"
 """Source: kubeadm, KubeletConfigurationFileName."""
@@ -39,25 +38,23 @@ MAX_BYTES: Final = {CONFIG: 2**20, CPU_MANAGER_STATE: 2**22, ALLOCATED_PODS_STAT
 _CPU_MANAGER_POLICIES: Final = ("none", "static")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletConfig:
+class KubeletConfig(NamedTuple):
     """What a kubelet configuration says; None: nothing."""
 
     cgroup_driver: str | None = None
     cpu_manager_policy: str | None = None
     reserved_cpus: frozenset[int] = frozenset()
-    reserved: Mapping[str, int] = field(default_factory=dict)
+    reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together, in the units of `Node.capacity`."""
     has_memory_qos: bool = False
     """The feature gate MemoryQoS, which is off unless it is set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuManagerState:
+class CpuManagerState(NamedTuple):
     """What the kubelet's CPU manager has allocated."""
 
     policy: str | None = None
-    static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    static_cpus: Mapping[tuple[str, str], frozenset[int]] = EMPTY
     """By pod uid and container name."""
 
 

@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.parameters import PARAMETERS
@@ -56,8 +55,7 @@ _SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_fea
 """Source: policies spec 2.5; Linux kernel/sched/debug.c, which has moved the file in 5.13."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processor:
+class Processor(NamedTuple):
     """The processor that the CPUs of a node are of."""
 
     model: str = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,7 +21,7 @@ from runtimeproxy.node.objects import (
     TopologyFacts,
     config_map_data,
 )
-from runtimeproxy.node.snapshot import NO_STRATEGIES
+from runtimeproxy.node.snapshot import EMPTY, NO_STRATEGIES
 from runtimeproxy.slo.names import CONFIG_MAP, NODE_ANNOTATIONS, NODE_LABELS
 from runtimeproxy.slo.strategies import Strategies
 
@@ -52,11 +51,10 @@ class FileObjects(NamedTuple):
     """Kinds of which the file has an object of another node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderObjects:
+class FolderObjects(NamedTuple):
     """What all files together give."""
 
-    config: Mapping[str, Text] = field(default_factory=dict)
+    config: Mapping[str, Text] = EMPTY
     """By key; all that there is of `slo-controller-config`."""
     node: NodeObject | None = None
     topology: TopologyFacts | None = None

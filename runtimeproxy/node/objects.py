@@ -24,7 +24,7 @@ from runtimeproxy.node.documents import (
     within,
 )
 from runtimeproxy.node.machine import Processor
-from runtimeproxy.node.snapshot import Pool
+from runtimeproxy.node.snapshot import EMPTY, Pool
 from runtimeproxy.slo.names import CONFIG_MAP
 from runtimeproxy.units import format_cpu_list
 
@@ -60,29 +60,26 @@ class Kind(StrEnum):
     NODE_SLO = "NodeSLO"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeObject:
+class NodeObject(NamedTuple):
     """What counts of a Node."""
 
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    capacity: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = EMPTY
+    annotations: Mapping[str, str] = EMPTY
+    capacity: Mapping[str, int] = EMPTY
     """By resource: `cpu` in millicores, all else in bytes or numbers."""
-    allocatable: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = EMPTY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSloObject:
+class NodeSloObject(NamedTuple):
     """What counts of a NodeSLO."""
 
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = EMPTY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigMapObject:
+class ConfigMapObject(NamedTuple):
     """What counts of the ConfigMap `slo-controller-config`."""
 
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

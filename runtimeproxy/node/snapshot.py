@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, PodTraits, Strategies
+
+EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Input(StrEnum):
@@ -84,8 +87,7 @@ class Feature(StrEnum):
     """`memory.pagecache_limit.enable` and its like, of Anolis kernels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
+class Cpu(NamedTuple):
     """One logical CPU."""
 
     id: int
@@ -98,24 +100,22 @@ class Cpu:
     is_online: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletFacts:
+class KubeletFacts(NamedTuple):
     """What the kubelet's own files say."""
 
     cpu_manager_policy: str | None = None
     """`none` or `static`; None: not known."""
     reserved_cpus: frozenset[int] = frozenset()
     """CPUs that are reserved by number (`reservedSystemCPUs`)."""
-    reserved: Mapping[str, int] = field(default_factory=dict)
+    reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together: `cpu` in millicores, all else in bytes or numbers."""
-    static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    static_cpus: Mapping[tuple[str, str], frozenset[int]] = EMPTY
     """CPUs that the CPU manager has given to one container alone, by pod uid and container name."""
     has_memory_qos: bool = False
     """Whether its feature MemoryQoS is on: then it writes `memory.min` of the QoS classes itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(NamedTuple):
     """CPUs of one NUMA node that containers share."""
 
     socket: int
@@ -123,8 +123,7 @@ class Pool:
     cpus: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
+class Pools(NamedTuple):
     """The shared CPUs of a node."""
 
     ls: tuple[Pool, ...] = ()

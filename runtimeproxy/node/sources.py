@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
@@ -32,8 +32,7 @@ _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
+class WatchSettings(NamedTuple):
     """How the inputs are watched."""
 
     poll_s: float = 1.0
