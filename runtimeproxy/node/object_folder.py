@@ -111,6 +111,8 @@ class ObjectFolder:
                 del self._files[name]
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles = _joined(files)
+        if len(doubles) > MAX_NOTES:
+            doubles[MAX_NOTES:] = [f"{len(doubles) - MAX_NOTES} more objects and keys are there twice"]
         self.problems = (
             *problems,
             *(text for file in files for text in file.problems),

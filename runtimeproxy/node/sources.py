@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import described
@@ -125,7 +126,8 @@ class NodeSources:
         if not self._is_restored:
             self._is_restored = True
             run = asyncio.get_running_loop().run_in_executor
-            self._publish(await run(self._executor, self._inputs.restore, self._clock()))
+            restore = partial(self._inputs.restore, self._clock())
+            self._publish(await run(self._executor, self._guarded, restore))
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
@@ -164,13 +166,17 @@ class NodeSources:
     def _look(self, allocations: Mapping[str, PodCpus] | None, is_first: bool) -> tuple[Look, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
+        look = self._guarded(partial(self._inputs.look, self._clock(), allocations, is_first=is_first))
+        return look, next(filter(None, reasons), "") if reasons else None
+
+    def _guarded(self, read: Callable[[], Look]) -> Look:
+        """Nothing that is read may end the watch, whatever it makes of the code."""
         try:
-            look = self._inputs.look(self._clock(), allocations, is_first=is_first)
+            return read()
         except Exception as error:
             logger.debug("node: internal error", exc_info=True)
             problem = f"internal error: {described(error)}; what was there before stays"
-            look = Look(self._base, frozenset(), (problem,), (), wait_s=None, needs_polling=False)
-        return look, next(filter(None, reasons), "") if reasons else None
+            return Look(self._base, frozenset(), (problem,), (), wait_s=None, needs_polling=False)
 
     def _publish(self, look: Look) -> bool:
         """Makes the look's node the present one; returns whether something has changed."""

@@ -646,6 +646,15 @@ def test_of_many_other_files_some_are_named(watched: Watched) -> None:
     assert watched.notes[-1] == f"{watched.objects}: 984 more files are not read"
 
 
+def test_of_many_files_with_the_same_object_some_are_named(watched: Watched) -> None:
+    for number in range(300):
+        write(watched.objects / f"{number:03}.yaml", node_object())
+    assert watched.look().labels == {"pool": "a"}
+    assert len(watched.problems) == 18
+    assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others do not count"
+    assert watched.problems[-1] == "239 more objects and keys are there twice"
+
+
 def test_the_tree_tells_the_cgroup_driver_before_the_configuration(watched: Watched) -> None:
     (watched.kubelet / "config.yaml").write_text("cgroupDriver: cgroupfs\n")
     assert watched.look().cgroup_driver == "cgroupfs"

@@ -298,7 +298,9 @@ async def test_no_error_ends_the_watch(
         raise RecursionError("bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(NodeInputs, "_assemble", fail)
+        for name in ("restore", "look"):
+            patched.setattr(NodeInputs, name, fail)
+        await NodeSources(watched.places, ThreadPoolExecutor(1)).restore()
         looked = asyncio.Event()
         handler = logging.Handler()
         monkeypatch.setattr(handler, "handle", lambda _: looked.set())
