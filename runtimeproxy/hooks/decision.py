@@ -66,7 +66,7 @@ class Decision:
     for the node, else a plain CgroupChange.
     """
     without_answer: frozenset[str] = frozenset()
-    """The policies that have no answer, or not the whole: failed, skipped, or an input is not known.
+    """The enforcing policies without an answer, or without the whole: failed, skipped, an input is not known.
 
     What they wanted before still holds; of all others it holds no more if it is not in `merged`.
     """
@@ -125,6 +125,12 @@ class Progress(NamedTuple):
     refusal: Refusal | None = None
     without_answer: frozenset[str] = frozenset()
 
+    def without(self, policy: LoadedPolicy) -> Progress:
+        """Return the state after a policy that has no answer, or not the whole."""
+        if policy.mode is not Mode.ENFORCE:
+            return self
+        return self._replace(without_answer=self.without_answer | {policy.name})
+
 
 def evaluate(
     policies: Iterable[LoadedPolicy],
@@ -157,8 +163,13 @@ def evaluate(
 
 
 def unsettled(policies: Iterable[LoadedPolicy], node: Node) -> frozenset[str]:
-    """Return the policies that may want more once all that they depend on is known of the node."""
-    return frozenset(policy.name for policy in policies if not policy.is_settled_on(node))
+    """Return the policies that may want more once all that they depend on is known of the node.
+
+    What a policy in dry-run wanted before, in enforce mode, does not hold any more.
+    """
+    return frozenset(
+        each.name for each in policies if each.mode is Mode.ENFORCE and not each.is_settled_on(node)
+    )
 
 
 def evaluation_of(view: View) -> Hook:
@@ -203,7 +214,7 @@ def run_policy(
         if is_answer and (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
         if is_answer and policy.optional_inputs and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
-            progress = progress._replace(without_answer=progress.without_answer | {policy.name})
+            progress = progress.without(policy)
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)
         except RefusalError as error:
@@ -242,8 +253,7 @@ def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, off: O
     if not off.is_temporary:
         return progress
     entry = subject.entry(AuditKind.OFF, policy, off.reason)
-    without_answer = progress.without_answer | {policy.name}
-    return progress._replace(entries=(*progress.entries, entry), without_answer=without_answer)
+    return progress.without(policy)._replace(entries=(*progress.entries, entry))
 
 
 def _with_refusal(
@@ -253,8 +263,7 @@ def _with_refusal(
         reason = f"refused, which counts when a pod or container is created only: {error.text}"
         failure = Failure(policy, FailureKind.FAILED, reason, "refused too late")
         entry = subject.entry(AuditKind.FAILED, policy, reason)
-        without_answer = progress.without_answer | {policy.name}
-        return progress._replace(entries=(*progress.entries, entry), without_answer=without_answer), failure
+        return progress.without(policy)._replace(entries=(*progress.entries, entry)), failure
     entry = subject.entry(AuditKind.REFUSED, policy, str(error.text))
     progress = progress._replace(entries=(*progress.entries, entry))
     if policy.mode is Mode.ENFORCE:
@@ -295,21 +304,17 @@ def _with_change(
         if not update.other or rule is ConflictRule.LATER:
             note = accepted.notes.get(update.field, "")
             entries.append(subject.entry(kind, policy, reason, update, note))
-    without_answer = progress.without_answer
-    if change.problems and not fields:
-        # It cannot decide.
-        without_answer |= {policy.name}
-    return Progress(enforced, dry_run, tuple(entries), progress.refusal, without_answer)
+    after = progress._replace(enforced=enforced, dry_run=dry_run, entries=tuple(entries))
+    # With nothing but problems it cannot decide.
+    return after.without(policy) if change.problems and not fields else after
 
 
 def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progress:
     """Note that a policy failed; the call is refused if its failure policy says so and it still can be."""
     policy, reason = failure.policy, failure.reason
     kind = AuditKind.INVALID if failure.kind is FailureKind.INVALID else AuditKind.FAILED
-    progress = progress._replace(
-        entries=(*progress.entries, subject.entry(kind, policy, reason)),
-        without_answer=progress.without_answer | {policy.name},
-    )
+    entries = (*progress.entries, subject.entry(kind, policy, reason))
+    progress = progress.without(policy)._replace(entries=entries)
     if progress.refusal is not None or not policy.refuses_on_failure or not subject.is_refusable:
         return progress
     is_late = failure.kind in (FailureKind.TIMED_OUT, FailureKind.SKIPPED)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Mode, Policy, ResourceChange
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.settings import PolicySettings
@@ -41,11 +42,18 @@ def scripted(
     timeout_s: float = 5.0,
     priority: int = 50,
     inputs: frozenset[Input] = frozenset(),
+    optional_inputs: frozenset[Input] = frozenset(),
     features: frozenset[str] = frozenset(),
 ) -> LoadedPolicy:
     """Return a policy that answers with what a function returns."""
     settings = PolicySettings(mode=mode, failure_policy=failure_policy, timeout_s=timeout_s)
-    attributes = {"name": name, "priority": priority, "inputs": inputs, "features": features}
+    attributes = {
+        "name": name,
+        "priority": priority,
+        "inputs": inputs,
+        "optional_inputs": optional_inputs,
+        "features": features,
+    }
     named: type[Scripted] = type("Named", (Scripted,), attributes)
     return bind(named(answer), settings)
 
@@ -67,6 +75,10 @@ def nothing(_: ContainerView) -> None:
 
 def raising(_: ContainerView) -> object:
     raise ValueError("boom")
+
+
+def refusing(_: ContainerView) -> object:
+    raise RefusalError("not here")
 
 
 class Hanging:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 
 from runtimeproxy.hooks import (
     CgroupChange,
+    ContainerChange,
     ContainerView,
     Hook,
+    Mode,
     NodeChange,
     PodSelector,
     PodView,
@@ -28,7 +31,7 @@ from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node, Pools
 from runtimeproxy.qos import KubeQoSClass
 from tests.hooks.asking import VIEW, decide, kinds, shares_of, until
-from tests.hooks.policy_classes import nothing, raising, scripted, shares
+from tests.hooks.policy_classes import nothing, raising, refusing, scripted, shares
 
 KNOWN = Node(pools=Pools())
 WITHDRAWN = Node(states={Input.POOLS: InputState.WITHDRAWN})
@@ -260,3 +263,28 @@ async def test_the_node_is_evaluated(whole: LoadedPolicy, workers: Workers) -> N
         reason="whole: test",
     )
     assert {entry.target for entry in decision.audit} == {"node"}
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        partial(scripted, "a", raising),
+        partial(scripted, "a", refusing),
+        partial(scripted, "a", lambda _: "nonsense"),
+        partial(scripted, "a", lambda _: ContainerChange(problems=("unreadable",))),
+        partial(scripted, "a", nothing, inputs=POOLS),
+        partial(scripted, "a", nothing, optional_inputs=POOLS),
+    ],
+    ids=["raises", "refuses", "returns-nonsense", "cannot-decide", "lacks-an-input", "lacks-an-optional-one"],
+)
+async def test_a_policy_that_no_longer_enforces_holds_nothing(
+    workers: Workers, mode: Mode, policy: Callable[..., LoadedPolicy]
+) -> None:
+    """Whoever switches a failing policy to dry-run wants its values away."""
+    held = {"a"} if mode is Mode.ENFORCE else set()
+    chain = Chain([policy(mode=mode)], workers)
+    assert evaluate(chain.policies, VIEW, Node()).without_answer == held
+    assert (await chain.evaluate(VIEW)).without_answer == held
+    if mode is Mode.DRY_RUN:
+        assert chain.unsettled == held
