@@ -19,7 +19,7 @@ from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.ledger.fields import CLASS_KUBELET, Base, field_class
+from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, QUOTA, clamped
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
@@ -363,7 +363,7 @@ def with_requests_of_the_kubelet(book: Book, present: Mapping[str, FileText], fo
             for name in names
             if name in book.entries
         )
-        if names and not is_ours:
+        if KUBELET_ON_PODS.intersection(names) and not is_ours:
             originals[file] = Original(present[names[0]].text, present[names[0]].inode)
     return book if originals == book.originals else replace(book, originals=originals)
 

@@ -101,8 +101,8 @@ class Executor:
             if found is not None and not self.files.matches(BURST, wanted, found.text):
                 self.files.write_levels([[CgroupValues(job.plan.book.id, {BURST: wanted})]])
 
-    def lower_burst(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a cgroup whose quota is about to fall to this.
+    def lower_burst(self, cgroup: str, quota_us: int) -> bool:
+        """Lowers the burst of a cgroup whose quota is about to fall to this; returns whether it was higher.
 
         The kernel refuses a quota below the burst. Seen with runc 1.1: the update fails after its shares were
         changed.
@@ -112,6 +112,8 @@ class Executor:
         burst_us = self.files.decode(BURST, found.text) if found is not None else None
         if quota_us != UNLIMITED and isinstance(burst_us, int) and burst_us > quota_us:
             self.files.write_levels([[CgroupValues(cgroup, {BURST: quota_us})]])
+            return True
+        return False
 
     def _above_usage(self, job: Job) -> Mapping[str, Value]:
         """The values of a plan, where a memory limit that falls leaves room for what is in use."""

@@ -69,6 +69,12 @@ _KUBELET_ON_CLASSES: Final = frozenset({"cpu.shares"})
 """Source: kubelet pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups. With its feature gate
 MemoryQoS it writes memory.min there, too: the policy `memory-qos` leaves that out then."""
 
+KUBELET_ON_PODS: Final = frozenset(
+    {"cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes", "memory.min"}
+)
+"""What the kubelet writes to a pod's cgroup. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
+ResourceConfigForPod."""
+
 
 def field_class(level: Level, parameter: str) -> FieldClass:
     """Return the class of a field.

@@ -24,6 +24,7 @@ from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
+from runtimeproxy.ledger.tree import BURST
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
 from runtimeproxy.units import measured_weight_formula
 
@@ -328,8 +329,17 @@ class Ledger:
             self._settle([path], [Job((*path, _NEW), plan, {})])
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a container whose quota the next update lowers to this."""
-        self._executor.lower_burst(cgroup, quota_us)
+        """Lowers the burst of a container or pod whose quota falls to this next."""
+        path = cgroup_path(cgroup)
+        with suppress(_IsBusyError), self._write_locks.held([path]):
+            if not self._executor.lower_burst(cgroup, quota_us):
+                return
+            with self._lock:
+                held = self._held.get(path)
+                entry = held.book.entries.get(BURST) if held is not None else None
+                if held is not None and entry is not None and entry.resolved is not None:
+                    entries = {**held.book.entries, BURST: entry._replace(resolved=quota_us)}
+                    self._held[path] = held._replace(book=replace(held.book, entries=entries))
 
     def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.

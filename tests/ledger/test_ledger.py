@@ -224,6 +224,21 @@ def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: Cgro
     ledger.resized(POD)
 
 
+@pytest.mark.parametrize("is_resized", [False, True])
+def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
+    ledger: Ledger, files: CgroupFiles, *, is_resized: bool
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    ledger.claim([pod(sets(burst=100_000))])
+    ledger.before_update(POD, 50_000)
+    if is_resized:
+        put(files, POD, "cpu.cfs_quota_us", 50_000)
+        ledger.resized(POD)
+    ledger.claim([pod({})])
+    assert number(files, POD, "cpu.cfs_burst_us") == 0
+    assert number(files, POD, "cpu.cfs_quota_us") == (50_000 if is_resized else 100_000)
+
+
 def test_another_cgroup_of_the_same_name_has_its_own_original(ledger: Ledger, files: CgroupFiles) -> None:
     ledger.claim([pod(sets(memory=4096))])
     for folder in files.root.rglob("podone"):
