@@ -125,7 +125,8 @@ class CreateContainer(CriCall):
         # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
         parent = pod.cgroup_parent if pod is not None else ""
-        self.room_cgroup = parent if self.services.writer.needs_room(parent) else ""
+        writer = self.services.writer
+        self.room_cgroup = parent if writer.is_v1 and writer.needs_room(parent) else ""
         return pod is not None and pod.detailed
 
     def room(self) -> Mapping[str, int | str]:

@@ -43,7 +43,7 @@ from runtimeproxy.calls.run_pod_sandbox import RunPodSandbox
 from runtimeproxy.calls.start_container import StartContainer
 from runtimeproxy.calls.update_resources import UpdateContainerResources, UpdatePodSandboxResources
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks import FailurePolicy
+from runtimeproxy.hooks import CgroupChange, FailurePolicy
 from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.interception import Outcome
@@ -229,8 +229,8 @@ class InterceptedCall:
         """Forwards the call if no policy matches, else runs them; in a task if it has to wait."""
         services, chain, method = self._services, self._services.chain, self._method
         self._call = call
-        has_hooks = any(map(chain.has_policies, method.before))
-        is_known = call.find_records() or not (has_hooks or any(map(chain.has_policies, method.after)))
+        has_hooks = not chain.hooks.isdisjoint(method.before)
+        is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
         must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
         if must_wait or call.is_long or call.room_cgroup or (has_hooks and not call.has_one_question):
@@ -278,7 +278,8 @@ class InterceptedCall:
         self._edited = _EDITING
         is_changed = question.edit(change) or self._is_corrected
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
-        return write_decision(self._services.writer, question, decision)
+        has_values = isinstance(change, CgroupChange) and change.cgroup
+        return write_decision(self._services.writer, question, decision) if has_values else {}
 
     def _on_decided(self, decision: Decision) -> None:
         """The only question of a call is decided, and applied unless there was no thread for it."""
@@ -353,7 +354,7 @@ class InterceptedCall:
             async with asyncio.timeout_at(until_s):
                 if self._turn is not None:
                     await self._turn
-        has_hooks = any(map(services.chain.has_policies, (*method.before, *method.after)))
+        has_hooks = not services.chain.hooks.isdisjoint((*method.before, *method.after))
         if not call.find_records() and has_hooks:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
@@ -498,17 +499,15 @@ class InterceptedCall:
         """Updates the records before the response goes to the client, and starts the post hooks."""
         services, method = self._services, self._method
         call, self._call = self._call, None
-        if call is not None:
-            call.on_end()
-            if call.resized_cgroup:
-                reapply_resized(services, method, call)
-        if outcome is Outcome.FAILED:
-            if call is not None:
-                self._on_failed(call)
-            return
         if call is None:
-            if self._is_unseen:
+            if self._is_unseen and outcome is not Outcome.FAILED:
                 services.on_unsettled()
+            return
+        call.on_end()
+        if call.resized_cgroup:
+            reapply_resized(services, method, call)
+        if outcome is Outcome.FAILED:
+            self._on_failed(call)
             return
         try:
             is_recorded = False
@@ -516,10 +515,12 @@ class InterceptedCall:
                 with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
                     call.on_success(open_response(data))
                     is_recorded = True
-            if is_recorded:
-                start_post_hooks(services, method, call)
-            else:
+            if not is_recorded:
                 services.spawn(settle(services, method, call))
+                return
+            has_hooks = not services.chain.hooks.isdisjoint(method.after)
+            if has_hooks or call.due_writes or call.disturbed_cgroup:
+                start_post_hooks(services, method, call)
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 

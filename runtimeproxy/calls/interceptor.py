@@ -98,6 +98,10 @@ class CgroupWriter(Protocol):
     def resized(self, cgroup: str) -> None:
         """The same after the kubelet has written to a pod's cgroup itself."""
 
+    @property
+    def is_v1(self) -> bool:
+        """Whether a container cannot be made in a pod's cgroup with lower limits: `needs_room` is asked."""
+
     def needs_room(self, pod_cgroup: str) -> bool:
         """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
 

@@ -36,7 +36,7 @@ def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> N
     chain = services.chain
     is_disturbed = call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup)
     if not call.due_writes and not is_disturbed:
-        if not any(map(chain.has_policies, method.after)):
+        if chain.hooks.isdisjoint(method.after):
             return
         if call.has_one_question and call.find_records():
             question = next(call.post_questions(), None)
@@ -152,7 +152,7 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     for due in call.due_writes:
         await write_due(services, due)
     chain = services.chain
-    if not any(map(chain.has_policies, method.after)):
+    if chain.hooks.isdisjoint(method.after):
         return
     if not call.find_records():
         await call.fetch_records()

@@ -113,6 +113,7 @@ class Chain:
         policies: in the order in which they run.
         hung: the policies that are disabled at present, with the number of threads that hang in each. Worker
             threads look into it, too.
+        hooks: those that any policy implements.
         timer: watches the runs that have a worker thread.
     """
 
@@ -137,6 +138,7 @@ class Chain:
         self._skip_label = skip_label
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
+        self.hooks: frozenset[Hook] = frozenset()
         self._has_dry_run = self._has_inputs = False
         self._told: dict[tuple[str, ...], None] = {}
         self._on_node = _OnNode(Node())
@@ -150,6 +152,7 @@ class Chain:
         for policy in self.policies:
             for hook in (*policy.methods, *policy.remote_hooks):
                 self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
+        self.hooks = frozenset(self._by_hook)
         self._on_node = _OnNode(self._on_node.node, self.policies)
         self._has_inputs = any(
             each.inputs or each.optional_inputs or each.selector_without for each in self.policies
@@ -161,15 +164,11 @@ class Chain:
         return self._present().unsettled if self._has_inputs else frozenset()
 
     def _present(self) -> _OnNode:
-        """What follows from the present node, or from the last one while that would have to be read."""
-        source, present = self.node, self._on_node
-        if source.is_fresh and (node := source.snapshot()) is not present.node:
+        """What follows from the present inputs; old facts do not matter here."""
+        node, present = self.node.latest, self._on_node
+        if node is not present.node:
             present = self._on_node = _OnNode(node, self.policies)
         return present
-
-    def has_policies(self, hook: Hook) -> bool:
-        """Return whether any policy implements the hook; a look-up, before anything is parsed."""
-        return hook in self._by_hook
 
     def policies_for(self, hook: Hook, pod: PodTraits) -> Sequence[LoadedPolicy]:
         """Return the policies to run at a hook for this pod; if there are none, `begin` is needless.
@@ -201,27 +200,11 @@ class Chain:
             view: a recorded pod or container, the pods of a QoS class, or the node.
             budget_s: the time for all policies.
         """
-        if self._has_inputs and not self.node.is_fresh:
-            await self._look()
         hook, pod = evaluation_of(view), pod_of(view)
         policies = self._by_hook.get(hook, ()) if pod is None else self.policies_for(hook, pod)
         if not policies:
             return Decision(hook=hook, merged=Merged(view), without_answer=self.unsettled)
         return await self.decide(hook, view, policies, budget_s=budget_s)
-
-    async def _look(self) -> None:
-        """Have a worker thread read what is old of the node: selectors depend on it."""
-        looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_result(_: object) -> None:
-            if not looked.done():
-                looked.set_result(None)
-
-        task = WorkerTask(self.node.snapshot, on_result, lambda reason: reason)
-        task.limit(EVALUATION_S, _NO_TIME)
-        if not self.workers.submit(task):
-            task.end_without(_NO_WORKER)
-        await looked
 
     async def decide(
         self,
@@ -506,17 +489,18 @@ class ChainRun:
         self._pending = None
         if self.is_over:
             return
-        evaluate = partial(self._evaluate, policies[0], progress, response)
+        policy, source = policies[0], self.chain.node
         on_evaluated = partial(self._on_evaluated, policies[1:])
-        if is_long or not self.chain.node.is_fresh:
-            self._run_elsewhere(evaluate, on_evaluated, partial(self._unread, policies[0], progress))
+        if is_long or time.monotonic() >= source.fresh_until_s:
+            evaluate = partial(self._evaluate, policy, progress, response)
+            self._run_elsewhere(evaluate, on_evaluated, partial(self._unread, policy, progress))
         else:
-            on_evaluated(evaluate())
+            on_evaluated(run_policy(policy, self.subject, source.latest, progress, response))
 
     def _evaluate(
         self, policy: LoadedPolicy, progress: Progress, response: ReadResponse
     ) -> tuple[Progress, Failure | None]:
-        """Take the response; in a worker thread unless it is short and the node known."""
+        """Take the response, in a worker thread."""
         return run_policy(policy, self.subject, self.chain.node.snapshot(), progress, response)
 
     def _on_evaluated(

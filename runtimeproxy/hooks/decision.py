@@ -211,9 +211,11 @@ def run_policy(
     # Effects are left to the policy: what it has begun it may have to end.
     is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
-        if is_answer and (policy.inputs or policy.features) and (off := off_reason(policy, view, node)):
+        may_be_off = is_answer and (policy.features or not node.unsure.isdisjoint(policy.inputs))
+        if may_be_off and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
-        if is_answer and policy.optional_inputs and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
+        may_lack = is_answer and not node.unsure.isdisjoint(policy.optional_inputs)
+        if may_lack and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
             progress = progress.without(policy)
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)

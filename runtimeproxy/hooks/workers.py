@@ -221,7 +221,8 @@ class WorkerRun:
         """Run all policies, until one refuses, then apply the decision."""
         subject, chain, progress = self.chain_run.subject, self.chain_run.chain, self.progress
         failure: Failure | None = None
-        node = chain.node.snapshot() if self.policies else None
+        is_old = bool(self.policies) and time.monotonic() >= chain.node.fresh_until_s
+        node = chain.node.snapshot() if is_old else chain.node.latest
         for index, policy in enumerate(self.policies):
             with self._lock:
                 if self.is_given_up:
@@ -231,7 +232,7 @@ class WorkerRun:
             if policy.name in chain.hung:
                 failure = Failure(policy, FailureKind.SKIPPED, HANGS)
                 progress = add_failure(subject, progress, failure)
-            elif node is not None:
+            else:
                 progress, failure = run_policy(policy, subject, node, progress)
             if progress.refusal is not None:
                 break

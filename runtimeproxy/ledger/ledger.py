@@ -147,7 +147,7 @@ class Ledger:
         self._prune_at = MOST_UNCLAIMED
         self.now_s = clock
         # Known from the first write on: before it, no pod has a value of ours.
-        self._is_v1 = False
+        self.is_v1 = False
         self.rule = ConflictRule.LATER
         self.not_loaded: frozenset[str] = frozenset()
         self.observed: frozenset[str] = frozenset()
@@ -308,7 +308,7 @@ class Ledger:
     def needs_room(self, pod_cgroup: str) -> bool:
         """Whether `make_room` might write to a pod's cgroup; for the event loop's thread."""
         held = self._find(pod_cgroup)
-        return held is not None and self._is_v1 and not fitting.OF_CHILDREN.isdisjoint(held.book.entries)
+        return held is not None and self.is_v1 and not fitting.OF_CHILDREN.isdisjoint(held.book.entries)
 
     def make_room(self, pod_cgroup: str, values: Mapping[str, Value]) -> None:
         """Raises the quota and the CPUs of a pod, if they are ours, to those of a container to be created.
@@ -323,7 +323,7 @@ class Ledger:
         names = values.keys() & fitting.OF_CHILDREN
         if held is None or names.isdisjoint(held.book.entries):
             return
-        if self._is_v1:
+        if self.is_v1:
             path = cgroup_path(pod_cgroup)
             plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
             self._settle([path], [Job((*path, _NEW), plan, {})])
@@ -521,7 +521,7 @@ class Ledger:
             is_look: Whether nothing has happened that would explain a change: then a foreign value counts as
                 one, and files that are missing are not tried.
         """
-        self._is_v1 = fitting.cgroup_version(self._files) == 1
+        self.is_v1 = fitting.cgroup_version(self._files) == 1
         # A container's values may have to fit to those of its pod.
         pods = [path[:-1] for path in paths if self._level(path) is Level.CONTAINER]
         try:
@@ -598,7 +598,7 @@ class Ledger:
                 path = (*job.path, name)
                 child = self._held.get(path)
                 is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
-                if is_ours or self._is_v1:
+                if is_ours or self.is_v1:
                     blank = Plan(Book(_identity(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 

@@ -217,7 +217,7 @@ class Upkeep:
     async def _evaluate_others(self) -> tuple[Sequence[Wanted], frozenset[str]]:
         chain = self._chain()
         wanted: list[Wanted] = []
-        if chain.has_policies(Hook.EVALUATE_QOS_CLASS):
+        if Hook.EVALUATE_QOS_CLASS in chain.hooks:
             pods = [
                 (cgroup_path(pod.cgroup_parent), pod)
                 for pod in self._store.pods
@@ -235,7 +235,7 @@ class Upkeep:
                 wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
         sysctls: dict[str, int | str] = {}
         held = chain.unsettled
-        if chain.has_policies(Hook.EVALUATE_NODE):
+        if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
             wanted += wanted_of_node(decision)
             sysctls, held = sysctls_of(decision), decision.without_answer

@@ -128,8 +128,9 @@ class NodeReader:
         self._known: tuple[float, NodeFacts] | None = None
 
     @property
-    def is_fresh(self) -> bool:
-        return self._known is not None and self._clock() - self._known[0] < REFRESH_S
+    def fresh_until_s(self) -> float:
+        """By the clock: until then `facts` reads no file."""
+        return self._known[0] + REFRESH_S if self._known is not None else 0.0
 
     @property
     def latest(self) -> NodeFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -203,6 +204,8 @@ class Node:
     """An input that is not in it is known if its values are there, else unknown."""
     generations: Mapping[Input, int] = field(default_factory=dict)
     """By input, a number that is larger after each change; an input that is not in it has 0."""
+    unsure: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
+    """The inputs that may be unknown for some pod."""
     _pods_with_requests: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     _unknown: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
 
@@ -210,6 +213,9 @@ class Node:
         object.__setattr__(self, "_pods_with_requests", frozenset(uid for uid, _ in self.requests))
         unknown = frozenset(each for each in Input if self.state_of(each) is InputState.UNKNOWN)
         object.__setattr__(self, "_unknown", unknown)
+        is_withdrawn = self.states.get(Input.POD_REQUESTS) is InputState.WITHDRAWN
+        of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
+        object.__setattr__(self, "unsure", unknown | of_pods)
 
     def strategy_for(self, pod: PodTraits) -> PodStrategy:
         """The strategies that count for a pod, its own annotations included; in any thread."""
@@ -247,20 +253,24 @@ class NodeSource(Protocol):
     """Where the present node comes from."""
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether `snapshot` reads no file just now."""
+    def latest(self) -> Node:
+        """The present inputs, and the facts that were read last; no file is read for it."""
+
+    @property
+    def fresh_until_s(self) -> float:
+        """By `time.monotonic`: until then `latest` is the present node."""
 
     def snapshot(self) -> Node:
-        """The present node; in the event loop's thread only while `is_fresh`."""
+        """The present node; may read files, so not for the event loop's thread."""
 
 
 class FixedNode:
     """A node that never changes."""
 
-    is_fresh = True
+    fresh_until_s = math.inf
 
     def __init__(self, node: Node | None = None) -> None:
-        self._node = node or Node()
+        self.latest = node or Node()
 
     def snapshot(self) -> Node:
-        return self._node
+        return self.latest

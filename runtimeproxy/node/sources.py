@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
-from runtimeproxy.node.facts import NodeFacts, NodeReader
+from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import Look, NodeInputs, Places
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
 
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[Node, frozenset[Input]], None]
-Allocations = Callable[[], Mapping[str, PodCpus] | None]
 
 FIRST_READ_S: Final = 3.0
 """How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
 
-_NONE: Final[Mapping[str, PodCpus]] = {}
 _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
@@ -49,25 +48,27 @@ class WatchSettings(NamedTuple):
 
 
 class NodeSources:
-    """The node that these places describe; used in the event loop's thread, but for `snapshot`.
+    """The node that these places describe: a `NodeSource`; used in the event loop's thread, but for that.
 
     Args:
         places: Where the inputs are.
         executor: One thread for reading files; it may hang with them.
-        allocations: The CPUs of pods that have some of their own; in any thread.
+        allocations: The CPUs of pods that have some of their own, by pod uid; None: not known yet.
         settings: None for the defaults.
         clock: Monotonic time in seconds.
 
     Attributes:
         on_change: Called with each new snapshot and the inputs that have changed; None for nobody.
         settled: Set once everything has been looked at.
+        latest: See `NodeSource`.
+        fresh_until_s: See `NodeSource`.
     """
 
     def __init__(
         self,
         places: Places,
         executor: Executor,
-        allocations: Allocations = dict,
+        allocations: Mapping[str, PodCpus] | None = None,
         settings: WatchSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,31 +82,33 @@ class NodeSources:
         self._inputs = NodeInputs(places, self._facts)
         self._folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
         self._events = [FolderEvents(folder, self._settings.open_inotify) for folder in self._folders]
-        self._base = Node()
-        self._merged: tuple[Node, NodeFacts, Mapping[str, PodCpus], Node] | None = None
+        self._base = self.latest = Node()
+        self.fresh_until_s = 0.0
+        # Held while `latest` is made; who reads it needs no lock.
+        self._lock = threading.Lock()
+        self._made_of: tuple[object, object, object] = (None, None, None)
         self._problems: tuple[str, ...] = ()
         self._reported: set[str] = set()
         self._wake = asyncio.Event()
         self._is_restored = False
         self._is_polled = False
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether `snapshot` reads no file just now."""
-        return self._facts.is_fresh
-
     def snapshot(self) -> Node:
-        """The present node, with facts that are at most a second old; in any thread while `is_fresh`."""
-        return self._with_facts(self._facts.facts())
+        """The present node; reads facts that are older than a second."""
+        self._facts.facts()
+        return self._renewed()
 
-    def _with_facts(self, facts: NodeFacts) -> Node:
-        base, allocations = self._base, self._allocations() or _NONE
-        merged = self._merged
-        # Replaced as one, so that threads need no lock: at worst two of them make the same node.
-        if merged is None or merged[0] is not base or merged[1] is not facts or merged[2] is not allocations:
-            node = replace(base, facts=facts, allocations=allocations)
-            self._merged = merged = (base, facts, allocations, node)
-        return merged[3]
+    def _renewed(self) -> Node:
+        """Makes `latest` of what is known now; in any thread."""
+        with self._lock:
+            # First, because another thread may read the facts again just now.
+            fresh_until_s = self._facts.fresh_until_s
+            base, facts, allocations = made_of = self._base, self._facts.latest, self._allocations
+            if any(new is not old for new, old in zip(made_of, self._made_of, strict=True)):
+                self._made_of = made_of
+                self.latest = replace(base, facts=facts, allocations=allocations or {})
+            self.fresh_until_s = fresh_until_s
+            return self.latest
 
     @property
     def summary(self) -> str:
@@ -137,7 +140,7 @@ class NodeSources:
         try:
             while True:
                 self._wake.clear()
-                job = self._executor.submit(self._look, self._allocations(), is_first)
+                job = self._executor.submit(self._look, self._allocations, is_first)
                 look, no_events = await asyncio.wrap_future(job)
                 changed_s = self._clock() if self._publish(look) else None
                 self._report_events(no_events)
@@ -159,9 +162,12 @@ class NodeSources:
         except TimeoutError:
             logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
-    def look_soon(self) -> None:
-        """Has the next look begin at once: allocations have changed."""
-        self._wake.set()
+    def allocate(self, allocations: Mapping[str, PodCpus]) -> None:
+        """Takes other allocations; the next look begins at once, because pools may follow from them."""
+        if allocations != self._allocations:
+            self._allocations = allocations
+            self._renewed()
+            self._wake.set()
 
     def _look(self, allocations: Mapping[str, PodCpus] | None, is_first: bool) -> tuple[Look, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
@@ -181,12 +187,13 @@ class NodeSources:
     def _publish(self, look: Look) -> bool:
         """Makes the look's node the present one; returns whether something has changed."""
         self._base = look.node
+        node = self._renewed()
         self._problems = look.problems
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
         self._reported &= {*look.problems, *look.notes}
         if look.changed and self.on_change is not None:
-            self.on_change(self._with_facts(self._facts.latest), look.changed)
+            self.on_change(node, look.changed)
         return bool(look.changed)
 
     def _report(self, texts: Iterable[str], level: int) -> None:

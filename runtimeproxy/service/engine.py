@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.node.snapshot import PodCpus
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +120,8 @@ class Engine:
         # Policies and hook servers
         self._workers = Workers(settings.hooks.worker_threads)
         # The node
-        self._allocations: dict[str, PodCpus] | None = None
         self._node_thread = BackgroundThreads(1, "node")
-        self._node = NodeSources(places_of(settings), self._node_thread, lambda: self._allocations)
+        self._node = NodeSources(places_of(settings), self._node_thread)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
@@ -305,9 +303,7 @@ class Engine:
             if pod.state is not Lifecycle.STOPPED
             and (cpus := pod_cpus(pod.labels, pod.annotations)) is not None
         }
-        if allocations != self._allocations:
-            self._allocations = allocations
-            self._node.look_soon()
+        self._node.allocate(allocations)
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a Version call; for health probes."""

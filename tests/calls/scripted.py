@@ -171,6 +171,8 @@ class RecordedWriter:
     def resized(self, cgroup: str) -> None:
         self.apply(cgroup)
 
+    is_v1 = True
+
     def needs_room(self, pod_cgroup: str) -> bool:
         return pod_cgroup == self.narrow
 

@@ -57,8 +57,8 @@ async def test_a_call_that_no_policy_changes_has_no_change(workers: Workers) -> 
 
 async def test_a_hook_that_no_policy_wants_starts_no_thread(workers: Workers) -> None:
     chain = Chain([scripted("a", nothing)], workers)
-    assert chain.has_policies(Hook.PRE_CREATE_CONTAINER)
-    assert not chain.has_policies(Hook.PRE_RUN_POD_SANDBOX)
+    assert Hook.PRE_CREATE_CONTAINER in chain.hooks
+    assert Hook.PRE_RUN_POD_SANDBOX not in chain.hooks
     assert not chain.policies_for(Hook.PRE_RUN_POD_SANDBOX, VIEW.pod)
     assert (await decide(chain, Hook.PRE_RUN_POD_SANDBOX)).change is None
     assert workers.threads == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,25 +43,24 @@ class ChangingNode:
     """A node that a test replaces."""
 
     def __init__(self, node: Node) -> None:
-        self.node = node
-        self.is_fresh = True
+        self.latest = node
+        self.fresh_until_s = math.inf
 
     def snapshot(self) -> Node:
-        return self.node
+        return self.latest
 
 
-class ReadNode(ChangingNode):
-    """One that is fresh once it has been read; it notes which threads read it when it is not."""
+class OldNode(ChangingNode):
+    """One whose facts are always old; it notes which threads read them."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
+        self.fresh_until_s = 0.0
         self.readers: set[threading.Thread] = set()
 
     def snapshot(self) -> Node:
-        if not self.is_fresh:
-            self.readers.add(threading.current_thread())
-            self.is_fresh = True
-        return self.node
+        self.readers.add(threading.current_thread())
+        return self.latest
 
 
 async def test_a_policy_is_off_while_an_input_is_unknown(workers: Workers) -> None:
@@ -73,7 +73,7 @@ async def test_a_policy_is_off_while_an_input_is_unknown(workers: Workers) -> No
         ("a", AuditKind.OFF, "not known: pools")
     ]
     for node in (KNOWN, WITHDRAWN):
-        source.node = node
+        source.latest = node
         decision = await decide(chain)
         assert shares_of(decision) == 5
         assert decision.without_answer == frozenset()
@@ -169,24 +169,23 @@ def test_fewer_pods_need_a_policy_while_an_input_is_away(node: Node, pod: PodVie
 
 
 def test_a_node_that_would_have_to_be_read_is_not_read_for_that() -> None:
-    source = ChangingNode(KNOWN)
+    source = OldNode(KNOWN)
     chain = Chain([bind(Partial())], Workers(), node=source)
     assert chain.policies_for(Hook.EVALUATE_POD, PodView())
-    source.node, source.is_fresh = Node(), False
-    assert chain.policies_for(Hook.EVALUATE_POD, PodView())
-    source.is_fresh = True
+    source.latest = Node()
     assert not chain.policies_for(Hook.EVALUATE_POD, PodView())
+    assert not source.readers
 
 
 async def test_an_evaluation_is_of_the_present_node(workers: Workers) -> None:
-    """Even if it would have to be read: a worker thread does that."""
-    source = ReadNode(Node())
+    """Even if its facts have to be read: a worker thread does that."""
+    source = OldNode(Node())
     chain = Chain([bind(Partial()), scripted("other", nothing)], workers, node=source)
     for node, held in ((Node(), {"partial"}), (KNOWN, set()), (WITHDRAWN, set()), (Node(), {"partial"})):
-        source.node, source.is_fresh = node, False
+        source.latest = node
         for view in (PodView(), VIEW):
             assert (await chain.evaluate(view)).without_answer == held
-            source.is_fresh = False
+    assert source.readers
     assert threading.main_thread() not in source.readers
 
 

@@ -192,7 +192,7 @@ class Needs(Policy):
 
 def test_no_policy_runs_for_a_pod_that_no_selector_matches() -> None:
     chain = Chain([bind(BatchResource())], Workers())
-    assert chain.has_policies(Hook.PRE_RUN_POD_SANDBOX)
+    assert Hook.PRE_RUN_POD_SANDBOX in chain.hooks
     assert not chain.policies_for(Hook.PRE_RUN_POD_SANDBOX, BE)
     assert not chain.policies_for(Hook.POST_STOP_CONTAINER, PodView())
 

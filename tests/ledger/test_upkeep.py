@@ -39,14 +39,12 @@ class Policies:
 
     rule = ConflictRule.EARLIER
     unsettled: frozenset[str] = frozenset()
+    hooks = frozenset({Hook.EVALUATE_QOS_CLASS})
 
     def __init__(self) -> None:
         self.policies: list[Any] = []
         self.claims: dict[type, Claims] = {}
         self.seen: list[Any] = []
-
-    def has_policies(self, hook: Hook) -> bool:
-        return hook is Hook.EVALUATE_QOS_CLASS
 
     async def evaluate(self, view: Any) -> Decision:
         self.seen.append(view)

@@ -65,12 +65,13 @@ def test_cpus_that_are_switched_off_and_on_are_noticed(node: FakeNode) -> None:
     assert node.reader.facts().cpus_problem("1,4") == ""
 
 
-@pytest.mark.parametrize(("now_s", "is_fresh"), [(REFRESH_S / 2, True), (REFRESH_S, False)])
-def test_what_was_read_is_fresh_for_a_while(node: FakeNode, now_s: float, is_fresh: bool) -> None:
-    assert node.reader.is_fresh is False
+def test_what_was_read_is_fresh_for_a_while(node: FakeNode) -> None:
+    assert node.reader.fresh_until_s == 0.0
+    node.now_s = 5.0
     node.reader.facts()
-    node.now_s = now_s
-    assert node.reader.is_fresh == is_fresh
+    node.now_s += REFRESH_S / 2
+    node.reader.facts()
+    assert node.reader.fresh_until_s == 5.0 + REFRESH_S
 
 
 def test_version_1(node: FakeNode) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -63,7 +64,6 @@ class Watched:
             node_name=NODE_NAME,
         )
         self.settings = settings
-        self.allocations: dict[str, PodCpus] = {}
         self.changes: list[frozenset[Input]] = []
         self.times_s: list[float] = []
         self._changed = asyncio.Condition()
@@ -72,7 +72,7 @@ class Watched:
 
     def start(self) -> None:
         self._executor = ThreadPoolExecutor(1)
-        self.sources = NodeSources(self.places, self._executor, lambda: self.allocations, self.settings)
+        self.sources = NodeSources(self.places, self._executor, {}, self.settings)
         self.sources.on_change = self._on_change
         self._task = asyncio.get_running_loop().create_task(self.sources.run())
 
@@ -250,11 +250,12 @@ async def test_a_file_system_that_hangs_is_not_waited_for(
 
 async def test_facts_and_allocations_are_those_of_the_moment(watched: Watched) -> None:
     before = await watched.settle()
-    assert watched.sources.is_fresh
-    assert watched.sources.snapshot() is before
-    watched.allocations = {"u": PodCpus(QoSClass.LSR, frozenset({1}))}
-    after = watched.sources.snapshot()
-    assert after.allocations == watched.allocations
+    assert watched.sources.fresh_until_s > time.monotonic()
+    assert watched.sources.latest is before
+    allocations = {"u": PodCpus(QoSClass.LSR, frozenset({1}))}
+    watched.sources.allocate(allocations)
+    after = watched.sources.latest
+    assert after.allocations == allocations
     assert (after.cpus, after.generations) == (before.cpus, before.generations)
     assert watched.sources.snapshot() is after
     assert after.facts.online_cpus == frozenset(range(8))
@@ -305,7 +306,7 @@ async def test_no_error_ends_the_watch(
         handler = logging.Handler()
         monkeypatch.setattr(handler, "handle", lambda _: looked.set())
         logging.getLogger(node_sources.__name__).addHandler(handler)
-        watched.sources.look_soon()
+        watched.sources.allocate({"u": PodCpus(QoSClass.LSR, frozenset({1}))})
         async with asyncio.timeout(DEADLINE_S):
             await looked.wait()
         logging.getLogger(node_sources.__name__).removeHandler(handler)

@@ -11,6 +11,10 @@ from types import FrameType
 from typing import Final
 
 _ROOT: Final = str(Path(__file__).parents[2]) + "/"
+_QUIET_S: Final = 0.2
+"""No function for that long: records of earlier calls are saved, and their audit lines written."""
+_MOST_S: Final = 2.0
+"""How long to wait for that."""
 _PACKAGES: Final = tuple(f"{_ROOT}{name}/" for name in ("runtimeproxy", "policies"))
 
 
@@ -19,22 +23,35 @@ class Recorder:
 
     def __init__(self) -> None:
         self._calls: list[tuple[float, int, str, str]] | None = None
+        self._latest_s = 0.0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Notes the call of a function of the product."""
         calls = self._calls
         code = frame.f_code
-        if calls is None or event != "call" or not code.co_filename.startswith(_PACKAGES):
+        if event != "call" or not code.co_filename.startswith(_PACKAGES):
             return
-        name = code.co_filename.removeprefix(_ROOT)
-        calls.append((time.monotonic(), threading.get_ident(), name, code.co_qualname))
+        self._latest_s = now_s = time.monotonic()
+        if calls is not None:
+            name = code.co_filename.removeprefix(_ROOT)
+            calls.append((now_s, threading.get_ident(), name, code.co_qualname))
 
     def obey(self) -> None:
-        """Starts and stops as standard input says; answers each line with one of JSON."""
+        """Starts and stops as standard input says; answers each line with one of JSON.
+
+        Starts when the work that earlier calls have left behind is done: it is no part of the next call.
+        """
         for line in sys.stdin:
+            if line.strip() == "start":
+                self._wait_until_quiet()
             calls, self._calls = self._calls, [] if line.strip() == "start" else None
             sys.stdout.write(json.dumps(calls or []) + "\n")
             sys.stdout.flush()
+
+    def _wait_until_quiet(self) -> None:
+        ends_s = time.monotonic() + _MOST_S
+        while (now_s := time.monotonic()) < ends_s and now_s - self._latest_s < _QUIET_S:
+            time.sleep(0.01)
 
 
 def main() -> int:

@@ -104,14 +104,15 @@ async def test_a_refusal_keeps_code_and_text(strict: HookServer, serving: HookSe
 class WatchedNode:
     """A node whose facts are old: it notes which thread reads them."""
 
-    is_fresh = False
+    fresh_until_s = 0.0
 
     def __init__(self) -> None:
+        self.latest = Node()
         self.readers: set[threading.Thread] = set()
 
     def snapshot(self) -> Node:
         self.readers.add(threading.current_thread())
-        return Node()
+        return self.latest
 
 
 async def test_no_file_is_read_in_the_loops_thread_for_an_answer(
