@@ -78,10 +78,11 @@ class CpuNormalization(Policy):
 def _scale(pod: PodView, node: Node) -> tuple[Scale | None, str]:
     """Return the division for a pod with its reason; without one the problem, which may be empty."""
     scale = quota_scale(node.normalization_ratio)
-    if scale is None:
+    if scale is None or pod.qos not in _SHARING:
         return None, ""
     try:
-        has_cpuset = resource_status(pod.annotations).cpus is not None
+        # The CPUs of `LS` pods do not matter, and so neither does an annotation that cannot be read.
+        has_cpuset = pod.qos is QoSClass.NONE and resource_status(pod.annotations).cpus is not None
     except AnnotationError as error:
         return None, str(error)
     if not shares_cpus(pod.qos, has_cpuset=has_cpuset):

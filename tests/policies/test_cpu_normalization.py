@@ -142,3 +142,15 @@ def test_it_is_off_by_default_and_needs_the_ratio() -> None:
     """Koordinator's gate CPUNormalization is off."""
     assert not CpuNormalization.is_default
     assert Input.NORMALIZATION in CpuNormalization.inputs
+
+
+def test_an_unreadable_allocation_does_not_matter_for_pods_that_share_cpus_anyway() -> None:
+    pod = PodView(qos=QoSClass.LS, annotations={RESOURCE_STATUS: "{"})
+    change = CpuNormalization().pod(pod, node())
+    assert change is not None
+    assert (change.cgroup, change.problems) == ({QUOTA: Scale(1.2)}, ())
+
+
+def test_an_unreadable_allocation_is_not_reported_for_pods_of_other_classes() -> None:
+    pod = PodView(qos=QoSClass.BE, annotations={RESOURCE_STATUS: "{"})
+    assert CpuNormalization().pod(pod, node()) is None
