@@ -146,6 +146,8 @@ class CriCall(ABC):
         is_resize: Whether the kubelet has resized the pod there; else it may have been disturbed only.
         room_cgroup: The pod's cgroup if it may have to be raised before the runtime makes or starts a
             container; else empty.
+        sets_quota: Whether the kubelet sets the quota of a container which, or whose pod, may have a burst of
+            policies.
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
             Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
         due_writes: The cgroup values to write now that the call has succeeded.
@@ -161,6 +163,7 @@ class CriCall(ABC):
     resized_cgroup = ""
     is_resize = True
     room_cgroup = ""
+    sets_quota = False
     disturbed_cgroup = ""
     due_writes: tuple[DueWrites, ...] = ()
     is_long = False
@@ -196,6 +199,10 @@ class CriCall(ABC):
     def room(self) -> Mapping[str, int | str]:
         """The values of a container that its pod's cgroup has to have room for, by cgroup parameter."""
         return NO_ENTRIES
+
+    def new_quotas_us(self) -> Mapping[str, int]:
+        """The CPU quotas that cgroups get by this call, its pod's first."""
+        return no_quotas()
 
     def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""

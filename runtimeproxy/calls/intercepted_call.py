@@ -233,7 +233,8 @@ class InterceptedCall:
         is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
         must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
-        if must_wait or call.is_long or call.room_cgroup or (has_hooks and not call.has_one_question):
+        needs_thread = call.is_long or call.room_cgroup or call.sets_quota
+        if must_wait or needs_thread or (has_hooks and not call.has_one_question):
             self._turn = services.order.enter(self._turn_key)
             self._task = services.spawn(self._decide_in_task(call))
             return
@@ -335,6 +336,10 @@ class InterceptedCall:
             if call.room_cgroup:
                 run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
                 await run(executor, self._services.writer.make_room, call.room_cgroup, call.room())
+            if call.sets_quota:
+                # The kernel refuses a quota below the burst, whether or not policies have an answer now.
+                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
+                await run(executor, self._lower_bursts, call.new_quotas_us())
             if self._call is not None:
                 self._forward(call, frame)
             elif self._is_unseen:
@@ -407,6 +412,11 @@ class InterceptedCall:
             if decision.change is not None:
                 is_changed = question.edit(decision.change) or is_changed
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
+
+    def _lower_bursts(self, quotas_us: Mapping[str, int]) -> None:
+        """In a worker thread: before the quotas of these cgroups are lowered."""
+        for cgroup, quota_us in quotas_us.items():
+            self._services.writer.before_update(cgroup, quota_us)
 
     def _write_all(self, decisions: Decisions) -> list[Mapping[str, Written]]:
         """In a worker thread: writes the cgroup values of all decisions; returns the results of each."""

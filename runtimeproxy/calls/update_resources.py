@@ -74,6 +74,9 @@ class UpdateContainerResources(ContainerCall):
         sent = self._sent
         self.is_resize = bool(sent.cpu_shares or sent.cpu_quota_us or sent.memory_limit_bytes)
         self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
+        if sent.cpu_quota_us is not None and pod is not None:
+            cgroups = pod.cgroup_parent, self._cgroup
+            self.sets_quota = any(map(self.services.writer.is_managed, filter(None, cgroups)))
         return super().find_records()
 
     def questions(self) -> Questions:
@@ -85,17 +88,36 @@ class UpdateContainerResources(ContainerCall):
         self._silent = self.services.chain.unsettled
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit, question.is_deferred = self._edit, True
-        others = [
-            each.requested
-            for each in self.services.store.containers.members(expected.pod_id)
-            if each.id != expected.id and each.state is not Lifecycle.STOPPED
-        ]
-        question.new_quotas_us = partial(self._new_quotas_us, question.cgroup, self.pod, others)
+        if not self.sets_quota:
+            question.new_quotas_us = partial(
+                self._new_quotas_us, question.cgroup, self.pod, self._others(expected)
+            )
         decision = yield question
         if decision is not None:
             self._owners, self._pending = decision.owners, pending_values(question, decision)
             self._silent = decision.without_answer
             self._fields = None if decision.unwritten else decision.merged.fields
+
+    @property
+    def _cgroup(self) -> str:
+        """The container's; empty if it is not known, or not there yet."""
+        record = self.record
+        if record is None or record.state is Lifecycle.CREATED:
+            return ""
+        return container_cgroup(self.services, self.pod, record)
+
+    def _others(self, record: ContainerRecord) -> Collection[Resources]:
+        """What the kubelet has asked for the other containers of the pod."""
+        return [
+            each.requested
+            for each in self.services.store.containers.members(record.pod_id)
+            if each.id != record.id and each.state is not Lifecycle.STOPPED
+        ]
+
+    def new_quotas_us(self) -> Mapping[str, int]:
+        """Those of the edited request."""
+        record = self.record
+        return {} if record is None else self._new_quotas_us(self._cgroup, self.pod, self._others(record))
 
     def _new_quotas_us(
         self, cgroup: str, pod: PodRecord | None, others: Collection[Resources]

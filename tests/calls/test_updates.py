@@ -257,6 +257,25 @@ async def test_values_of_a_running_container_are_written_after_the_update(desk: 
     assert desk.writer.written == [(cgroup, {"cpu.cfs_burst_us": 1000})]
 
 
+@pytest.mark.parametrize("answer", ["fails", "is-silent", "is-not-loaded"])
+async def test_bursts_are_lowered_before_a_quota_whatever_policies_say(desk: Surroundings, answer: str) -> None:
+    """A burst that a policy has given stays while it has no answer; the kernel would refuse the resize."""
+    found = Fickle(ContainerChange(cgroup={"cpu.cfs_burst_us": 1000}))
+    await desk.load(policy(container=found))
+    await with_container(desk)
+    start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
+    await start.succeeded(api_pb2.StartContainerResponse())
+    await desk.idle()
+    found.fails, found.change = answer == "fails", None
+    if answer == "is-not-loaded":
+        await desk.load()
+    call = desk.call("UpdateContainerResources", update(cpu_quota=5000))
+    await call.reply.done()
+    assert call.reply.forwarded == [None]
+    cgroup = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
+    assert desk.writer.quotas == [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
+
+
 QUOTA_CAP = ContainerChange(resources=ResourceChange(cpu_quota_us=20_000))
 
 
