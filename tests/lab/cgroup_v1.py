@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -61,6 +62,36 @@ def values(cgroup: str) -> CgroupValues:
 def processes(cgroup: str) -> list[int]:
     """The processes of one cgroup, those of cgroups below it left out."""
     return [int(pid) for pid in read("cpu", cgroup, "cgroup.procs").split()]
+
+
+_HOLDS_NO_VALUE = re.compile(
+    r"procs|tasks|event_control|force_empty|failcnt|usage|pressure|reset_stats|release_agent|stat$"
+)
+"""Files that can be written and hold processes, counters or commands."""
+
+
+def texts(cgroup: str, *, deep: bool = True) -> dict[str, bytes]:
+    """The raw text of every file of a cgroup that holds a value, by its path below the mounts.
+
+    In controllers whose files policies write, with all cgroups below it unless `deep` is false; files that
+    this kernel does not let be read are left out.
+    """
+    found: dict[str, bytes] = {}
+    for controller in ("cpu", "cpuset", "memory"):
+        point = controllers()[controller]
+        for path in (point / cgroup.lstrip("/")).glob("**/*" if deep else "*"):
+            if _HOLDS_NO_VALUE.search(path.name) or not path.is_file():
+                continue
+            if path.stat().st_mode & 0o200:
+                with suppress(OSError):
+                    found[f"{controller}/{path.relative_to(point)}"] = path.read_bytes()
+    return found
+
+
+def text_file(path: str) -> Path:
+    """The file of a path that `texts` gave."""
+    controller, _, rest = path.partition("/")
+    return controllers()[controller] / rest
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""A folder of Kubernetes objects as an operator fills it: strategies, the own Node, its topology."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NODE_NAME = "lab"
+
+
+class NodeObjects:
+    """The folder of `[node] objects_dir`. Each method replaces one file in one step and says when.
+
+    The times are of `time.monotonic`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def strategies(self, keys: Mapping[str, object]) -> float:
+        """The ConfigMap with these keys, each a JSON document; no key withdraws all strategies."""
+        return self.write("slo-controller-config.yaml", config_map(keys))
+
+    def node(
+        self,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        capacity: Mapping[str, str] | None = None,
+    ) -> float:
+        """The own Node."""
+        return self.write("node.yaml", node(labels or {}, annotations or {}, capacity or {}))
+
+    def topology(self, annotations: Mapping[str, str]) -> float:
+        """The NodeResourceTopology, which has what koordlet publishes in its annotations."""
+        return self.write("topology.yaml", topology(annotations))
+
+    def write(self, name: str, text: str) -> float:
+        """A file with this text, whatever it is."""
+        temporary = self.folder / f".{name}.new"
+        temporary.write_text(text)
+        temporary.replace(self.folder / name)
+        return time.monotonic()
+
+
+def config_map(keys: Mapping[str, object]) -> str:
+    """`slo-controller-config` as `kubectl get -o yaml` prints it; what is no text becomes JSON."""
+    data = "".join(_block(key, value) for key, value in keys.items())
+    return (
+        "apiVersion: v1\n"
+        + (f"data:\n{data}" if data else "data: {}\n")
+        + "kind: ConfigMap\n"
+        + _metadata({"name": "slo-controller-config", "namespace": "koordinator-system"})
+    )
+
+
+def node(labels: Mapping[str, str], annotations: Mapping[str, str], capacity: Mapping[str, str]) -> str:
+    """A Node; capacity and allocatable are the same."""
+    status = {"capacity": dict(capacity), "allocatable": dict(capacity)}
+    metadata = {"name": NODE_NAME, "labels": dict(labels), "annotations": dict(annotations)}
+    return f"apiVersion: v1\nkind: Node\n{_metadata(metadata)}status: {json.dumps(status)}\n"
+
+
+def topology(annotations: Mapping[str, str]) -> str:
+    """A NodeResourceTopology."""
+    metadata = {"name": NODE_NAME, "annotations": dict(annotations)}
+    kind = "apiVersion: topology.node.k8s.io/v1alpha1\nkind: NodeResourceTopology\n"
+    return f"{kind}{_metadata(metadata)}topologyPolicies: []\n"
+
+
+def _metadata(values: Mapping[str, Any]) -> str:
+    # JSON is YAML, too.
+    return "metadata:\n" + "".join(f"  {key}: {json.dumps(value)}\n" for key, value in values.items())
+
+
+def _block(key: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, indent=2)
+    return f"  {key}: |\n" + "".join(f"    {line}\n" for line in text.splitlines())
