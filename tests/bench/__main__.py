@@ -13,15 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import beside, datapath, lifetime, table
+from tests.bench import beside, datapath, lifetime, storm, table
 from tests.bench.bench import Bench, Options
+from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
 from tests.bench.hooked import HookedRows
 from tests.bench.load import h2load_is_there
 from tests.bench.stands import containerd_is_there
 from tests.peers.load_client import LoadError
 
-ROWS = ("version", "kubelet", "beside", "list", "held", "hooked", "start", "memory")
+ROWS = ("version", "kubelet", "beside", "list", "held", "evaluated", "hooked", "storm", "start", "memory")
 
 CALIBRATED = ("version", "kubelet", "list")
 """Rows whose first load only tells how many calls fill the time of a round."""
@@ -71,7 +72,9 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "beside": beside.rows,
         "list": datapath.listing,
         "held": HeldRows(),
+        "evaluated": EvaluatedRow(),
         "hooked": HookedRows(),
+        "storm": storm.rows,
         "start": lifetime.start,
         "memory": lifetime.memory,
     }
@@ -84,6 +87,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         rounds=chosen.rounds or (2 if quick else 7),
         beside_rounds=chosen.beside_rounds or (2 if quick else 15),
         seconds=chosen.seconds or (0.15 if quick else 0.5),
+        storm_pods=chosen.storm_pods or (20 if quick else 250),
         containers=chosen.containers,
         cycles=chosen.cycles or (300 if quick else 10_000),
         containerd=_with_containerd(chosen.runtime),
@@ -112,8 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, help="rounds (7; 2 with --quick)")
     parser.add_argument(
-        "--beside-rounds", type=int, help="rounds of the row `beside`, all in the first round (15; 2)"
+        "--beside-rounds",
+        type=int,
+        help="rounds of the rows `beside` and `storm`, all in the first round (15; 2)",
     )
+    parser.add_argument("--storm-pods", type=int, help="running pods of the row `storm` (250; 20)")
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")
     parser.add_argument(
         "--runtime", choices=("auto", "fake", "containerd"), default="auto", help="for Version"

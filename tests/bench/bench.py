@@ -18,7 +18,9 @@ class Options:
 
     rounds: int = 7
     beside_rounds: int = 15
-    """Rounds of the row of two loads beside each other, whose p99 moves most."""
+    """Rounds of the rows of two loads beside each other, whose p99 moves most."""
+    storm_pods: int = 250
+    """Running pods whose values a strategy changes, with two containers each."""
     seconds: float = 0.5
     """How long each way is loaded in each round of a row."""
     containers: int = 1000

@@ -122,20 +122,22 @@ class ProxyLauncher:
         self.template = template
         self.cgroup_root = cgroup_root
 
-    def make(self, listen: Path, upstream: str, environ: Mapping[str, str] | None = None) -> Process:
-        """A proxy with all its files beside its socket."""
+    def make(
+        self, listen: Path, upstream: str, environ: Mapping[str, str] | None = None, config: str = ""
+    ) -> Process:
+        """A proxy with all its files beside its socket, and with more lines of configuration."""
         folder = listen.parent
-        command = self._own_command(listen, upstream)
+        command = self._own_command(listen, upstream, config)
         if self.template is not None:
             command = [word.format(listen=listen, upstream=upstream) for word in self.template.split()]
         return Process(command, str(listen), folder, environ or {})
 
-    def _own_command(self, listen: Path, upstream: str) -> list[str]:
+    def _own_command(self, listen: Path, upstream: str, more: str) -> list[str]:
         folder = listen.parent / listen.stem
         hooks = folder / "hookserver.d"
         hooks.mkdir(parents=True, exist_ok=True)
         config = folder / "config.toml"
-        config.write_text(f'[cgroups]\nroot = "{self.cgroup_root}"\n')
+        config.write_text(f'[cgroups]\nroot = "{self.cgroup_root}"\n{more}')
         return [
             *(sys.executable, "-m", "runtimeproxy"),
             *("--koord-runtimeproxy-endpoint", str(listen)),

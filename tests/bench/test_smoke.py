@@ -17,13 +17,14 @@ from tests.bench.table import lines, misses
 TINY = (
     *("--runtime", "fake", "--containers", "5", "--rounds", "1"),
     *("--seconds", "0.02", "--cycles", "10", "--beside-rounds", "1"),
+    *("--storm-pods", "3"),
 )
 
 
 @pytest.mark.slow
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    rows = "version,beside,list,held,hooked,start"
+    rows = "version,beside,list,held,evaluated,hooked,storm,start"
     assert main([*TINY, "--rows", rows, "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     assert "given up" not in printed

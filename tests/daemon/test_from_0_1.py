@@ -71,8 +71,8 @@ def left(runtime: FakeRuntime, cgroup_files: CgroupFiles) -> LeftNode:
     state = runtime.state
     with state.lock:
         for identity, each in node["sandboxes"].items():
-            config = json_format.ParseDict(each, api_pb2.PodSandboxConfig())
-            state.sandboxes[identity] = Sandbox(identity, config, "", 1, RUNNING_PID, "")
+            pod = json_format.ParseDict(each, api_pb2.PodSandboxConfig())
+            state.sandboxes[identity] = Sandbox(identity, pod, "", 1, RUNNING_PID, "")
         for identity, each in node["containers"].items():
             sandbox = state.sandboxes[each["sandbox"]]
             config = json_format.ParseDict(each["config"], api_pb2.ContainerConfig())

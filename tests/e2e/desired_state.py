@@ -17,7 +17,7 @@ from tests.lab.cgroup_v1 import CgroupValues
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import RunningPod, running_pod
-from tests.lab.node_objects import NodeObjects
+from tests.lab.node_objects import NodeObjects, kubelet_files
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
@@ -90,7 +90,7 @@ class Site:
     """Every value file of the pods, before any strategy."""
 
     def values(self, name: str, **kinds: int | str) -> dict[str, bytes]:
-        """The texts of a cpu or cpuset file in containers and pods of these kinds. A pod has one container."""
+        """The texts of a cpu or cpuset file in the containers and own cgroups of pods of these kinds."""
         return self.container_values(name, **kinds) | self.pod_values(name, **kinds)
 
     def container_values(self, name: str, **kinds: int | str) -> dict[str, bytes]:
@@ -160,8 +160,7 @@ def site(containerd: Containerd, folder: Path, logs: Path) -> Iterator[Site]:
         objects.node()
         objects.strategies({})
         kubelet = folder / "kubelet"
-        kubelet.mkdir()
-        (kubelet / "config.yaml").write_text("kind: KubeletConfiguration\ncpuManagerPolicy: none\n")
+        kubelet_files(kubelet, {})
         config = CONFIG.format(objects=objects.folder, kubelet=kubelet)
         proxy = stack.enter_context(ProxyProcess(folder, ProxyOptions(str(containerd.socket), config=config)))
         client = stack.enter_context(CriClient(proxy.socket))

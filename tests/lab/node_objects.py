@@ -79,3 +79,22 @@ def _metadata(values: Mapping[str, Any]) -> str:
 def _block(key: str, value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, indent=2)
     return f"  {key}: |\n" + "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def kubelet_files(folder: Path, requests: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    """The folder of `[node] kubelet_dir`: no static CPUs, and the requests by pod uid and container name.
+
+    Source: Kubernetes 1.33, pkg/kubelet/allocation/state.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text("kind: KubeletConfiguration\ncpuManagerPolicy: none\n")
+    state = {"policyName": "none", "defaultCpuSet": "", "checksum": 1}
+    (folder / "cpu_manager_state").write_text(json.dumps(state))
+    entries: dict[str, Any] = {}
+    for (uid, container), amounts in requests.items():
+        pod = entries.setdefault(uid, {"ContainerResources": {}})
+        pod["ContainerResources"][container] = {"requests": dict(amounts)}
+    text = json.dumps({"data": json.dumps({"entries": entries}), "checksum": 1})
+    temporary = folder / ".allocated_pods_state.new"
+    temporary.write_text(text)
+    temporary.replace(folder / "allocated_pods_state")

@@ -146,16 +146,20 @@ def run_pod(
 
 def wait_until_saved(path: Path) -> None:
     """Until all records, and the values of the two pods that policies change, are in the checkpoint."""
-    wanted = 2 * len(PODS) + 2
+    wanted = (2 * len(PODS) + 2, len(PODS))
     ends = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < ends:
-        with sqlite3.connect(path) as database:
-            count = database.execute("SELECT count(*) FROM records").fetchone()[0]
-            running = database.execute(RUNNING).fetchone()[0]
-        if count >= wanted and running == len(PODS):
-            return
+    while (found := counts(path)) != wanted:
+        if time.monotonic() > ends:
+            raise TimeoutError(f"records, running: {found}")
         time.sleep(0.05)
-    raise TimeoutError(f"{count} records, {running} running")
+
+
+def counts(path: Path) -> tuple[int, int]:
+    """How many records there are, and how many containers of them run."""
+    with sqlite3.connect(path) as database:
+        (records,) = database.execute("SELECT count(*) FROM records").fetchone()
+        (running,) = database.execute(RUNNING).fetchone()
+    return records, running
 
 
 def sandboxes(state: RuntimeState) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""The row of a call that every policy decides on, beside one that the three of version 0.1 decide on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing import CgroupFiles
+from runtimeproxy.testing.builders import pod_sandbox_config
+from tests.bench import names
+from tests.bench.bench import Bench
+from tests.bench.datapath import rotated
+from tests.bench.load import generate, plan_for
+from tests.bench.processes import ProxyLauncher
+from tests.bench.scenarios import SERVICE, Pod
+from tests.bench.stands import DIRECT, PROXY, Way
+from tests.bench.storm import ALL_POLICIES, NO_STRATEGIES, strategies
+from tests.lab.node_objects import NodeObjects, kubelet_files
+from tests.peers.load_client import LoadError, call
+
+_TURN = 10
+_CALLS_PER_SECOND = 300
+_THREE, _ALL = "three", "all"
+_POOLS = {"node.koordinator.sh/cpu-shared-pools": '[{"socket": 0, "node": 0, "cpuset": "0-1"}]'}
+_GPU = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
+
+
+class EvaluatedRow:
+    """`CreateContainer` in an LS pod with a GPU, on a node with strategies and pools of CPUs."""
+
+    def __init__(self) -> None:
+        self._ways: dict[str, Way] = {}
+        self._pod: Pod | None = None
+
+    def __call__(self, bench: Bench, turn: int) -> None:
+        """Measures one round; the first starts the two proxies."""
+        if self._pod is None:
+            if bench.full.launcher.template is not None:
+                raise LoadError("another proxy's policies are not known")
+            self._ways = {
+                _THREE: _proxy(bench, _THREE, NO_STRATEGIES),
+                _ALL: _proxy(bench, _ALL, ALL_POLICIES),
+            }
+            self._pod = _make_pod(bench.full.upstream)
+        ways = rotated({DIRECT: bench.full.ways[DIRECT], **self._ways}, turn)
+        count = max(_TURN, int(bench.options.seconds * _CALLS_PER_SECOND) // _TURN * _TURN)
+        added = {}
+        for scenario, step in (("version", "version"), ("create-remove", "create")):
+            plan = plan_for(ways, scenario, count)
+            pods = dict.fromkeys(ways, self._pod.as_words())
+            loads = generate(replace(plan, turn=_TURN, pods=pods, kubelet_headers=True))
+            direct_us = loads[DIRECT][step].mean_us
+            added[step] = {name: loads[name][step].mean_us - direct_us for name in self._ways}
+        three_us, all_us, passing_us = added["create"][_THREE], added["create"][_ALL], added["version"][_ALL]
+        figures = {
+            "three policies, added mean us": three_us,
+            "all policies, added mean us": all_us,
+            "passing call, added mean us": passing_us,
+            "all policies, x three": all_us / three_us,
+            "all policies, x passing": all_us / passing_us,
+        }
+        bench.results.add(names.EVALUATED, PROXY, figures)
+
+
+def _proxy(bench: Bench, name: str, config: str) -> Way:
+    folder = bench.full.folder / f"evaluated-{name}"
+    folder.mkdir()
+    # The directories of QoS classes show which files this kernel has; containers have none here.
+    files = CgroupFiles(folder / "cgroup", version=2)
+    files.make("/kubepods/burstable")
+    objects = NodeObjects(folder / "node.d")
+    objects.node(capacity={"cpu": "64", "memory": "256Gi"})
+    objects.topology(_POOLS)
+    objects.strategies(strategies(0))
+    kubelet_files(folder / "kubelet", {})
+    text = config.format(objects=objects.folder, kubelet=folder / "kubelet")
+    process = ProxyLauncher(None, files.root).make(folder / "proxy.sock", bench.full.upstream, config=text)
+    bench.stack.enter_context(process)
+    process.wait_until_serving()
+    return Way(process.socket, process.pid)
+
+
+def _make_pod(socket: str) -> Pod:
+    config = pod_sandbox_config("bench-evaluated", qos="LS", annotations=_GPU)
+    request = api_pb2.RunPodSandboxRequest(config=config)
+    answer = call(socket, SERVICE + "RunPodSandbox", request.SerializeToString())
+    return Pod(api_pb2.RunPodSandboxResponse.FromString(answer).pod_sandbox_id, config)
