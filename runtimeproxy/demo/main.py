@@ -22,6 +22,7 @@ import grpc
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
+from runtimeproxy.demo.live import OBJECTS_FOLDER, PERCENT, LiveChange, show_strategy, write_strategy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
 from runtimeproxy.hooks.loading import built_in
@@ -34,6 +35,7 @@ from runtimeproxy.testing.builders import (
     kubelet_cgroup_parent,
     pod_sandbox_config,
 )
+from runtimeproxy.testing.cgroups import container_path, parent_path
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -105,6 +107,9 @@ DEMO_PODS: Final = (
 )
 """One pod of each class; no policy selects the last two."""
 
+LIVE_POD: Final = DemoPod("shop", "LS", KubeletQos.GUARANTEED)
+"""The pod that runs while a strategy comes and goes."""
+
 
 def kubelet_resources(pod: DemoPod) -> api_pb2.LinuxContainerResources:
     """The kubelet's values: one core and 256 MiB for a guaranteed pod, next to nothing for others."""
@@ -117,6 +122,18 @@ def kubelet_resources(pod: DemoPod) -> api_pb2.LinuxContainerResources:
         memory_limit_in_bytes=256 * 1024 * 1024,
         oom_score_adj=-997,
     )
+
+
+class RunningPod(NamedTuple):
+    """A pod that runs.
+
+    Attributes:
+        id: of its sandbox.
+        cgroups: path of the pod's cgroup and of its container's, by name.
+    """
+
+    id: str
+    cgroups: Mapping[str, str]
 
 
 class DemoError(RuntimeProxyError):
@@ -138,6 +155,18 @@ class DemoRuntime:
     name: str
     image: str
     driver: CgroupDriver
+
+
+class Shown(NamedTuple):
+    """What happened to the pods.
+
+    Attributes:
+        changes: of the pods of each class, when they were created.
+        live: of the pod that ran while a strategy came and went.
+    """
+
+    changes: list[Change]
+    live: list[LiveChange]
 
 
 class Change(NamedTuple):
@@ -179,12 +208,12 @@ def run_demo(settings: Settings) -> int:
         runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
         if runtime is not None:
             print(f"runtime: {runtime.name} on {runtime.socket_path}")
-            changes = _drive(folder, runtime)
-            if changes is not None:
-                return _report(changes)
+            shown = _drive(folder, runtime)
+            if shown is not None:
+                return _report(*shown)
             reason = "that runtime cannot run the pods of the demo"
         print(f"runtime: the built-in fake ({reason})")
-        return _report(_drive_on_fake_runtime(folder) or [])
+        return _report(*(_drive_on_fake_runtime(folder) or Shown([], [])))
 
 
 def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
@@ -231,7 +260,7 @@ def channel(socket_path: str) -> grpc.Channel:
     return grpc.insecure_channel(f"unix:{socket_path}", options=options)
 
 
-def _drive_on_fake_runtime(folder: Path) -> list[Change] | None:
+def _drive_on_fake_runtime(folder: Path) -> Shown | None:
     """Drives the pods on the built-in fake, with plain files in place of cgroups."""
     cgroups = CgroupFiles(folder / "cgroup", version=2)
     state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, cgroups))
@@ -240,8 +269,8 @@ def _drive_on_fake_runtime(folder: Path) -> list[Change] | None:
         return _drive(folder, runtime, cgroups)
 
 
-def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> list[Change] | None:
-    """Starts the daemon and drives the pods; returns the changes, None if the runtime refused a pod.
+def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> Shown | None:
+    """Starts the daemon and drives the pods; returns what happened, None if the runtime refused a pod.
 
     Args:
         folder: for all files.
@@ -250,18 +279,23 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
     """
     log = folder / "proxy.log"
     cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
+    write_strategy(folder, is_set=False)
     try:
         with _daemon(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
             calls = api_pb2_grpc.RuntimeServiceStub(opened)
             for pod in DEMO_PODS:
-                _run_pod(calls, pod, runtime, cgroups, folder.name)
+                running = _run_pod(calls, pod, runtime, cgroups, folder.name)
+                _remove_pod(calls, running.id)
+            running = _run_pod(calls, LIVE_POD, runtime, cgroups, folder.name)
+            live = show_strategy(folder, cgroup_root, running.cgroups)
+            _remove_pod(calls, running.id)
     except grpc.RpcError as error:
         print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
         return None
     finally:
         _remove_pods(runtime, folder.name)
         _remove_cgroups(cgroup_root)
-    return _changes(log.read_text(encoding="utf-8"))
+    return Shown(_changes(log.read_text(encoding="utf-8")), live)
 
 
 @contextlib.contextmanager
@@ -269,7 +303,8 @@ def _daemon(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) ->
     """The real daemon, in a process of its own, with all its paths in the folder."""
     socket_path = folder / _SOCKET
     config = folder / "config.toml"
-    config.write_text(f'[cgroups]\nroot = "{cgroup_root}"\n', encoding="utf-8")
+    node = f'[node]\nobjects_dir = "{folder / OBJECTS_FOLDER}"\n'
+    config.write_text(f'[cgroups]\nroot = "{cgroup_root}"\n{node}', encoding="utf-8")
     command = (
         *(sys.executable, "-m", "runtimeproxy"),
         *("--koord-runtimeproxy-endpoint", str(socket_path)),
@@ -313,8 +348,8 @@ def _run_pod(
     runtime: DemoRuntime,
     cgroups: CgroupFiles | None,
     run: str,
-) -> None:
-    """Creates, starts and removes a pod with one container, as the kubelet does."""
+) -> RunningPod:
+    """Creates and starts a pod with one container, as the kubelet does."""
     uid = str(uuid.uuid4())
     config = pod_sandbox_config(
         pod.name,
@@ -337,7 +372,12 @@ def _run_pod(
     start = api_pb2.StartContainerRequest(container_id=container_id)
     with contextlib.suppress(grpc.RpcError):  # the image may have no command of its own
         calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
-    _remove_pod(calls, pod_id)
+    parent = config.linux.cgroup_parent
+    paths = {
+        "pod": parent_path(parent, runtime.driver),
+        "main": container_path(parent, container_id, runtime.driver),
+    }
+    return RunningPod(pod_id, paths)
 
 
 def _remove_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod_id: str) -> None:
@@ -384,12 +424,12 @@ def _changes(log: str) -> list[Change]:
     return changes
 
 
-def _report(changes: list[Change]) -> int:
+def _report(changes: list[Change], live: list[LiveChange]) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
     policies = built_in()
     names = max(len(policy.name) for policy in policies)
-    containers = max((len(each.container) for each in changes), default=0)
-    fields = max((len(each.field) for each in changes), default=0)
+    containers = max((len(each.container) for each in (*changes, *live)), default=0)
+    fields = max((len(each.field) for each in (*changes, *live)), default=0)
     for pod in DEMO_PODS:
         own = [each for each in changes if each.pod == pod.name]
         title = f"{pod.name}, QoS class {pod.qos}" if pod.qos else f"{pod.name}, no QoS class"
@@ -400,6 +440,13 @@ def _report(changes: list[Change]) -> int:
             print(f"  {name}: {reason}")
             for each in group:
                 print(f"    {each.container:<{containers}}  {each.field:<{fields}}  {each.values}".rstrip())
+    print(f"\n{LIVE_POD.name}, QoS class {LIVE_POD.qos}, while a strategy comes and goes")
+    print(f"  cpu-burst: {PERCENT} percent of the limit (cpu-burst-config)")
+    for change in live:
+        values = " -> ".join(change.values)
+        print(f"    {change.container:<{containers}}  {change.field:<{fields}}  {values}")
+    if not live:
+        print("    the kernel has no CPU burst, or the container did not start")
     total, changed = len(DEMO_PODS), len({each.pod for each in changes if each.values})
     print("\n-: not set; -1: unlimited; <set>: values of variables are never logged")
     print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")

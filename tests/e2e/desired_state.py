@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,23 +91,13 @@ class Site:
 
     def values(self, name: str, **kinds: int | str) -> dict[str, bytes]:
         """The texts of a cpu or cpuset file in the containers and own cgroups of pods of these kinds."""
-        return self.container_values(name, **kinds) | self.pod_values(name, **kinds)
+        pods = [(pod, value) for kind, value in kinds.items() for pod in self.pods[kind]]
+        return merged(of_pod(pod, name, value) for pod, value in pods)
 
     def container_values(self, name: str, **kinds: int | str) -> dict[str, bytes]:
         """The same for the containers alone."""
-        return {
-            _path(name, pod.container_cgroup()): _text(value)
-            for kind, value in kinds.items()
-            for pod in self.pods[kind]
-        }
-
-    def pod_values(self, name: str, **kinds: int | str) -> dict[str, bytes]:
-        """The same for the pods' own cgroups alone."""
-        return {
-            _path(name, pod.spec.cgroup_parent): _text(value)
-            for kind, value in kinds.items()
-            for pod in self.pods[kind]
-        }
+        pods = [(pod, value) for kind, value in kinds.items() for pod in self.pods[kind]]
+        return merged(of_container(pod, name, value) for pod, value in pods)
 
     def wait_for(self, changed: Texts, since_s: float, within_s: float = WITHIN_S) -> float:
         """Waits until the files hold these texts, and all others what they held before any strategy.
@@ -205,6 +195,26 @@ def _path(name: str, cgroup: str) -> str:
 
 def _text(value: int | str) -> bytes:
     return f"{value}\n".encode()
+
+
+def of_container(pod: RunningPod, name: str, value: int | str) -> dict[str, bytes]:
+    """The text of one file of a pod's container."""
+    return {_path(name, pod.container_cgroup()): _text(value)}
+
+
+def of_own_cgroup(pod: RunningPod, name: str, value: int | str) -> dict[str, bytes]:
+    """The text of one file of a pod's own cgroup."""
+    return {_path(name, pod.spec.cgroup_parent): _text(value)}
+
+
+def of_pod(pod: RunningPod, name: str, value: int | str) -> dict[str, bytes]:
+    """The text of one file in both."""
+    return of_container(pod, name, value) | of_own_cgroup(pod, name, value)
+
+
+def merged(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """All texts."""
+    return {path: text for part in parts for path, text in part.items()}
 
 
 def burst_of(percent: int) -> int:

@@ -9,11 +9,14 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import pytest
 
+from cri_api.runtime.v1 import api_pb2
 from tests.e2e import desired_state
 from tests.e2e.desired_state import (
     BATCH_QUOTA_US,
@@ -23,8 +26,17 @@ from tests.e2e.desired_state import (
     Texts,
     burst_of,
     normalized,
+    of_container,
+    of_own_cgroup,
+    of_pod,
 )
+from tests.e2e.values import BURSTABLE
+from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
+from tests.lab.cri_client import CALL_TIMEOUT_S
+from tests.lab.deadline import wait_until
+from tests.lab.go_clients import KubeletClient
+from tests.lab.node import RunningPod, update_resources
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
@@ -173,3 +185,117 @@ def test_killed_in_the_middle_of_each_change(site: Site) -> None:
         since_s = time.monotonic()
         slowest_s = max(slowest_s, site.wait_for(step.values(site), since_s, AFTER_A_KILL_S))
     print(f"{KILLS} kills; values at most {slowest_s:.2f} s after the start")
+
+
+def resize(site: Site, pod: RunningPod, quota_us: int) -> None:
+    """What the kubelet does to resize a pod: the pod's own cgroup first where it grows, else last.
+
+    Source: kubelet, kuberuntime_manager doPodResizeAction.
+    """
+    quota = cgroup_v1.file("cpu", pod.spec.cgroup_parent, "cpu.cfs_quota_us")
+    update = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=quota_us)
+    pod_update = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod.sandbox_id, resources=update)
+    grows = quota_us > int(quota.read_text())
+    for step in ("pod", "container") if grows else ("container", "pod"):
+        if step == "container":
+            update_resources(site.client, pod.container_id(), update)
+        else:
+            quota.write_text(str(quota_us))
+            with suppress(grpc.RpcError):  # containerd 1.6 does not know the call, 2.2 does nothing
+                site.client.runtime.UpdatePodSandboxResources(pod_update, timeout=CALL_TIMEOUT_S)
+
+
+BURST_AND_RATIO = Step({"cpu-burst-config": CLUSTER, "cpu-normalization-config": BY_RATIO})
+
+
+def held(site: Site, quota_us: int, percent: int) -> Texts:
+    """The files under `BURST_AND_RATIO` when the first `web` pod was resized to this quota."""
+    pod = site.pods["web"][0]
+    ratio_only = quotas(web=SLOW, annotated=SLOW, plain=SLOW, batch=normalized(BATCH_QUOTA_US, 1.25))
+    own_quota, own_burst = normalized(quota_us, 1.25), quota_us * percent // 100
+    return {
+        **ratio_only(site),
+        **bursts(web=20, annotated=5, plain=20)(site),
+        **of_pod(pod, "cpu.cfs_quota_us", own_quota),
+        **of_pod(pod, "cpu.cfs_burst_us", own_burst),
+    }
+
+
+def test_the_kubelet_resizes_a_pod(site: Site) -> None:
+    since_s = BURST_AND_RATIO.begin(site)
+    site.wait_for(held(site, QUOTA_US, 20), since_s)
+    pod = site.pods["web"][0]
+    for quota_us in (2 * QUOTA_US, QUOTA_US // 2, QUOTA_US):
+        resize(site, pod, quota_us)
+        since_s = time.monotonic()
+        # The pod's own file was written by the kubelet: it is put right when the call has passed.
+        print(f"resized to {quota_us}: {site.wait_for(held(site, quota_us, 20), since_s):.2f} s")
+
+
+def test_a_quota_below_the_burst_is_taken(site: Site) -> None:
+    """The runtime alone fails: the kernel refuses a quota below the burst."""
+    full = Step({"cpu-burst-config": {"clusterStrategy": burst(100)}})
+    site.wait_for(bursts(web=100, annotated=5, plain=100)(site), full.begin(site))
+    pod = site.pods["web"][0]
+    resize(site, pod, QUOTA_US // 2)
+    smaller = of_pod(pod, "cpu.cfs_quota_us", QUOTA_US // 2)
+    smaller |= of_pod(pod, "cpu.cfs_burst_us", QUOTA_US // 2)
+    site.wait_for({**bursts(web=100, annotated=5, plain=100)(site), **smaller}, time.monotonic())
+    resize(site, pod, QUOTA_US)
+
+
+@pytest.mark.golang
+def test_updates_of_something_else_keep_what_strategies_changed(site: Site) -> None:
+    """The runtime applies all that it has booked: an update of the shares alone would put the quota back."""
+    values = held(site, QUOTA_US, 20)
+    site.wait_for(values, BURST_AND_RATIO.begin(site))
+    kubelet = KubeletClient(site.proxy.socket)
+    pod = site.pods["web"][0]
+    shares = BURSTABLE.cpu_shares
+    for changed in (2 * shares, shares):
+        kubelet.update(pod.container_id(), api_pb2.LinuxContainerResources(cpu_shares=changed))
+        own = of_container(pod, "cpu.shares", changed)
+        site.wait_for({**values, **own}, time.monotonic())
+
+
+@pytest.mark.golang
+def test_the_cpu_manager_of_the_kubelet_moves_a_container(site: Site) -> None:
+    """The pool of CPUs stays the container's while it counts; afterwards it has what the CPU manager said."""
+    pools = STEPS["shared pools"]
+    values = dict(pools.values(site))
+    site.wait_for(values, pools.begin(site))
+    kubelet = KubeletClient(site.proxy.socket)
+    pod = site.pods["web"][0]
+    kubelet.update(pod.container_id(), api_pb2.LinuxContainerResources(cpuset_cpus="0"))
+    site.wait_for(values, time.monotonic())
+    own = of_container(pod, "cpuset.cpus", "0")
+    site.wait_for(own, Step({}).begin(site))
+    every = cgroup_v1.read("cpuset", "/", "cpuset.cpus")
+    kubelet.update(pod.container_id(), api_pb2.LinuxContainerResources(cpuset_cpus=every))
+
+
+REPAIRED_S = 15.0
+"""Files of pods are compared every 10 s."""
+
+
+def test_another_writer_is_repaired_and_then_yielded_to(site: Site) -> None:
+    """Three values of someone else's within 5 minutes; the pod beside it, which no one touches, keeps ours."""
+    step = STEPS["cluster strategy"]
+    values = step.values(site)
+    site.wait_for(values, step.begin(site))
+    pod = site.pods["web"][0]
+    (path,) = of_own_cgroup(pod, "cpu.cfs_burst_us", 0)
+    file = cgroup_v1.text_file(path)
+    for number in range(2):
+        file.write_text(str(1000 + number))
+        site.wait_for(values, time.monotonic(), REPAIRED_S)
+    file.write_text("1002")
+    begun = len(site.proxy.log)
+    wait_until(
+        lambda: any("1002" in line and str(burst_of(20)) in line for line in site.proxy.log[begun:]),
+        "both values are reported",
+        REPAIRED_S,
+    )
+    assert file.read_bytes() == b"1002\n"
+    # Withdrawn, the file is the other writer's: it is left alone.
+    file.write_text("0")
