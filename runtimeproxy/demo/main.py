@@ -428,8 +428,10 @@ def _report(changes: list[Change], live: list[LiveChange]) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
     policies = built_in()
     names = max(len(policy.name) for policy in policies)
-    containers = max((len(each.container) for each in (*changes, *live)), default=0)
-    fields = max((len(each.field) for each in (*changes, *live)), default=0)
+    places = [(each.container, each.field) for each in changes]
+    places += [(each.container, each.field) for each in live]
+    containers = max((len(container) for container, _ in places), default=0)
+    fields = max((len(field) for _, field in places), default=0)
     for pod in DEMO_PODS:
         own = [each for each in changes if each.pod == pod.name]
         title = f"{pod.name}, QoS class {pod.qos}" if pod.qos else f"{pod.name}, no QoS class"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,14 @@ def test_every_key_of_a_wrong_type(wrong: str, site: Site) -> None:
     begun = len(site.daemon.log_records)
     site.objects.strategies(dict.fromkeys(GOOD, WRONG[wrong]))
     for key in GOOD:
-        wait_until(lambda key=key: site.log_has("slo-controller-config.yaml", key, after=begun), key, 10)
+        wait_for_log(site, begun, "slo-controller-config.yaml", key)
     assert site.values() == VALUES
     back_to_good(site)
+
+
+def wait_for_log(site: Site, begun: int, *words: str) -> None:
+    """Waits for a record of the log, not one of the first `begun`, that has all these words."""
+    wait_until(lambda: site.log_has(*words, after=begun), f"a line of the log with {words}", 20)
 
 
 def back_to_good(site: Site) -> None:
@@ -203,11 +209,7 @@ def test_a_field_out_of_range_is_named(site: Site) -> None:
     begun = len(site.daemon.log_records)
     site.objects.strategies({**GOOD, **OUT_OF_RANGE})
     for key, field in FIELDS.items():
-        wait_until(
-            lambda key=key, field=field: site.log_has("slo-controller-config.yaml", key, field, after=begun),
-            f"{key} {field}",
-            10,
-        )
+        wait_for_log(site, begun, "slo-controller-config.yaml", key, field)
     assert site.values() == VALUES
     back_to_good(site)
 
@@ -245,7 +247,7 @@ BAD_FILES: Mapping[str, Callable[[], str]] = {
 def test_a_file_that_cannot_be_read(bad: str, site: Site) -> None:
     begun = len(site.daemon.log_records)
     site.objects.write("slo-controller-config.yaml", BAD_FILES[bad]())
-    wait_until(lambda: site.log_has("slo-controller-config.yaml", after=begun), "a line of the log", 20)
+    wait_for_log(site, begun, "slo-controller-config.yaml")
     assert site.values() == VALUES
     back_to_good(site)
 
@@ -306,9 +308,7 @@ def online(daemons: Daemons, socket_folder: Path) -> Path:
 def test_a_topology_that_lies(lie: str, online: Path, site: Site) -> None:
     begun = len(site.daemon.log_records)
     site.objects.topology(LIES[lie])
-    wait_until(
-        lambda: site.log_has("topology.yaml", "cpu-shared-pools", after=begun), "a line of the log", 10
-    )
+    wait_for_log(site, begun, "topology.yaml", "cpu-shared-pools")
     assert site.values() == VALUES
     assert site.files.read(site.container, "cpuset.cpus") == ""
 
@@ -324,11 +324,8 @@ def test_an_annotation_of_a_megabyte(site: Site, runtime: FakeRuntime) -> None:
             annotations={"koordinator.sh/cpuBurst": text, "koordinator.sh/memoryQOS": text},
         )
         container = run(site.daemon, site.files, pod)
-        wait_until(
-            lambda container=container: site.files.read(container, "cpu.max.burst") == str(BURST_US),
-            "the class's burst",
-            10,
-        )
+        has_burst = partial(lambda path: site.files.read(path, "cpu.max.burst") == str(BURST_US), container)
+        wait_until(has_burst, "the class's burst", 10)
     assert not any(len(line) > 100_000 for line in site.daemon.log)
 
 

@@ -279,7 +279,7 @@ REPAIRED_S = 15.0
 
 
 def test_another_writer_is_repaired_and_then_yielded_to(site: Site) -> None:
-    """Three values of someone else's within 5 minutes; the pod beside it, which no one touches, keeps ours."""
+    """Three values of someone else's within 5 minutes; the other pods keep theirs."""
     step = STEPS["cluster strategy"]
     values = step.values(site)
     site.wait_for(values, step.begin(site))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-NODE_NAME = "lab"
 
 
 class NodeObjects:
@@ -17,8 +16,9 @@ class NodeObjects:
     The times are of `time.monotonic`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_name: str | None = None) -> None:
         self.folder = folder
+        self._node_name = node_name or socket.gethostname()
         folder.mkdir(exist_ok=True)
 
     def strategies(self, keys: Mapping[str, object]) -> float:
@@ -32,11 +32,11 @@ class NodeObjects:
         capacity: Mapping[str, str] | None = None,
     ) -> float:
         """The own Node."""
-        return self.write("node.yaml", node(labels or {}, annotations or {}, capacity or {}))
+        return self.write("node.yaml", node(self._node_name, labels or {}, annotations or {}, capacity or {}))
 
     def topology(self, annotations: Mapping[str, str]) -> float:
         """The NodeResourceTopology, which has what koordlet publishes in its annotations."""
-        return self.write("topology.yaml", topology(annotations))
+        return self.write("topology.yaml", topology(self._node_name, annotations))
 
     def write(self, name: str, text: str) -> float:
         """A file with this text, whatever it is."""
@@ -57,16 +57,18 @@ def config_map(keys: Mapping[str, object]) -> str:
     )
 
 
-def node(labels: Mapping[str, str], annotations: Mapping[str, str], capacity: Mapping[str, str]) -> str:
+def node(
+    name: str, labels: Mapping[str, str], annotations: Mapping[str, str], capacity: Mapping[str, str]
+) -> str:
     """A Node; capacity and allocatable are the same."""
     status = {"capacity": dict(capacity), "allocatable": dict(capacity)}
-    metadata = {"name": NODE_NAME, "labels": dict(labels), "annotations": dict(annotations)}
+    metadata = {"name": name, "labels": dict(labels), "annotations": dict(annotations)}
     return f"apiVersion: v1\nkind: Node\n{_metadata(metadata)}status: {json.dumps(status)}\n"
 
 
-def topology(annotations: Mapping[str, str]) -> str:
+def topology(name: str, annotations: Mapping[str, str]) -> str:
     """A NodeResourceTopology."""
-    metadata = {"name": NODE_NAME, "annotations": dict(annotations)}
+    metadata = {"name": name, "annotations": dict(annotations)}
     kind = "apiVersion: topology.node.k8s.io/v1alpha1\nkind: NodeResourceTopology\n"
     return f"{kind}{_metadata(metadata)}topologyPolicies: []\n"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from tests.node.guest import hook_servers, installation, pods, removal, service
+from tests.node.guest import hook_servers, installation, pods, removal, service, strategies
 from tests.node.guest.node import Check
 
 CHECKS: tuple[Check, ...] = (
     *installation.CHECKS,
     *pods.CHECKS,
     *hook_servers.CHECKS,
+    *strategies.CHECKS,
     *service.CHECKS,
     *removal.CHECKS,
 )

@@ -37,6 +37,8 @@ class Node:
 
     logs: Path
     pods: dict[str, Pod] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
+    """The text of each file that holds a value, before a strategy."""
 
 
 @dataclass(frozen=True)
