@@ -6,10 +6,11 @@ Bad input: path, key and reason in the log, the values of running pods stay, and
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects, config_map, kubelet_files
+from tests.lab.programs import missing
 from tests.lab.proxy_process import ProxyProcess
 
 QUOTA_US = 100_000
@@ -69,6 +71,11 @@ class Site:
     objects: NodeObjects
     files: CgroupFiles
     container: str = ""
+
+    @property
+    def pod(self) -> str:
+        """The path of the pod's own cgroup."""
+        return self.container.rpartition("/")[0]
 
     def values(self) -> dict[str, str]:
         """What the container's files hold; the kernel shows a quota with its period."""
@@ -345,3 +352,36 @@ def test_a_missing_file_is_no_withdrawal_at_first(site: Site) -> None:
     wanted = {**VALUES, "cpu.max": "100000 100000"}
     wait_until(lambda: site.values() == wanted, "the Node counts, and the strategies stay", 10)
     assert begun <= len(site.daemon.log_records)
+
+
+REBOOTED = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_after_a_reboot_nothing_of_before_counts(
+    rebooted: bool, site: Site, daemons: Daemons, socket_folder: Path
+) -> None:
+    """The pod's file holds something else than the daemon has written: what the kubelet wrote after a boot.
+
+    In the same boot it is another program's, and the file's text of before the first write counts still.
+    """
+    site.daemon.kill()
+    file = site.files.folder(site.pod) / "cpu.max.burst"
+    assert file.read_text() == f"{BURST_US}\n"
+    file.write_text("1000\n")
+    boot_id = socket_folder / "boot_id"
+    boot_id.write_text("5e1b3c1e-0000-4000-8000-000000000000\n")
+    wrapper = ("unshare", "--mount", "sh", "-c", REBOOTED, str(boot_id)) if rebooted else ()
+    if rebooted and subprocess.run((*wrapper, "true"), check=False, capture_output=True).returncode:
+        missing("boot_id cannot be replaced: that needs root")
+    daemon = ProxyProcess(
+        site.daemon.folder, replace(site.daemon.options, wrapper=wrapper), notify_name="notify-2.sock"
+    )
+    try:
+        daemon.start()
+        wait_until(lambda: file.read_text() == f"{BURST_US}\n", "the strategy counts again", 20)
+        site.objects.strategies({})
+        original = "1000\n" if rebooted else "0\n"
+        wait_until(lambda: file.read_text() == original, f"{original!r}, not {file.read_text()!r}", 20)
+    finally:
+        daemon.close()
