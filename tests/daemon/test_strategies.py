@@ -158,20 +158,22 @@ def strategies_with(key: str, value: object) -> str:
     return config_map({**GOOD, key: value})
 
 
-WRONG: Mapping[str, object] = {
-    "a text": "gibberish",
-    "a list": [1, 2],
-    "a number": 7,
-    "strategy of a list": {"clusterStrategy": [1]},
-    "strategies of an object": {"nodeStrategies": {"name": "a"}, "nodeConfigs": {"name": "a"}, "enable": [1]},
+WRONG: Mapping[str, tuple[object, object]] = {
+    "a text": ("gibberish", "gibberish"),
+    "a list": ([1, 2], [1, 2]),
+    "a number": (7, 7),
+    "another strategy": ({"clusterStrategy": [1]}, {"enable": [1], "applications": {"name": "a"}}),
+    "other strategies": ({"nodeStrategies": {"name": "a"}}, {"nodeConfigs": {"name": "a"}}),
 }
+"""A value for keys with strategies below names, and one for `INLINE`."""
+INLINE = ("cpu-normalization-config", "host-application-config", "colocation-config")
 
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_every_key_of_a_wrong_type(wrong: str, site: Site) -> None:
     begun = len(site.daemon.log_records)
-    site.objects.strategies(dict.fromkeys(GOOD, WRONG[wrong]))
+    site.objects.strategies({key: WRONG[wrong][key in INLINE] for key in GOOD})
     for key in GOOD:
         wait_for_log(site, begun, "slo-controller-config.yaml", key)
     assert site.values() == VALUES
