@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from runtimeproxy.testing.cgroups import v2_values
 from runtimeproxy.testing.state import Container, Sandbox
 from tests.daemon.conftest import Daemons
 from tests.lab.deadline import wait_until
-from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
 
 FOLDER = Path(__file__).parent / "from_0_1"
@@ -35,7 +33,6 @@ NOT_KNOWN = "".join(
     for before in ("2", "-1", "100000")
 )
 """SQL after which 0.1 does not know what a pod's file held before."""
-TIMEOUT_S = 60
 RUNNING_PID = 2**22 + 1000
 CHANGED_FILES = ("cpu.weight", "cpu.max", "cpu.max.burst", "memory.max", "cpuset.cpus")
 """Files that a policy of 0.1, or one of this version that is on by default, can change."""
@@ -126,17 +123,8 @@ def start(daemon: ProxyProcess) -> ProxyProcess:
 
 
 def restore(daemon: ProxyProcess) -> str:
-    """The command `restore` with the daemon's settings; returns what it printed."""
-    program, option, module, *flags = daemon.command()
-    done = subprocess.run(
-        [program, option, module, "restore", *flags],
-        cwd=REPOSITORY,
-        env=daemon.environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    """The command `restore`; returns what it printed."""
+    done = daemon.run("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -356,6 +356,16 @@ def test_a_missing_file_is_no_withdrawal_at_first(site: Site) -> None:
     assert begun <= len(site.daemon.log_records)
 
 
+def test_restore_gives_everything_back(site: Site) -> None:
+    """As before a downgrade: the daemon has ended, and its strategies are still there."""
+    site.daemon.terminate()
+    done = site.daemon.run("restore")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.values() == {"cpu.max": "100000 100000", "cpu.max.burst": "0", "memory.min": "0"}
+    assert site.files.read(site.pod, "cpu.max.burst") == "0"
+    assert site.daemon.run("restore").stdout == "nothing to restore\n"
+
+
 REBOOTED = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
 
 

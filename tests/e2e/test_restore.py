@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -26,10 +25,7 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import RunningPod, running_pod, update_resources
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
-from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-
-TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -96,19 +92,6 @@ def kubelet_files(case: Case) -> dict[str, str]:
     }
 
 
-def restore(proxy: ProxyProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    program, option, module, *flags = proxy.command()
-    return subprocess.run(
-        [program, option, module, "restore", *words, *flags],
-        cwd=REPOSITORY,
-        env=proxy.environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
 def values(pods: Mapping[str, RunningPod]) -> dict[str, tuple[CgroupValues, CgroupValues]]:
     """What the kernel's files of containers and pods hold."""
     return {name: (pod.values(), pod.pod_values()) for name, pod in pods.items()}
@@ -130,13 +113,13 @@ def test_the_kernels_files_are_as_the_kubelet_wants_them(
 ) -> None:
     assert values(pods) == here(APPLIED)
     assert own_proxy.terminate() == 0
-    shown = restore(own_proxy, "--dry-run")
+    shown = own_proxy.run("restore", "--dry-run")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert values(pods) == here(APPLIED)
-    done = restore(own_proxy)
+    done = own_proxy.run("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     assert values(pods) == here(REQUESTED)
-    again = restore(own_proxy)
+    again = own_proxy.run("restore")
     assert (again.returncode, again.stdout) == (0, "nothing to restore\n")
 
 
@@ -147,7 +130,7 @@ def test_after_a_kill_and_a_resize_at_the_runtime(
     resized = replace(BATCH.requested, cpu_shares=3000)
     resources = as_resources(resized)
     update_resources(direct, pods["batch"].container_id(), type(resources)(cpu_shares=3000))
-    done = restore(own_proxy)
+    done = own_proxy.run("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     found = values(pods)
     assert found["batch"][0] == on_this_machine(resized)

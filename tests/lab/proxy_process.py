@@ -19,6 +19,7 @@ from tests.lab.programs import REPOSITORY
 _PREFIX = "KOORD_RUNTIMEPROXY_"
 _READY_TIMEOUT_S = 40.0
 _END_TIMEOUT_S = 30.0
+_COMMAND_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,19 @@ class ProxyProcess:
             flags["--remote-image-service-endpoint"] = options.image_endpoint
         words = [word for flag in flags.items() for word in flag]
         return [options.python, "-m", "runtimeproxy", *words, *options.arguments]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs another command of the program, such as `restore`, with the same flags; to its end."""
+        program, option, module, *flags = self.command()
+        return subprocess.run(
+            [program, option, module, *words, *flags],
+            cwd=REPOSITORY,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
 
     def environment(self) -> dict[str, str]:
         """The environment that it is started with."""
