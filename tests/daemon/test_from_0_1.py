@@ -118,7 +118,8 @@ def upgraded(daemons: Daemons, left: LeftNode) -> ProxyProcess:
 def start(daemon: ProxyProcess) -> ProxyProcess:
     """Starts it, and waits until its records are compared with the runtime."""
     daemon.start()
-    daemon.wait_for_state("STATUS=5 policies; 3 pods, 3 containers;")
+    while "; 3 pods, 3 containers;" not in daemon.wait_for_state("STATUS="):
+        continue
     return daemon
 
 
