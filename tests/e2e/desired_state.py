@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.e2e.koordinator import cpuset, extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, BURSTABLE, GUARANTEED, as_resources
@@ -18,7 +19,7 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects, kubelet_files
-from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
+from tests.lab.pods import NAMESPACE, ContainerSpec, KubeQos, PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 WITHIN_S: Final = 3.0
@@ -98,6 +99,28 @@ class Site:
         """The same for the containers alone."""
         pods = [(pod, value) for kind, value in kinds.items() for pod in self.pods[kind]]
         return merged(of_container(pod, name, value) for pod, value in pods)
+
+    def checked(self, pod: RunningPod) -> dict[str, Any]:
+        """What `check-slo` says of the objects, with the source of each value of this pod."""
+        document = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": pod.spec.name,
+                "namespace": NAMESPACE,
+                "labels": dict(pod.spec.labels),
+                "annotations": dict(pod.spec.annotations),
+            },
+            "status": {"qosClass": pod.spec.kube_qos.capitalize()},
+        }
+        file = self.proxy.folder / "pod.yaml"
+        file.write_text(json.dumps(document))
+        words = ("check-slo", str(self.objects.folder), "--pod", str(file), "--output", "json")
+        done = self.proxy.run(*words)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def wait_for(self, changed: Texts, since_s: float, within_s: float = WITHIN_S) -> float:
         """Waits until the files hold these texts, and all others what they held before any strategy.

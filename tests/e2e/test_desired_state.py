@@ -165,6 +165,32 @@ def test_a_change_counts_for_running_pods(name: str, site: Site) -> None:
     print(f"{name}: {len(values)} files after {site.wait_for(values, since_s):.2f} s")
 
 
+SOURCES = {
+    "cluster strategy": ("cluster", "annotation"),
+    "node strategy": ("node", "annotation"),
+    "pod strategy": ("pod", "annotation"),
+    "pod strategy over the annotation": ("pod", "pod"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_source_of_each_value_is_shown(name: str, site: Site) -> None:
+    step = STEPS[name]
+    site.wait_for(step.values(site), step.begin(site))
+    sources = []
+    for kind in ("web", "annotated"):
+        report = site.checked(site.pods[kind][0])
+        (percent,) = [
+            each for each in report["pod"]["strategy"] if each["path"] == "cpuBurst.cpuBurstPercent"
+        ]
+        sources.append(percent["source"])
+        print(f"{kind}: {percent}")
+    assert tuple(sources) == SOURCES[name]
+    assert report["runningPods"]["touched"] == len(
+        site.pods["web"] + site.pods["annotated"] + site.pods["plain"]
+    )
+
+
 def test_one_change_after_the_other(site: Site) -> None:
     for name, step in STEPS.items():
         since_s = step.begin(site)
