@@ -84,6 +84,14 @@ class Site:
             found["cpu.max"] += " 100000"
         return found
 
+    def wait_for(self, values: Mapping[str, str], timeout_s: float = 10.0) -> None:
+        """Waits until the container's files hold these values; says what they hold otherwise."""
+        try:
+            wait_until(lambda: self.values() == values, "values", timeout_s)
+        except TimeoutError:
+            print("\n".join(self.daemon.log[-30:]))
+            raise AssertionError(f"{self.values()}, not {values}") from None
+
     def log_has(self, *words: str, after: int = 0) -> bool:
         """Whether a record of the log, not one of the first `after`, has all these words."""
         records = [json.dumps(each, ensure_ascii=False) for each in self.daemon.log_records[after:]]
@@ -106,7 +114,7 @@ def site(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) -> Si
     pod = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
     kubelet_files(kubelet, {(pod.metadata.uid, "main"): {"memory": str(REQUEST_BYTES)}})
     site.container = run(daemon, cgroup_files, pod)
-    wait_until(lambda: site.values() == VALUES, "the values of the strategies")
+    site.wait_for(VALUES, 30)
     return site
 
 
@@ -190,7 +198,7 @@ def back_to_good(site: Site) -> None:
     other = {**GOOD, "cpu-burst-config": {"clusterStrategy": {"policy": "auto", "cpuBurstPercent": 30}}}
     site.objects.strategies(other)
     wanted = {**VALUES, "cpu.max.burst": str(QUOTA_US * 30 // 100)}
-    wait_until(lambda: site.values() == wanted, "the values of a good change", 10)
+    site.wait_for(wanted)
 
 
 OUT_OF_RANGE = {
@@ -231,7 +239,7 @@ def test_one_broken_key_does_not_hold_back_the_others(site: Site) -> None:
         config_map({**GOOD, "cpu-burst-config": changed, "resource-qos-config": "{"}),
     )
     wanted = {**VALUES, "cpu.max.burst": str(QUOTA_US * 30 // 100)}
-    wait_until(lambda: site.values() == wanted, "the key that is good", 10)
+    site.wait_for(wanted)
 
 
 def bomb() -> str:
@@ -341,7 +349,7 @@ def test_an_annotation_of_a_megabyte(site: Site, runtime: FakeRuntime) -> None:
 def test_a_withdrawn_file_counts_at_once_when_it_is_there(site: Site) -> None:
     since_s = site.objects.strategies({})
     wanted: dict[str, Any] = {"cpu.max": "100000 100000", "cpu.max.burst": "0", "memory.min": "0"}
-    wait_until(lambda: site.values() == wanted, "the values of before", 10)
+    site.wait_for(wanted)
     print(f"after {time.monotonic() - since_s:.2f} s")
 
 
@@ -352,7 +360,7 @@ def test_a_missing_file_is_no_withdrawal_at_first(site: Site) -> None:
     # What would follow from a change that is seen: another file changes at the same time, and counts.
     site.objects.node({"node.koordinator.sh/cpu-normalization-enabled": "false"}, {}, {"memory": "8Gi"})
     wanted = {**VALUES, "cpu.max": "100000 100000"}
-    wait_until(lambda: site.values() == wanted, "the Node counts, and the strategies stay", 10)
+    site.wait_for(wanted)
     assert begun <= len(site.daemon.log_records)
 
 
