@@ -245,15 +245,17 @@ def _run_pod(client: CriClient, number: int) -> str:
     qos = _CLASSES[number % len(_CLASSES)]
     annotations = EXTENDED_RESOURCES if qos == "BE" else {}
     pod = pod_sandbox_config(f"storm-{number:03}", qos=qos, annotations=annotations)
+    resources = api_pb2.LinuxContainerResources(
+        cpu_period=100_000,
+        cpu_quota=100_000,
+        cpu_shares=1024,
+        memory_limit_in_bytes=2 * _REQUEST_MIB * _MIB,
+    )
+    pod.linux.resources.CopyFrom(resources)
+    pod.linux.resources.cpu_quota *= len(_CONTAINERS)
     run = api_pb2.RunPodSandboxRequest(config=pod)
     sandbox = client.runtime.RunPodSandbox(run, timeout=CALL_TIMEOUT_S).pod_sandbox_id
     for name in _CONTAINERS:
-        resources = api_pb2.LinuxContainerResources(
-            cpu_period=100_000,
-            cpu_quota=100_000,
-            cpu_shares=1024,
-            memory_limit_in_bytes=2 * _REQUEST_MIB * _MIB,
-        )
         config = container_config(name, pod=pod, resources=resources)
         create = create_container_request(sandbox, config, pod)
         made = client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S)

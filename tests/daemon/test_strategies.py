@@ -54,7 +54,6 @@ VALUES = {
 """Of the container, from `GOOD`."""
 CONFIG = """
 [node]
-objects_dir = "{objects}"
 kubelet_dir = "{kubelet}"
 [policies.cpu-normalization]
 enabled = true
@@ -103,13 +102,14 @@ def site(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) -> Si
     """The daemon; the strategies are good."""
     cgroup_files.make("/kubepods/burstable")
     cgroup_files.make("/kubepods/besteffort")
-    objects = NodeObjects(socket_folder / "node.d")
+    kubelet = socket_folder / "kubelet"
+    kubelet_files(kubelet, {})
+    daemon = daemons.prepare(CONFIG.format(kubelet=kubelet))
+    objects = NodeObjects(daemon.objects_folder)
     objects.node(capacity={"cpu": "4", "memory": "8Gi"})
     objects.topology({})
     objects.strategies(GOOD)
-    kubelet = socket_folder / "kubelet"
-    kubelet_files(kubelet, {})
-    daemon = daemons.start(CONFIG.format(objects=objects.folder, kubelet=kubelet))
+    daemon.start()
     site = Site(daemon, objects, cgroup_files)
     pod = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
     kubelet_files(kubelet, {(pod.metadata.uid, "main"): {"memory": str(REQUEST_BYTES)}})
@@ -124,6 +124,7 @@ def run(daemon: ProxyProcess, files: CgroupFiles, pod: api_pb2.PodSandboxConfig)
     resources = api_pb2.LinuxContainerResources(
         cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512, memory_limit_in_bytes=2 * REQUEST_BYTES
     )
+    pod.linux.resources.CopyFrom(resources)
     config = container_config("main", pod=pod, resources=resources)
     with CriClient(daemon.socket) as client:
         made = client.runtime.RunPodSandbox(api_pb2.RunPodSandboxRequest(config=pod), timeout=CALL_TIMEOUT_S)
@@ -404,4 +405,5 @@ def test_after_a_reboot_nothing_of_before_counts(
         original = "1000\n" if rebooted else "0\n"
         wait_until(lambda: file.read_text() == original, f"{original!r}, not {file.read_text()!r}", 20)
     finally:
+        print("\n".join(daemon.log[-30:]))
         daemon.close()

@@ -32,7 +32,6 @@ BURST_ANNOTATION: Final = "koordinator.sh/cpuBurst"
 
 CONFIG: Final = """
 [node]
-objects_dir = "{objects}"
 kubelet_dir = "{kubelet}"
 [policies.cpu-burst]
 enabled = true
@@ -169,13 +168,14 @@ class Site:
 def site(containerd: Containerd, folder: Path, logs: Path) -> Iterator[Site]:
     """Runs the daemon and all pods."""
     with ExitStack() as stack:
-        objects = NodeObjects(folder / "node.d")
-        objects.node()
-        objects.strategies({})
         kubelet = folder / "kubelet"
         kubelet_files(kubelet, {})
-        config = CONFIG.format(objects=objects.folder, kubelet=kubelet)
-        proxy = stack.enter_context(ProxyProcess(folder, ProxyOptions(str(containerd.socket), config=config)))
+        config = CONFIG.format(kubelet=kubelet)
+        proxy = ProxyProcess(folder, ProxyOptions(str(containerd.socket), config=config))
+        objects = NodeObjects(proxy.objects_folder)
+        objects.node()
+        objects.strategies({})
+        stack.enter_context(proxy)
         client = stack.enter_context(CriClient(proxy.socket))
         pods = {
             name: tuple(

@@ -53,6 +53,7 @@ def sandbox_config(pod: PodSpec, log_directory: str) -> api_pb2.PodSandboxConfig
     namespaces = api_pb2.NamespaceOption(network=node)
     linux = api_pb2.LinuxPodSandboxConfig(
         cgroup_parent=pod.cgroup_parent,
+        resources=pod_resources(pod),
         security_context=api_pb2.LinuxSandboxSecurityContext(namespace_options=namespaces),
     )
     return api_pb2.PodSandboxConfig(
@@ -61,6 +62,22 @@ def sandbox_config(pod: PodSpec, log_directory: str) -> api_pb2.PodSandboxConfig
         labels={**pod.labels, **_kubelet_labels(pod)},
         annotations={**pod.annotations, "kubernetes.io/config.source": "api"},
         linux=linux,
+    )
+
+
+def pod_resources(pod: PodSpec) -> api_pb2.LinuxContainerResources:
+    """What the kubelet has added up for the pod; a limit counts that every container has.
+
+    Source: kubelet, kuberuntime calculateSandboxResources.
+    """
+    each = [container.resources for container in pod.containers]
+    quotas = [resources.cpu_quota for resources in each]
+    limits = [resources.memory_limit_in_bytes for resources in each]
+    return api_pb2.LinuxContainerResources(
+        cpu_period=100_000,
+        cpu_shares=max(2, sum(resources.cpu_shares for resources in each)),
+        cpu_quota=sum(quotas) if all(quota > 0 for quota in quotas) else 0,
+        memory_limit_in_bytes=sum(limits) if all(limits) else 0,
     )
 
 
