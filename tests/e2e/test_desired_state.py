@@ -153,6 +153,9 @@ def site(containerd: Containerd, folder: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture(autouse=True)
 def all_withdrawn(site: Site) -> Iterator[None]:
     yield
+    pod = site.pods["web"][0]
+    if int(cgroup_v1.read("cpu", pod.spec.cgroup_parent, "cpu.cfs_quota_us")) != QUOTA_US:
+        resize(site, pod, QUOTA_US)
     took_s = site.withdraw()
     print(f"withdrawn after {took_s:.2f} s")
 
