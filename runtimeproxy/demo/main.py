@@ -363,9 +363,10 @@ def _run_pod(
     )
     if cgroups is not None:
         cgroups.make(config.linux.cgroup_parent)
+    resources = kubelet_resources(pod)
+    config.linux.resources.CopyFrom(resources)  # the sum over the containers, of which there is one
     sandbox = api_pb2.RunPodSandboxRequest(config=config)
     pod_id = calls.RunPodSandbox(sandbox, timeout=CALL_TIMEOUT_S).pod_sandbox_id
-    resources = kubelet_resources(pod)
     wanted = container_config("main", image=runtime.image, command=(), pod=config, resources=resources)
     request = create_container_request(pod_id, wanted, config)
     container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id

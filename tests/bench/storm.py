@@ -110,7 +110,7 @@ class Node:
                 return True  # the annotation names the other one only
             request_bytes = _BATCH_BYTES
         wanted = request_bytes * _percent(self.number) // 100
-        return int(self.files.read(state.cgroup_path(container_id), "memory.min")) == wanted
+        return self.files.read(state.cgroup_path(container_id), "memory.min") == str(wanted)
 
 
 _REQUEST_MIB: Final = 100
