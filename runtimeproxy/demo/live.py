@@ -70,7 +70,8 @@ def show_strategy(folder: Path, cgroup_root: Path, cgroups: Mapping[str, str]) -
         pending = dict(files)
         while pending and time.monotonic() < deadline_s:
             for name, file in tuple(pending.items()):
-                if (text := _text(file)) != seen[name][-1]:
+                # A plain file is empty for a moment while it is written.
+                if (text := _text(file)) not in ("", seen[name][-1]):
                     seen[name].append(text)
                     del pending[name]
             time.sleep(_POLL_S)

@@ -10,7 +10,7 @@ import json
 import signal
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ RUNNING_PID = 2**22 + 1000
 CHANGED_FILES = ("cpu.weight", "cpu.max", "cpu.max.burst", "memory.max", "cpuset.cpus")
 """Files that a policy of 0.1, or one of this version that is on by default, can change."""
 
+EVERY_CPU = Path("/sys/devices/system/cpu/online").read_text().strip()
 UNLIMITED = {"cpu.max": "max", "memory.max": "max", "cpuset.cpus": ""}
 
 Values = dict[str, str]
@@ -94,8 +95,13 @@ def _is_changed(path: str) -> bool:
 
 
 def _value(path: str, text: str) -> str:
-    """The value of a file's text: a plain file holds what was written, the kernel's also the period."""
+    """The value of a file's text: a plain file holds what was written, the kernel's also the period.
+
+    Every CPU is the same as no list, and the CRI cannot take a list away from a container that runs.
+    """
     text = text.strip()
+    if path.endswith("cpuset.cpus") and text == EVERY_CPU:
+        return ""
     return f"{text} 100000" if path.endswith("cpu.max") and " " not in text else text
 
 
@@ -149,10 +155,9 @@ def test_a_policy_that_is_switched_off_gives_the_kubelets_values_back(
 ) -> None:
     (upgraded.folder / "config.toml").write_text(NO_POLICIES)
     upgraded.signal(signal.SIGHUP)
-    wait_until(
-        lambda: not difference(left.values(), left.requested),
-        f"the kubelet's values, not {difference(left.values(), left.requested)}",
-    )
+    with suppress(TimeoutError):
+        wait_until(lambda: not difference(left.values(), left.requested), "the kubelet's values")
+    assert not difference(left.values(), left.requested)
 
 
 def test_restore_gives_the_kubelets_values_back(upgraded: ProxyProcess, left: LeftNode) -> None:
