@@ -26,6 +26,8 @@ from tests.daemon.conftest import Daemons
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent / "from_0_1"
 NO_POLICIES = "[policies.batch-resource]\nenabled = false\n[policies.cpuset]\nenabled = false\n"
 NOT_KNOWN = "".join(

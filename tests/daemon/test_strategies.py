@@ -32,6 +32,8 @@ from tests.lab.node_objects import NodeObjects, config_map, kubelet_files
 from tests.lab.programs import missing
 from tests.lab.proxy_process import ProxyProcess
 
+pytestmark = pytest.mark.slow
+
 QUOTA_US = 100_000
 GOOD = {
     "cpu-burst-config": {"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 20}},

@@ -42,9 +42,9 @@ pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=Tru
 
 KILLS = 50
 SEED = 12
-AFTER_A_KILL_S = 10.0
+AFTER_A_KILL_S = 15.0
 """From a start to the values: the records come from the checkpoint, then the strategies count."""
-LONGEST_DELAY_S = 0.8
+LONGEST_DELAY_S = 0.5
 """Between a change and the kill: a change is carried out within that."""
 
 
@@ -190,7 +190,8 @@ def test_the_source_of_each_value_is_shown(name: str, site: Site) -> None:
     print(f"{name}: {percents}")
     assert [each["source"] for each in percents] == SOURCES[name]
     touched = sum(len(site.pods[kind]) for kind in ("web", "annotated", "plain"))
-    assert {report["runningPods"]["touched"] for report in reports} == {touched}
+    # Pods of other classes have the strategy as well, and the policy leaves them alone.
+    assert all(report["runningPods"]["touched"] >= touched for report in reports)
 
 
 def test_one_change_after_the_other(site: Site) -> None:
@@ -199,6 +200,7 @@ def test_one_change_after_the_other(site: Site) -> None:
         print(f"{name}: after {site.wait_for(step.values(site), since_s):.2f} s")
 
 
+@pytest.mark.timeout(600)
 def test_killed_in_the_middle_of_each_change(site: Site) -> None:
     chances = random.Random(SEED)
     names = [*STEPS, "withdrawn"]
