@@ -333,13 +333,7 @@ class InterceptedCall:
             frame = self._edited_frame(call)
             if call.is_long:
                 await self._prepare_long(call)
-            if call.room_cgroup:
-                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
-                await run(executor, self._services.writer.make_room, call.room_cgroup, call.room())
-            if call.sets_quota:
-                # The kernel refuses a quota below the burst, whether or not policies have an answer now.
-                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
-                await run(executor, self._lower_bursts, call.new_quotas_us())
+            await self._make_ready(call)
             if self._call is not None:
                 self._forward(call, frame)
             elif self._is_unseen:
@@ -412,6 +406,15 @@ class InterceptedCall:
             if decision.change is not None:
                 is_changed = question.edit(decision.change) or is_changed
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
+
+    async def _make_ready(self, call: CriCall) -> None:
+        """Writes what the kernel would otherwise refuse the request for."""
+        run, services = asyncio.get_running_loop().run_in_executor, self._services
+        if call.room_cgroup:
+            await run(services.executor, services.writer.make_room, call.room_cgroup, call.room())
+        if call.sets_quota:
+            # No quota may be below the burst, whether or not policies have an answer now.
+            await run(services.executor, self._lower_bursts, call.new_quotas_us())
 
     def _lower_bursts(self, quotas_us: Mapping[str, int]) -> None:
         """In a worker thread: before the quotas of these cgroups are lowered."""

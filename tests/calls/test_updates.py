@@ -258,7 +258,7 @@ async def test_values_of_a_running_container_are_written_after_the_update(desk: 
 
 
 @pytest.mark.parametrize("answer", ["fails", "is-silent", "is-not-loaded"])
-async def test_bursts_are_lowered_before_a_quota_whatever_policies_say(desk: Surroundings, answer: str) -> None:
+async def test_bursts_are_lowered_whatever_policies_say(desk: Surroundings, answer: str) -> None:
     """A burst that a policy has given stays while it has no answer; the kernel would refuse the resize."""
     found = Fickle(ContainerChange(cgroup={"cpu.cfs_burst_us": 1000}))
     await desk.load(policy(container=found))
