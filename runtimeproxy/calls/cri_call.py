@@ -235,6 +235,14 @@ class CriCall(ABC):
         """Brings the records up to date with what the kubelet has done before it made the call."""
         return
 
+    def on_cancelled(self) -> bool:
+        """As `on_failure`, for a call that has ended before it was decided, and of which nothing is written.
+
+        Returns:
+            Whether the records have changed, so that policies have to be asked again.
+        """
+        return False
+
     @property
     def pod_keys(self) -> tuple[str, ...]:
         """The keys under which the next calls of the pod look for this call's post hooks."""

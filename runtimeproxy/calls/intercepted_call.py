@@ -500,6 +500,8 @@ class InterceptedCall:
             call.on_end()
             # A runtime without the method ends the call before it has the message.
             reapply_resized(self._services, self._method, call)
+            if call.on_cancelled():
+                self._services.on_unsettled()
         if self._task is not None:
             self._task.cancel()
         if self._run is not None:

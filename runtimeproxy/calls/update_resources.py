@@ -306,6 +306,14 @@ class UpdatePodSandboxResources(PodCall):
         if record is not None:
             self._remember(self._asked(record))
 
+    def on_cancelled(self) -> bool:
+        """Takes what the kubelet has set in the pod's cgroup."""
+        record = self.record
+        if record is None or (asked := self._asked(record)) == record:
+            return False
+        self.services.store.pods.put(asked)
+        return True
+
     def _remember(self, updated: PodRecord) -> None:
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields

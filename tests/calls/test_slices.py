@@ -86,11 +86,17 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
-    call = desk.call("UpdatePodSandboxResources", request)
-    call.handler.on_cancelled()
-    await desk.idle()
+    request.resources.cpu_shares = 700
+    for _ in range(2):
+        call = desk.call("UpdatePodSandboxResources", request)
+        call.handler.on_cancelled()
+        await desk.idle()
     let_go.set()
-    assert desk.writer.renewed == [KUBELET]
+    assert desk.writer.renewed == [KUBELET, KUBELET]
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    assert record.requested.cpu_shares == 700
+    assert desk.unsettled == 1, "policies are asked again, once"
 
 
 async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surroundings) -> None:
