@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
-from runtimeproxy.hooks import Hook, PodView, Resources
+from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import Wanted
@@ -97,11 +97,12 @@ def next_question(questions: Questions, decision: Decision | None) -> Question |
 
 def pending_values(question: Question, decision: Decision | None) -> Mapping[str, int | str]:
     """The cgroup values of a decision that wait for the success of the call, or for a container's cgroup."""
-    if decision is None or decision.change is None or decision.unwritten:
+    change = decision.change if decision is not None and not decision.unwritten else None
+    if not isinstance(change, CgroupChange) or not change.cgroup:
         return NO_ENTRIES
     if question.cgroup and not question.is_deferred:
         return NO_ENTRIES
-    return plain_cgroup_values(decision.change)
+    return plain_cgroup_values(change)
 
 
 def book_container(

@@ -27,6 +27,8 @@ from tests.peers.load_client import call as call_once
 from tests.peers.wire import message
 from tests.readability import source
 
+_WRITE: Final = "PeerTransport.write"
+_EDIT: Final = ":edit_container"
 _WARM_CALLS: Final = 30
 _CALLS: Final = 15
 
@@ -71,11 +73,16 @@ class TracedDaemon:
         return bytes(self._connection.answers.pop(stream))[14:]
 
     def traced(self, method: str, request: bytes = b"") -> TracedCall:
-        """The same, with what the daemon did for it."""
+        """The same, with what the daemon did for it up to the write of the answer.
+
+        What follows while the answer is on its way is not the call's: the client notices it some time later.
+        """
         self._order("start")
         self.call(method, request)
         answered_s = time.monotonic()
         calls = [each for each in self._order("stop") if each[0] <= answered_s]
+        last_write = max(index for index, each in enumerate(calls) if each[3] == _WRITE)
+        calls = calls[: last_write + 1]
         names = [f"{file}:{function}" for _, _, file, function in calls]
         files = [file for _, _, file, _ in calls]
         changes = sum(before != after for before, after in pairwise(files))
@@ -161,6 +168,8 @@ def trace(folder: Path) -> dict[str, list[TracedCall]]:
             version = ask("Version", b"")
             created = ask("CreateContainer", _create_request(pod, turn))
             if isinstance(version, TracedCall) and isinstance(created, TracedCall):
+                if not any(name.endswith(_EDIT) for name in created.names):
+                    raise LoadError("CreateContainer was not changed")
                 traces["warm Version"].append(version)
                 traces["changed CreateContainer"].append(created)
     return traces
