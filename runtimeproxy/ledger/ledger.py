@@ -255,12 +255,15 @@ class Ledger:
         return tuple(map(_identity, changed))
 
     def differs(self, wanted: Wanted) -> bool:
-        """Whether an answer claims something else than what is claimed now."""
+        """Whether an answer claims something else than what is claimed now, or counts on other requests."""
         held = self._find(wanted.target.cgroup)
         if held is None:
             return any(wanted.claims.values())
         after = books.with_wanted(held.book, self._with_silent(wanted)).entries
         before = held.book.entries
+        if wanted.target.level is Level.CONTAINER:
+            return after != before
+        # What is requested of a pod is known to evaluations only.
         return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
 
     # --- files, in worker threads ------------------------------------------------------------------------

@@ -158,6 +158,21 @@ def test_amounts_count_on_the_requests_of_a_container(ledger: Ledger, files: Cgr
     assert ledger.resolved(BOX) == {}
 
 
+def test_an_answer_that_counts_on_other_requests_is_another_one(ledger: Ledger, files: CgroupFiles) -> None:
+    """Of two updates that end together, the book may have the earlier one's requests."""
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    wanted = [
+        box(scale, requested={"cpu.cfs_quota_us": quota}, booked={"cpu.cfs_quota_us": quota})
+        for quota in (100_000, 200_000)
+    ]
+    put(files, BOX, "cpu.cfs_quota_us", 100_000)
+    ledger.claim(wanted[:1])
+    assert [ledger.differs(each) for each in wanted] == [False, True]
+    ledger.claim(wanted[1:])
+    assert [ledger.differs(each) for each in wanted] == [True, False]
+    assert number(files, BOX, "cpu.cfs_quota_us") == 100_000
+
+
 def test_a_container_that_was_created_with_a_value(ledger: Ledger, files: CgroupFiles) -> None:
     """The specification holds it, so it rides back on the next update."""
     requested, booked = {"cpu.shares": 2}, {"cpu.shares": 512}
