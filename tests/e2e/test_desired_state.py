@@ -251,6 +251,17 @@ def held(site: Site, quota_us: int, percent: int) -> Texts:
     }
 
 
+def test_the_kubelet_resizes_a_pod(site: Site) -> None:
+    since_s = BURST_AND_RATIO.begin(site)
+    site.wait_for(held(site, QUOTA_US, 20), since_s)
+    pod = site.pods["web"][0]
+    for quota_us in (2 * QUOTA_US, QUOTA_US // 2, QUOTA_US):
+        resize(site, pod, quota_us)
+        since_s = time.monotonic()
+        # The pod's own file was written by the kubelet: it is put right when the call has passed.
+        print(f"resized to {quota_us}: {site.wait_for(held(site, quota_us, 20), since_s):.2f} s")
+
+
 @pytest.mark.golang
 def test_updates_of_something_else_keep_what_strategies_changed(site: Site) -> None:
     """The runtime applies all that it has booked: an update of the shares alone would put the quota back."""
