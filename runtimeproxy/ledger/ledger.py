@@ -41,6 +41,10 @@ MOST_WAIT_S: Final = 5.0
 """How long a batch waits for another one that writes to the same cgroup. Lower than the kubelet's and the
 policies' limits, so that a write that hangs holds up threads for a short time only."""
 
+LOWERED_S: Final = 30.0
+"""How long a pod's burst stays below the quota that the kubelet is about to write there, which the kernel
+would refuse otherwise. The kubelet writes it after it has updated the pod's containers."""
+
 _NEW: Final = "new"
 """Stands for the cgroup of a container that has none yet."""
 
@@ -144,6 +148,8 @@ class Ledger:
         self._write_locks = _PathLocks()
         self._held: dict[_Path, _Held] = {}
         self._foreign_writers = ForeignWriters(clock)
+        # Bounds of pods' bursts, and until when they hold.
+        self._lowered: dict[_Path, tuple[int, float]] = {}
         self._prune_at = MOST_UNCLAIMED
         self.now_s = clock
         # Known from the first write on: before it, no pod has a value of ours.
@@ -335,11 +341,17 @@ class Ledger:
         """Lowers the burst of a container or pod whose quota falls to this next."""
         path = cgroup_path(cgroup)
         with suppress(_IsBusyError), self._write_locks.held([path]):
+            if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
+                self._lowered.pop(path, None)
             if not self._executor.lower_burst(cgroup, quota_us):
                 return
             with self._lock:
                 held = self._held.get(path)
                 entry = held.book.entries.get(BURST) if held is not None else None
+                if held is not None and held.book.level is Level.POD:
+                    self._lowered = {
+                        each: it for each, it in self._lowered.items() if it[1] > self.now_s()
+                    } | {path: (quota_us, self.now_s() + LOWERED_S)}
                 if held is not None and entry is not None and entry.resolved is not None:
                     entries = {**held.book.entries, BURST: entry._replace(resolved=quota_us)}
                     self._held[path] = held._replace(book=replace(held.book, entries=entries))
@@ -579,7 +591,13 @@ class Ledger:
                 looks[path] = self._look(path, held, names, is_look=is_look)
                 jobs[path] = self._job(path, looks[path])
         children = [each for job in jobs.values() for each in self._children(job) if each.path not in jobs]
-        for path, values in fitting.fitted((*jobs.values(), *children, *new), self._files).items():
+        changes = fitting.fitted((*jobs.values(), *children, *new), self._files)
+        for path, job in jobs.items():
+            most_us, until_s = self._lowered.get(path, (0, 0.0))
+            burst_us = changes.get(path, {}).get(BURST, job.plan.values.get(BURST))
+            if self.now_s() < until_s and isinstance(burst_us, int) and burst_us > most_us:
+                changes.setdefault(path, {})[BURST] = most_us
+        for path, values in changes.items():
             if path not in jobs:
                 # What is not claimed there, or not yet there, is not for this batch to change.
                 continue

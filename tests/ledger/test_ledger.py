@@ -239,6 +239,26 @@ def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: Cgro
     ledger.resized(POD)
 
 
+def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
+    files: CgroupFiles, journal: Journal
+) -> None:
+    clock = Clock()
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT, clock)
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    ledger.claim([pod(sets(burst=100_000))])
+    ledger.before_update(POD, 50_000)
+    ledger.resized(POD)
+    ledger.claim([pod(sets(burst=90_000))])
+    assert number(files, POD, "cpu.cfs_burst_us") == 50_000
+    clock.now_s += module.LOWERED_S
+    ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_burst_us") == 90_000
+    for quota in (50_000, 100_000):
+        ledger.before_update(POD, quota)
+        ledger.apply(POD)
+        assert number(files, POD, "cpu.cfs_burst_us") == min(quota, 90_000)
+
+
 @pytest.mark.parametrize("is_resized", [False, True])
 def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     ledger: Ledger, files: CgroupFiles, *, is_resized: bool
