@@ -111,6 +111,9 @@ class CgroupWriter(Protocol):
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""
 
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
+
 
 class PendingUpdate(NamedTuple):
     """An update of a container that the runtime has not answered."""

@@ -24,7 +24,7 @@ from runtimeproxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
 from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, target_of
+from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -197,7 +197,18 @@ class UpdateContainerResources(ContainerCall):
         # Another update may have ended meanwhile.
         updated = updated if before is record else self._updated(record)
         self.services.store.containers.put(updated)
+        self._note_requests()
         self._book(updated)
+
+    def _note_requests(self) -> None:
+        """What the pod asks for now; the kubelet writes that after this call if it lowers the pod."""
+        services, pod, sent = self.services, self.pod, self._sent
+        if pod is None or not (sent.cpu_quota_us or sent.cpu_shares or sent.memory_limit_bytes):
+            return
+        if services.writer.is_managed(pod.cgroup_parent):
+            members = services.store.containers.members(pod.id)
+            running = [each for each in members if each.state is not Lifecycle.STOPPED]
+            services.writer.note_requests(pod.cgroup_parent, pod_values(running))
 
     def _book(self, record: ContainerRecord) -> None:
         """Has the files compared with what policies want now, if they want or wanted anything."""

@@ -314,6 +314,30 @@ class Ledger:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
             self.apply(cgroup)
 
+    def _take_requests(self, path: _Path) -> None:
+        """Takes what the kubelet has written to a pod's cgroup after its last call for it.
+
+        Source: kubelet 1.27 to 1.32, doPodResizeAction: a pod is lowered after its containers.
+        """
+        held = self._held.get(path)
+        if held is None or held.book.level is not Level.POD:
+            return
+        book, matches = held.book, self._files.matches
+        noted = {
+            name: (each.resolved, each.requested)
+            for name, each in book.entries.items()
+            if each.resolved is not None and each.requested is not None
+        }
+        if not noted:
+            return
+        for name, found in self._files.look(path, noted).items():
+            (resolved, requested), original = noted[name], book.originals.get(found.file)
+            if original is None or original.text is None or matches(name, requested, original.text):
+                continue
+            if matches(name, requested, found.text) and not matches(name, resolved, found.text):
+                self.resized(_identity(path))
+                return
+
     def needs_room(self, pod_cgroup: str) -> bool:
         """Whether `make_room` might write to a pod's cgroup; for the event loop's thread."""
         held = self._find(pod_cgroup)
@@ -431,7 +455,10 @@ class Ledger:
                 self._report([path])
 
     def note_requests(self, pod_cgroup: str, requested: Mapping[str, Value]) -> None:
-        """What a pod's containers ask for counts where the original of its file is not known."""
+        """What a pod's containers ask for counts where the original of its file is not known.
+
+        Found in the file it is the kubelet's, and the original from then on.
+        """
         held = self._find(pod_cgroup)
         if held is not None:
             entries = {
@@ -541,6 +568,8 @@ class Ledger:
         pods = [path[:-1] for path in paths if self._level(path) is Level.CONTAINER]
         try:
             with self._write_locks.held([*paths, *pods]):
+                for path in {*paths, *pods}:
+                    self._take_requests(path)
                 return self._settle_alone(paths, new, is_look=is_look)
         except _IsBusyError as error:
             why = f"another write to {_identity(error.path)} has not ended"

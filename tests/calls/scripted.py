@@ -132,6 +132,7 @@ class RecordedWriter:
     booked: list[Wanted] = field(default_factory=list)
     quotas: list[tuple[str, int]] = field(default_factory=list)
     rooms: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
+    noted: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     narrow: str = "nowhere"
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
@@ -181,6 +182,9 @@ class RecordedWriter:
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         self.quotas.append((cgroup, quota_us))
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        self.noted.append((pod_cgroup, dict(requested)))
 
 
 class RecordedFailures(FailureLog):

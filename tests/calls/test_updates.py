@@ -276,6 +276,18 @@ async def test_bursts_are_lowered_whatever_policies_say(desk: Surroundings, answ
     assert desk.writer.quotas == [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
 
 
+async def test_what_the_pod_asks_for_after_a_resize_is_noted(desk: Surroundings) -> None:
+    await desk.load(policy(pod=PodChange(cgroup={"cpu.bvt_warp_ns": -1})))
+    await with_container(desk)
+    await desk.idle()
+    for request, noted in ((update(cpuset_cpus="0-1"), 0), (update(cpu_quota=5000), 1)):
+        call = desk.call("UpdateContainerResources", request)
+        await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+        assert len(desk.writer.noted) == noted
+    cgroup, values = desk.writer.noted[0]
+    assert (cgroup, values["cpu.cfs_quota_us"]) == ("/kubepods/besteffort/podu1", 5000)
+
+
 QUOTA_CAP = ContainerChange(resources=ResourceChange(cpu_quota_us=20_000))
 
 

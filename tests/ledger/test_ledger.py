@@ -259,6 +259,30 @@ def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
         assert number(files, POD, "cpu.cfs_burst_us") == min(quota, 90_000)
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_pod_that_the_kubelet_lowers_after_its_containers(
+    ledger: Ledger, files: CgroupFiles, *, looks: bool
+) -> None:
+    """Kubelets before 1.33 make no call for the pod itself."""
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    ledger.claim([pod(scale)])
+    ledger.note_requests(POD, {"cpu.cfs_quota_us": 50_000})
+    put(files, POD, "cpu.cfs_quota_us", 50_000)
+    if looks:
+        ledger.verify([Level.POD])
+    else:
+        ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_quota_us") == 25_000
+    # Another program's value is repaired.
+    put(files, POD, "cpu.cfs_quota_us", 70_000)
+    ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_quota_us") == 25_000
+    ledger.claim([pod({})])
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    assert ledger.yielded() == ()
+
+
 @pytest.mark.parametrize("is_resized", [False, True])
 def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     ledger: Ledger, files: CgroupFiles, *, is_resized: bool
