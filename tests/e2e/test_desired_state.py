@@ -262,6 +262,18 @@ def test_the_kubelet_resizes_a_pod(site: Site) -> None:
         print(f"resized to {quota_us}: {site.wait_for(held(site, quota_us, 20), since_s):.2f} s")
 
 
+def test_a_quota_below_the_burst_is_taken(site: Site) -> None:
+    """The runtime alone fails: the kernel refuses a quota below the burst."""
+    full = Step({"cpu-burst-config": {"clusterStrategy": burst(100)}})
+    site.wait_for(bursts(web=100, annotated=5, plain=100)(site), full.begin(site))
+    pod = site.pods["web"][0]
+    resize(site, pod, QUOTA_US // 2)
+    smaller = of_pod(pod, "cpu.cfs_quota_us", QUOTA_US // 2)
+    smaller |= of_pod(pod, "cpu.cfs_burst_us", QUOTA_US // 2)
+    site.wait_for({**bursts(web=100, annotated=5, plain=100)(site), **smaller}, time.monotonic())
+    resize(site, pod, QUOTA_US)
+
+
 @pytest.mark.golang
 def test_updates_of_something_else_keep_what_strategies_changed(site: Site) -> None:
     """The runtime applies all that it has booked: an update of the shares alone would put the quota back."""
