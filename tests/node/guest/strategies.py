@@ -31,7 +31,10 @@ _KEYS = {
 _REQUEST_MIB = 32
 _BATCH_MIB = 64
 """The batch memory that `pods.BATCH` requests."""
-_HOLDS_NO_VALUE = re.compile(r"^cgroup\.|pressure|\.stat|current|events|peak|reclaim|effective|zone_usage")
+_HOLDS_A_VALUE = re.compile(
+    r"^(cpu\.(idle|max|max\.burst|weight)|cpuset\.(cpus|mems)|memory\.(high|low|max|min|oom\.group))$"
+)
+"""Files that policies may write; systemd and the runtime change others at a daemon-reload."""
 _SLICES = "BE in slices"
 _TIMES = 4
 """More often than another writer's values are repaired."""
@@ -50,11 +53,8 @@ def _texts(node: Node) -> Texts:
         folders |= {pod.cgroup, pod.container_cgroup, pod.cgroup.parent}
     found: Texts = {}
     for file in sorted(file for folder in folders for file in folder.iterdir()):
-        if file.is_file() and file.stat().st_mode & 0o200 and not _HOLDS_NO_VALUE.search(file.name):
-            try:
-                found[str(file)] = file.read_text()
-            except OSError:
-                continue
+        if _HOLDS_A_VALUE.search(file.name):
+            found[str(file)] = file.read_text()
     return found
 
 
@@ -135,6 +135,9 @@ def set_property_is_put_right(node: Node) -> str:
     for change in (*changes, "CPUQuota=50%", "CPUQuota="):
         systemctl("set-property", "--runtime", unit, change)
         _wait_for(lambda: _texts(node), _wanted_in_slices(pod), "the values after set-property")
+    # Later checks find the unit without properties of its own.
+    systemctl("revert", unit)
+    _wait_for(lambda: _texts(node), _wanted_in_slices(pod), "the values after revert")
     return f"{_TIMES} times; {len(journal.lines())} lines of the journal"
 
 
