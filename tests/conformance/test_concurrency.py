@@ -124,7 +124,7 @@ def test_list_does_not_stand_in_front(runtime: FakeRuntime, proxy: ProxyProcess)
     list there would be no answer before its end.
     """
     size = 64 * MIB
-    runtime.on("ListContainers", response=b"x" * size)
+    runtime.on("ListContainerStats", response=b"x" * size)
     with Http2Client(proxy.socket, {INITIAL_WINDOW: MIB}) as client:
         client.message(client.open(LIST))
         ahead: list[int] = []
@@ -142,7 +142,7 @@ def test_list_of_one_client_does_not_stand_in_front_of_another(
     runtime: FakeRuntime, proxy: ProxyProcess, through: BytesClient
 ) -> None:
     """The other client's calls are answered while the list is under way."""
-    runtime.on("ListContainers", response=b"x" * (64 * MIB))
+    runtime.on("ListContainerStats", response=b"x" * (64 * MIB))
     with Http2Client(proxy.socket, {INITIAL_WINDOW: MIB}) as client:
         client.message(client.open(LIST))
         for _ in range(10):

@@ -32,7 +32,7 @@ def unknown_field(size: int) -> bytes:
 def test_large_response(runtime: FakeRuntime, through: BytesClient, size: int) -> None:
     """The sizes are those of the list, nothing is shrunk; 80 MiB is CRI-O's bound."""
     response = b"0123456789abcdef" * (size // 16) + b"!" * (size % 16)
-    runtime.on("ListContainers", response=response)
+    runtime.on("ListContainerStats", response=response)
 
     assert through.call(LIST).message == response
 
@@ -59,7 +59,7 @@ def test_passing_request_has_no_bound(runtime: FakeRuntime, through: BytesClient
 @pytest.mark.conformance(16)
 def test_response_over_the_clients_bound(runtime: FakeRuntime, proxy: ProxyProcess) -> None:
     """The kubelet receives at most 16 MiB; it decides by itself, and its connection goes on."""
-    runtime.on("ListContainers", response=b"x" * (17 * MIB))
+    runtime.on("ListContainerStats", response=b"x" * (17 * MIB))
     answers = []
     for socket in (runtime.socket_path, proxy.socket):
         with BytesClient(socket, [("grpc.max_receive_message_length", 16 * MIB)]) as client:
