@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.units import MIN_CPU_SHARES
 from tests.lab.busybox_image import IMAGE
 
 KubeQos = Literal["guaranteed", "burstable", "besteffort"]
@@ -73,9 +74,11 @@ def pod_resources(pod: PodSpec) -> api_pb2.LinuxContainerResources:
     each = [container.resources for container in pod.containers]
     quotas = [resources.cpu_quota for resources in each]
     limits = [resources.memory_limit_in_bytes for resources in each]
+    # The least is what stands for no request, and the kubelet adds requests.
+    shares = sum(resources.cpu_shares for resources in each if resources.cpu_shares > MIN_CPU_SHARES)
     return api_pb2.LinuxContainerResources(
         cpu_period=100_000,
-        cpu_shares=max(2, sum(resources.cpu_shares for resources in each)),
+        cpu_shares=shares or MIN_CPU_SHARES,
         cpu_quota=sum(quotas) if all(quota > 0 for quota in quotas) else 0,
         memory_limit_in_bytes=sum(limits) if all(limits) else 0,
     )
