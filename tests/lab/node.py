@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cri_api.runtime.v1 import api_pb2
-from tests.lab import cgroup_v1
+from tests.lab import cgroup_v1, procfs
 from tests.lab.cgroup_v1 import CgroupValues
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.pods import ContainerSpec, PodSpec, container_config, sandbox_config
@@ -38,8 +38,8 @@ class RunningPod:
         return f"{self.spec.cgroup_parent}/{self.container_ids[name]}"
 
     def main_pid(self, name: str = "main") -> int:
-        """The first process of a container."""
-        return cgroup_v1.processes(self.container_cgroup(name))[0]
+        """The first process of a container: the oldest, for process ids start over."""
+        return min(cgroup_v1.processes(self.container_cgroup(name)), key=procfs.start_ticks)
 
 
 @contextmanager
