@@ -1,20 +1,24 @@
 """Sysctls that policies set: each has its original text again when no policy wants it any more.
 
 The original is saved before the first write, with the id of the kernel's boot: after a reboot nothing of
-before counts. A value that another program has written meanwhile is left to it.
+before counts. While a value is wanted it is compared from time to time: one that another program keeps
+writing is left to it for a time, as values of cgroups are. When it is wanted no more, what another program
+has written stays.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import described
+from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.logs import FailureLog
 
 logger = logging.getLogger(__name__)
@@ -23,6 +27,8 @@ DEFAULT_ROOT: Final = Path("/proc/sys")
 """Source: proc_sys(5)."""
 SAVED_FILE: Final = "sysctls.json"
 """In the state folder."""
+_PATH: Final = ("sysctl",)
+"""In place of a cgroup's path, for the foreign writers."""
 
 
 class SysctlChange(NamedTuple):
@@ -47,14 +53,23 @@ class Sysctls:
         state_folder: of the daemon.
         boot_id: of this boot.
         root: where the kernel shows sysctls.
+        clock: in seconds.
     """
 
-    def __init__(self, state_folder: Path, boot_id: str, root: Path = DEFAULT_ROOT) -> None:
+    def __init__(
+        self,
+        state_folder: Path,
+        boot_id: str,
+        root: Path = DEFAULT_ROOT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = state_folder / SAVED_FILE
         self._boot_id = boot_id
         self._root = root
         self._lock = Lock()
         self._held: dict[str, _Held] | None = None
+        self._wanted: Mapping[str, int | str] = {}
+        self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
 
     def apply(self, wanted: Mapping[str, int | str], *, releases: bool = True) -> tuple[SysctlChange, ...]:
@@ -71,11 +86,21 @@ class Sysctls:
             if releases:
                 for name in [each for each in held if each not in wanted]:
                     changes += self._release(held, name)
+                self._wanted = dict(wanted)
+            else:
+                self._wanted = {**{name: each.written for name, each in held.items()}, **wanted}
             for name, value in wanted.items():
                 changes += self._set(held, name, str(value))
-        for change in changes:
-            self._report(change)
-        return tuple(changes)
+        return self._reported(changes)
+
+    def verify(self) -> tuple[SysctlChange, ...]:
+        """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
+        with self._lock:
+            held = self._load()
+            changes: list[SysctlChange] = []
+            for name, value in self._wanted.items():
+                changes += self._set(held, name, str(value), is_look=True)
+        return self._reported(changes)
 
     def planned(self) -> tuple[SysctlChange, ...]:
         """Return what giving everything back would change."""
@@ -87,24 +112,42 @@ class Sysctls:
             if present == each.written and present != each.original
         )
 
-    def _set(self, held: dict[str, _Held], name: str, value: str) -> list[SysctlChange]:
+    def _set(
+        self, held: dict[str, _Held], name: str, value: str, *, is_look: bool = False
+    ) -> list[SysctlChange]:
         present = self._read(name)
-        if present is None or present == value:
+        if present is None:
             return []
-        # What another program has written since is no original.
-        original = held[name].original if name in held else present
         before = held.get(name)
-        held[name] = _Held(original, value)
+        # What another program has written since is no original.
+        mine = _Held(present if before is None else before.original, value)
+        if mine == before and (present == value or self._is_left(name, mine, present, is_look=is_look)):
+            return []
+        held[name] = mine
         try:
-            self._save(held)
-            self._path(name).write_text(value + "\n", encoding="ascii")
+            if mine != before:
+                self._save(held)
+            if present != value:
+                self._path(name).write_text(value + "\n", encoding="ascii")
         except OSError as error:
             if before is None:
                 del held[name]
             else:
                 held[name] = before
             return [SysctlChange(name, present, value, described(error))]
-        return [SysctlChange(name, present, value)]
+        return [SysctlChange(name, present, value)] if present != value else []
+
+    def _is_left(self, name: str, mine: _Held, present: str, *, is_look: bool) -> bool:
+        """Return whether another program's value is left to it; a reset to the original never is."""
+        if present == mine.original:
+            return False
+        writers = self._foreign_writers
+        if is_look and not writers.is_yielding(_PATH, name):
+            if writers.on_overwrite(_PATH, name, mine.written, present):
+                return False
+            text = "another program keeps writing the sysctl %s: %s, not %s, and it is left so for a time"
+            logger.warning(text, name, present, mine.written)
+        return writers.is_yielding(_PATH, name)
 
     def _release(self, held: dict[str, _Held], name: str) -> list[SysctlChange]:
         mine = held[name]
@@ -117,16 +160,19 @@ class Sysctls:
                 return [SysctlChange(name, present, mine.original, described(error))]
             changes.append(SysctlChange(name, present, mine.original))
         del held[name]
+        self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
             self._save(held)
         return changes
 
-    def _report(self, change: SysctlChange) -> None:
-        if change.error:
-            text = f"sysctl {change.name} cannot be set to {change.new}: {change.error}"
-            self._failures.report("sysctl", change.name, text)
-        else:
-            logger.info("sysctl %s: %s -> %s", change.name, change.old, change.new)
+    def _reported(self, changes: list[SysctlChange]) -> tuple[SysctlChange, ...]:
+        for change in changes:
+            if change.error:
+                text = f"sysctl {change.name} cannot be set to {change.new}: {change.error}"
+                self._failures.report("sysctl", change.name, text)
+            else:
+                logger.info("sysctl %s: %s -> %s", change.name, change.old, change.new)
+        return tuple(changes)
 
     def _path(self, name: str) -> Path:
         return self._root / name.replace(".", "/")

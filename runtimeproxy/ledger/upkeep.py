@@ -151,6 +151,8 @@ class Upkeep:
                     pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
                 ]
                 await self._in_worker(partial(self._ledger.verify, levels, running))
+                if self._sysctls is not None and Level.NODE in levels:
+                    await self._in_worker(self._sysctls.verify)
             except Exception:  # a bug costs this look, not the next one
                 logger.exception("cgroup values could not be compared")
 
