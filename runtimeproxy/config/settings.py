@@ -143,7 +143,8 @@ class NodeSettings:
     """Folder with Kubernetes objects as `kubectl get -o yaml` prints them, in files that end in `.yaml`,
     `.yml` or `.json`: the ConfigMap `slo-controller-config`, and this node's Node, NodeResourceTopology and
     NodeSLO. A mounted `slo-controller-config`, with one file per key, is such a folder, too. Changes take
-    effect within 3 s; 60 s after a file is gone, what was in it counts as withdrawn. Empty for none."""
+    effect within 3 s; 60 s after a file, or an object in it, is gone, it counts as withdrawn. Write another
+    file beside it, with a name that begins with a dot, and rename it. Empty for none."""
     kubelet_dir: str = "/var/lib/kubelet"
     """The kubelet's folder: its configuration (`config.yaml`), the CPUs that its CPU manager has given away,
     and the resources of the pods that it runs. Empty for none. The default is the kubelet's `--root-dir`."""

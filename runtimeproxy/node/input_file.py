@@ -15,8 +15,8 @@ Stamp = tuple[int, int, int, int, int]
 """Device, inode, size and times: another one after each change."""
 
 GRACE_S: Final = 60.0
-"""How long the value of a missing file counts on: a ConfigMap that is swapped looks like one, and so does an
-editor that saves."""
+"""How long the value of a missing file, or of a part that it has no longer, counts on: a ConfigMap that is
+swapped looks like one, and so does an editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
 which each but the last may look complete. A ConfigMap's files are swapped as a whole."""
@@ -34,6 +34,8 @@ class Parsed(NamedTuple, Generic[T]):
     """About parts of it that cannot be used, and for which the last good ones stand in the value."""
     notes: tuple[str, ...] = ()
     """About parts of it that are not used."""
+    later: Parsed[T] | None = None
+    """What counts after `GRACE_S` in its place: without parts that the file has no longer."""
 
 
 class WatchedFile(Generic[T]):
@@ -76,6 +78,8 @@ class WatchedFile(Generic[T]):
         self._changed: tuple[Stamp | None, float] | None = None
         """The stamp of a new content that is not read yet, and since when it is the same."""
         self._missing_since_s: float | None = None
+        self._later: Parsed[T] | None = None
+        self._later_since_s = 0.0
         self._wait_s: float | None = None
 
     @property
@@ -119,7 +123,7 @@ class WatchedFile(Generic[T]):
             self.is_missing = False
             if is_first:
                 self.is_watchable = _is_watchable(self.path)
-            return False
+            return self._pass_on(now_s)
         if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
             self.is_missing = False
             return False
@@ -142,11 +146,27 @@ class WatchedFile(Generic[T]):
         except Exception as error:  # noqa: BLE001 - a text that the code cannot bear must not end the watch
             self._fail(InputError(f"internal error: {described(error)}"), stamp)
             return False
+        self._stamp, self.is_missing, self._missing_since_s = stamp, False, None
+        if self._later is None:
+            self._later_since_s = now_s
+        has_changed = self._take(parsed)
+        return self._pass_on(now_s) or has_changed
+
+    def _take(self, parsed: Parsed[T]) -> bool:
         has_changed = parsed.value != self.value
-        self.value, self.source, self._stamp = parsed.value, parsed.source, stamp
+        self.value, self.source, self._later = parsed.value, parsed.source, parsed.later
         self.problems, self.notes = self._with_path(parsed.problems), self._with_path(parsed.notes)
-        self.is_missing, self._missing_since_s = False, None
         return has_changed
+
+    def _pass_on(self, now_s: float) -> bool:
+        """Goes on to what counts after the grace, once it is over; returns whether the value has changed."""
+        if self._later is None:
+            return False
+        left_s = self._later_since_s + GRACE_S - now_s
+        if left_s > 0:
+            self._wait_s = left_s
+            return False
+        return self._take(self._later)
 
     def _has_settled(self, stamp: Stamp, now_s: float) -> bool:
         if self._settle_s == 0 or _is_swapped(self.path):
@@ -170,13 +190,13 @@ class WatchedFile(Generic[T]):
         if left_s > 0:
             self._wait_s = left_s
             return False
-        self.value = self.source = self._missing_since_s = None
+        self.value = self.source = self._missing_since_s = self._later = None
         return True
 
     def _fail(self, error: InputError, stamp: Stamp | None) -> None:
         kept = "" if self.value is None else "; what was there before stays"
         self._stamp, self.problems, self.notes = stamp, self._with_path((f"{error}{kept}",)), ()
-        self.is_missing, self._missing_since_s = False, None
+        self.is_missing, self._missing_since_s, self._later = False, None, None
 
     def _with_path(self, texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{printable(self.path)}: {text}" for text in texts)

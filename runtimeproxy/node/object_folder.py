@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.node.documents import InputError, parse_documents, printable, shortened
-from runtimeproxy.node.input_file import Parsed, WatchedFile
+from runtimeproxy.node.input_file import GRACE_S, Parsed, WatchedFile
 from runtimeproxy.node.objects import (
     MAX_CONFIG_MAP_BYTES,
     ConfigMapObject,
@@ -20,6 +20,7 @@ from runtimeproxy.node.objects import (
     Rejected,
     TopologyFacts,
     config_map_data,
+    has_incomplete,
 )
 from runtimeproxy.node.snapshot import EMPTY, NO_STRATEGIES
 from runtimeproxy.slo.names import CONFIG_MAP, NODE_ANNOTATIONS, NODE_LABELS
@@ -49,6 +50,8 @@ class FileObjects(NamedTuple):
     """Kinds of which the file has an object that cannot be used and has never been good."""
     of_other_nodes: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object of another node."""
+    lost: Mapping[Kind, Object] = EMPTY
+    """Objects that the file held before and holds no longer: it may be half written."""
 
 
 class FolderObjects(NamedTuple):
@@ -128,8 +131,9 @@ class ObjectFolder:
 
     def _foreign(self, files: list[WatchedFile[FileObjects]]) -> Iterator[str]:
         """Kinds of which there are only objects of other nodes: the name may be wrong."""
-        found = {kind for _, value in _by_presence(files) for kind in value.objects}
-        others = {kind for _, value in _by_presence(files) for kind in value.of_other_nodes}
+        values = [file.value for file in files if file.value is not None]
+        found = {kind for value in values for kind in (*value.objects, *value.lost)}
+        others = {kind for value in values for kind in value.of_other_nodes}
         for kind in sorted(others - found):
             name = self._reader.node_name
             yield f"{printable(self.folder)}: has no {kind} of this node, whose name is {name} (node.name)"
@@ -185,12 +189,25 @@ class ObjectFolder:
         if not documents:
             # A file that is being written is empty at first.
             raise InputError("is empty; delete the file to withdraw what was in it")
-        return self._parse_documents(documents, before)
+        parsed = self._parse_documents(documents, before)
+        lost = parsed.value.lost
+        if not lost:
+            return parsed
+        if has_incomplete(documents):
+            raise InputError(
+                f"has an object without kind or name, and {_no_longer(lost)}; is it half written?"
+            )
+        # It may be cut between two objects, or in a name: that cannot be told from another text.
+        problem = f"{_no_longer(lost)}; what was there before stays for {GRACE_S:.0f} s"
+        later = parsed._replace(value=parsed.value._replace(lost=EMPTY))
+        source = [*parsed.source, *(each.source for each in lost.values())]
+        return parsed._replace(source=source, problems=(*parsed.problems, problem), later=later)
 
     def _parse_documents(self, documents: list[Any], before: FileObjects | None) -> Parsed[FileObjects]:
         objects: dict[Kind, Object] = {}
         problems: list[str] = []
         notes: list[str] = []
+        known = {**before.lost, **before.objects} if before is not None else {}
         rejected: set[Kind] = set()
         of_other_nodes: set[Kind] = set()
         for each in self._reader.read(documents):
@@ -199,7 +216,7 @@ class ObjectFolder:
                     problems.append(f"{each.kind}: is there twice; the first one counts")
                 objects.setdefault(each.kind, each)
             elif isinstance(each, Rejected):
-                old = before.objects.get(each.kind) if before is not None else None
+                old = known.get(each.kind)
                 if old is not None:
                     objects.setdefault(each.kind, old)
                 elif each.kind not in objects:
@@ -213,9 +230,18 @@ class ObjectFolder:
         notes = list(dict.fromkeys(notes))
         if len(notes) > MAX_NOTES:
             notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more objects are not read"]
-        value = FileObjects(objects, frozenset(rejected - objects.keys()), frozenset(of_other_nodes))
+        value = FileObjects(
+            objects,
+            rejected=frozenset(rejected - objects.keys()),
+            of_other_nodes=frozenset(of_other_nodes),
+            lost={kind: each for kind, each in known.items() if kind not in objects},
+        )
         source = [each.source for each in objects.values()]
         return Parsed(value, source, tuple(problems), tuple(notes))
+
+
+def _no_longer(lost: Iterable[Kind]) -> str:
+    return f"holds no {', '.join(lost)} any more"
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -243,7 +269,7 @@ def _parse_key(name: str, data: bytes) -> Parsed[FileObjects]:
 
 
 def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str]]:
-    """What the files give together, and problems: the first one counts, those of missing files come last."""
+    """What the files give together, and problems: the first object counts, those that are gone come last."""
     if not files:
         return FolderObjects(), []
     from runtimeproxy.slo.loading import NodeSlo, Text  # only where there is something to read
@@ -252,21 +278,19 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
     single: dict[Kind, tuple[str, Object]] = {}
     problems: list[str] = []
 
-    def report_double(what: str, file: WatchedFile[FileObjects], first: str) -> None:
-        if not file.is_missing:
-            problems.append(f"{printable(file.path)}: {what} is in {first}, too, which counts")
+    def report_double(what: str, path: str, first: str) -> None:
+        problems.append(f"{path}: {what} is in {first}, too, which counts")
 
-    for file, found in _by_presence(files):
-        path = printable(file.path)
-        for kind, each in found.objects.items():
+    for path, objects, is_present in _by_presence(files):
+        for kind, each in objects.items():
             if isinstance(each.value, ConfigMapObject):
                 for key, text in each.value.data.items():
-                    if key in config:
-                        report_double(shortened(key), file, config[key].file)
+                    if key in config and is_present:
+                        report_double(shortened(key), path, config[key].file)
                     config.setdefault(key, Text(path, text))
             else:
-                if kind in single:
-                    report_double(kind, file, single[kind][0])
+                if kind in single and is_present:
+                    report_double(kind, path, single[kind][0])
                 single.setdefault(kind, (path, each))
     values = {kind: each.value for kind, (_, each) in single.items()}
     node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
@@ -284,16 +308,20 @@ def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
     """Kinds of which there may be an object that was never good."""
     if any(file.is_unknown for file in files):
         return frozenset(Kind)
-    return frozenset(kind for _, found in _by_presence(files) for kind in found.rejected)
+    return frozenset(kind for file in files if file.value is not None for kind in file.value.rejected)
 
 
 def _by_presence(
     files: list[WatchedFile[FileObjects]],
-) -> Iterator[tuple[WatchedFile[FileObjects], FileObjects]]:
-    for is_missing in (False, True):
+) -> Iterator[tuple[str, Mapping[Kind, Object], bool]]:
+    """Path, objects, and whether they are there: first those that are, then those that are gone."""
+    for is_present in (True, False):
         for file in files:
-            if file.value is not None and file.is_missing is is_missing:
-                yield file, file.value
+            if file.value is not None:
+                if file.is_missing is not is_present:
+                    yield printable(file.path), file.value.objects, is_present
+                if not is_present:
+                    yield printable(file.path), file.value.lost, False
 
 
 def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:

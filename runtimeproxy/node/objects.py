@@ -246,6 +246,18 @@ def _flattened(document: object) -> Iterator[object]:
         yield document
 
 
+def has_incomplete(documents: Iterable[object]) -> bool:
+    """Whether something is no object, or has no kind or name: an object that is cut off looks so."""
+    return any(not _is_named(each) for document in documents for each in _flattened(document))
+
+
+def _is_named(document: object) -> bool:
+    if not isinstance(document, dict) or not document.get("kind"):
+        return False
+    metadata = document.get("metadata")
+    return isinstance(metadata, dict) and bool(metadata.get("name"))
+
+
 # Annotations of a NodeResourceTopology
 
 

@@ -272,6 +272,25 @@ def test_a_file_that_cannot_be_read(bad: str, site: Site) -> None:
     back_to_good(site)
 
 
+@pytest.mark.usefixtures("calls")
+def test_a_file_half_written(site: Site) -> None:
+    """What an editor or `kubectl get > FILE` shows for a moment: a part of the text, cut anywhere."""
+    file = site.objects.folder / "slo-controller-config.yaml"
+    text = config_map(GOOD)
+    seen = []
+    with file.open("r+") as half:
+        for part in range(1, 8):
+            half.truncate(0)
+            half.seek(0)
+            half.write(text[: len(text) * part // 8])
+            half.flush()
+            # Long enough to be looked at; what matters is that nothing follows from it.
+            time.sleep(0.4)
+            seen.append(site.values())
+    assert all(each == VALUES for each in seen), seen
+    back_to_good(site)
+
+
 LIES = {
     "CPUs that do not exist": {
         "node.koordinator.sh/cpu-shared-pools": '[{"socket": 0, "node": 0, "cpuset": "5000-5003"}]'

@@ -279,6 +279,74 @@ def test_a_broken_file_withdraws_nothing(watched: Watched, content: bytes, probl
         assert [problem in text and str(path) in text for text in watched.problems] == [True]
 
 
+ALL = text_of(config_map(cpu_burst_config=BURST), node_object(), topology(POOLS))
+LISTED = text_of(listed(config_map(cpu_burst_config=BURST), node_object()))
+
+
+@pytest.mark.parametrize("text", [ALL, LISTED, text_of(config_map(cpu_burst_config=BURST))])
+def test_a_file_that_is_cut_anywhere_withdraws_nothing_at_once(watched: Watched, text: bytes) -> None:
+    path = watched.objects / "all.yaml"
+    path.write_bytes(text)
+    good = watched.look()
+    for size in range(0, len(text), 7):
+        path.write_bytes(text[:size])
+        node = watched.look(0.01)
+        assert (node.strategies, node.labels, node.pools) == (good.strategies, good.labels, good.pools)
+        if text[:size].strip(b"-\n"):
+            assert all(str(path) in problem for problem in watched.problems), text[:size]
+            assert watched.problems or size > text.rindex(b"kind:"), text[:size]
+        watched.now_s -= 2
+    path.write_bytes(text)
+    assert watched.look().strategies == good.strategies
+    assert watched.problems == ()
+
+
+def test_an_object_without_kind_is_an_error_where_one_was_good(watched: Watched) -> None:
+    path = watched.objects / "cm.yaml"
+    text = text_of(config_map(cpu_burst_config=BURST))
+    path.write_bytes(text.partition(b"kind:")[0])
+    assert burst_of(watched.look()) == 1000
+    assert not watched.problems
+    assert len(watched.notes) == 1
+    path.write_bytes(text)
+    assert burst_of(watched.look()) == 200
+    path.write_bytes(text.partition(b"kind:")[0])
+    for after_s in (1, 10 * GRACE_S):
+        assert burst_of(watched.look(after_s)) == 200
+        reason = "has an object without kind or name, and holds no ConfigMap any more; is it half written?"
+        assert watched.problems == (f"{path}: {reason}{STAYS}",)
+    watched.start()
+    assert burst_of(watched.look()) == 200
+
+
+def test_an_object_that_its_file_holds_no_longer_counts_for_a_minute(watched: Watched) -> None:
+    """A file that is cut between two objects cannot be told from another one."""
+    path = watched.objects / "all.yaml"
+    write(path, config_map(cpu_burst_config=BURST), node_object())
+    watched.look()
+    write(path, config_map(cpu_burst_config=OTHER))
+    node = watched.look()
+    assert (burst_of(node), node.labels, node.state_of(Input.NODE_OBJECT)) == (300, {"pool": "a"}, KNOWN)
+    assert watched.problems == (f"{path}: holds no Node any more; what was there before stays for 60 s",)
+    assert watched.wait_s is not None
+    assert 0 < watched.wait_s <= GRACE_S
+    write(path, config_map(cpu_burst_config=BURST))
+    assert watched.look(GRACE_S / 2).labels == {"pool": "a"}
+    node = watched.look(GRACE_S / 2)
+    assert (burst_of(node), node.labels, node.state_of(Input.NODE_OBJECT)) == (200, {}, WITHDRAWN)
+    assert not watched.problems
+
+
+def test_an_object_that_moves_to_another_file_counts_there_at_once(watched: Watched) -> None:
+    write(watched.objects / "all.yaml", config_map(cpu_burst_config=BURST), node_object())
+    watched.look()
+    write(watched.objects / "all.yaml", config_map(cpu_burst_config=BURST))
+    write(watched.objects / "node.yaml", node_object(labels={"pool": "b"}))
+    assert watched.look().labels == {"pool": "b"}
+    assert watched.look(GRACE_S).labels == {"pool": "b"}
+    assert watched.problems == ()
+
+
 def test_what_was_never_good_is_unknown(watched: Watched) -> None:
     path = watched.objects / "all.yaml"
     path.write_text("a: [")
