@@ -145,6 +145,7 @@ class CriCall(ABC):
             whatever the runtime answers; else empty. Source: kubelet 1.33, in-place resize; containerd 2.2
             answers UpdatePodSandboxResources with an error.
         is_resize: Whether the kubelet has resized the pod there; else it may have been disturbed only.
+        written_there: What the kubelet has written there, by cgroup parameter, as far as the call says it.
         room_cgroup: The pod's cgroup if it may have to be raised before the runtime makes or starts a
             container; else empty.
         sets_quota: Whether the kubelet sets the quota of a container which, or whose pod, may have a burst of
@@ -163,6 +164,7 @@ class CriCall(ABC):
     pod_key = ""
     resized_cgroup = ""
     is_resize = True
+    written_there: Mapping[str, int | str] = NO_ENTRIES
     room_cgroup = ""
     sets_quota = False
     disturbed_cgroup = ""

@@ -95,8 +95,8 @@ class CgroupWriter(Protocol):
     def apply(self, cgroup: str) -> None:
         """Writes values again that another program has changed; never raises for an error of the kernel."""
 
-    def resized(self, cgroup: str) -> None:
-        """The same after the kubelet has written to a pod's cgroup itself."""
+    def resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
+        """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
 
     @property
     def is_v1(self) -> bool:

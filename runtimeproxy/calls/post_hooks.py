@@ -53,9 +53,11 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
     """
     cgroup = call.resized_cgroup
     if cgroup and services.writer.is_managed(cgroup):
-        run = asyncio.get_running_loop().run_in_executor
-        look = services.writer.resized if call.is_resize else services.writer.apply
-        work = partial(run, services.executor, look, cgroup)
+        run, writer = asyncio.get_running_loop().run_in_executor, services.writer
+        if call.is_resize:
+            work = partial(run, services.executor, writer.resized, cgroup, call.written_there)
+        else:
+            work = partial(run, services.executor, writer.apply, cgroup)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 

@@ -283,6 +283,7 @@ class UpdatePodSandboxResources(PodCall):
     def find_records(self) -> bool:
         record = self.record
         self.resized_cgroup = record.cgroup_parent if record is not None else ""
+        self.written_there = by_parameter(self._sent)
         return super().find_records()
 
     def questions(self) -> Questions:

@@ -21,7 +21,7 @@ from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
-from runtimeproxy.ledger.tree import BURST, QUOTA, clamped
+from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, clamped
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
 from runtimeproxy.units import rounded_quota
 
@@ -349,23 +349,52 @@ def _reset_by_others(name: str, value: Value | None) -> Value | None:
     return None
 
 
-def with_requests_of_the_kubelet(book: Book, present: Mapping[str, FileText], formats: Formats) -> Book:
+def with_requests_of_the_kubelet(
+    book: Book,
+    present: Mapping[str, FileText],
+    formats: Formats,
+    written: Mapping[str, Value] = NO_VALUES,
+) -> Book:
     """The book of a pod after the kubelet has written to its files itself.
 
-    What is there now, and is not ours, is the new original.
+    Args:
+        book: Of the pod.
+        present: What its files hold.
+        formats: Of its files.
+        written: The values that the kubelet is known to have written: the new originals, also where a file
+            has a value of ours again. Of other files, what is there now and is not ours is the new original.
     """
     originals = dict(book.originals)
-    for file in book.originals:
+    for file, original in book.originals.items():
         names = [name for name, found in present.items() if found.file == file]
-        is_ours = all(
-            (value := book.entries[name].resolved) is not None
-            and formats.matches(name, value, present[name].text)
-            for name in names
-            if name in book.entries
-        )
-        if KUBELET_ON_PODS.intersection(names) and not is_ours:
-            originals[file] = Original(present[names[0]].text, present[names[0]].inode)
+        if KUBELET_ON_PODS.isdisjoint(names):
+            continue
+        found = present[names[0]]
+        asked = {name: value for name, value in written.items() if formats.file_of(name) == file}
+        text = _joined_text(asked, formats)
+        if text is not None:
+            known = (each for each in (found.text, original.text) if each is not None)
+            same = (each for each in known if all(formats.matches(*pair, each) for pair in asked.items()))
+            originals[file] = Original(next(same, text), found.inode)
+        elif formats.decode(names[0], found.text) is not None and not _is_ours(book, names, found, formats):
+            originals[file] = Original(found.text, found.inode)
     return book if originals == book.originals else replace(book, originals=originals)
+
+
+def _is_ours(book: Book, names: Iterable[str], found: FileText, formats: Formats) -> bool:
+    """Whether a file has our values of these parameters."""
+    return all(
+        (value := book.entries[name].resolved) is not None and formats.matches(name, value, found.text)
+        for name in names
+        if name in book.entries
+    )
+
+
+def _joined_text(values: Mapping[str, Value], formats: Formats) -> str | None:
+    """The text of a file that has exactly these values; None without any, and for half of cpu.max."""
+    texts = [formats.encode(name, values[name]) for name in sorted(values, key=PERIOD.__eq__)]
+    is_half = PERIOD in values and QUOTA not in values and formats.file_of(QUOTA) == formats.file_of(PERIOD)
+    return None if not texts or is_half or None in texts else " ".join(map(str, texts)) + "\n"
 
 
 def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, formats: Formats) -> Book:

@@ -296,15 +296,20 @@ class Ledger:
             self._held[path] = held._replace(book=books.with_missing(held.book, wanted.claims))
         return self._settle([path])
 
-    def resized(self, cgroup: str) -> None:
-        """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original."""
+    def resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
+        """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original.
+
+        Args:
+            cgroup: Of the pod.
+            written: The values that it is known to have written: ours may be in the files again.
+        """
         path = cgroup_path(cgroup)
         with suppress(_IsBusyError), self._write_locks.held([path]):
             held = self._held.get(path)
             if held is None:
                 return
             present = self._files.look(path, held.book.entries)
-            book = books.with_requests_of_the_kubelet(held.book, present, self._files)
+            book = books.with_requests_of_the_kubelet(held.book, present, self._files, written)
             if book is not held.book:
                 noted = Noted(book.id, book.level, book.originals, {}, {})
                 self._journal.note(noted)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from google.protobuf.message import Message
@@ -132,6 +133,7 @@ class RecordedWriter:
     booked: list[Wanted] = field(default_factory=list)
     quotas: list[tuple[str, int]] = field(default_factory=list)
     rooms: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
+    resizes: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     noted: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     narrow: str = "nowhere"
     error: str = ""
@@ -169,7 +171,8 @@ class RecordedWriter:
         self.lets_renew.wait(30)
         self.renewed.append(cgroup)
 
-    def resized(self, cgroup: str) -> None:
+    def resized(self, cgroup: str, written: Mapping[str, int | str] = MappingProxyType({})) -> None:
+        self.resizes.append((cgroup, dict(written)))
         self.apply(cgroup)
 
     is_v1 = True

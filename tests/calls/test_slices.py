@@ -99,6 +99,19 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
     assert desk.unsettled == 1, "policies are asked again, once"
 
 
+async def test_what_the_kubelet_has_written_is_what_its_call_says(desk: Surroundings) -> None:
+    await desk.load(policy(pod=VALUES))
+    config = pod_sandbox_config(uid="u1")
+    config.linux.cgroup_parent = KUBELET
+    await desk.run_pod(config, POD_ID)
+    request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    request.resources.CopyFrom(api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000))
+    await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
+    await desk.idle()
+    written = {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": 50_000}
+    assert desk.writer.resizes[0] == (KUBELET, written)
+
+
 async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surroundings) -> None:
     def fail_later(pod: PodView) -> PodChange:
         if pod.id:

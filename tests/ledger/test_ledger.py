@@ -239,6 +239,38 @@ def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: Cgro
     ledger.resized(POD)
 
 
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_resize_by_the_kubelet_counts_although_our_value_is_back(
+    ledger: Ledger, files: CgroupFiles, *, loses: bool
+) -> None:
+    """Our write may come between the kubelet's and our look: the call says what the kubelet has written."""
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    ledger.claim([pod(scale)])
+    if not loses:
+        put(files, POD, "cpu.cfs_quota_us", 50_000)
+    written = {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpu.shares": 512}
+    for _ in range(2):
+        ledger.resized(POD, written)
+        assert number(files, POD, "cpu.cfs_quota_us") == 25_000
+    ledger.claim([pod({})])
+    for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        assert number(files, POD, name) == written[name]
+
+
+def test_a_file_without_a_value_is_no_original(ledger: Ledger, files: CgroupFiles) -> None:
+    """A plain file is empty for a moment while another program writes it."""
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    before = texts(files)
+    ledger.claim([pod(sets(quota=50_000))])
+    for path in files.root.rglob("podone/cpu.*"):
+        if path.name in ("cpu.max", "cpu.cfs_quota_us"):
+            path.write_text("")
+    ledger.resized(POD)
+    ledger.claim([pod({})])
+    assert texts(files) == before
+
+
 def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
     files: CgroupFiles, journal: Journal
 ) -> None:
