@@ -243,12 +243,27 @@ class Off(NamedTuple):
 
 def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
     """Return why a policy is off for a pod or container, for a QoS class or the node; None if it is not."""
-    if policy.features and node.state_of(Input.CGROUPS) is InputState.KNOWN:
-        missing = policy.features - node.features
-        if missing:
-            return Off(f"the kernel lacks {', '.join(sorted(missing))}", is_temporary=False)
+    if missing := _missing(policy.features, node):
+        return Off(missing, is_temporary=False)
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
+
+
+def kernel_note(policy: LoadedPolicy, node: Node) -> str:
+    """Return what the kernel lacks for a policy, for the status; empty where the policy has nothing to do."""
+    if any(node.state_of(each) is not InputState.KNOWN for each in policy.inputs):
+        return ""
+    if missing := _missing(policy.features, node):
+        return f"{policy.name} is off: {missing}"
+    missing = _missing(policy.optional_features, node)
+    return f"{policy.name} in part: {missing}" if missing else ""
+
+
+def _missing(features: frozenset[str], node: Node) -> str:
+    if not features or node.state_of(Input.CGROUPS) is not InputState.KNOWN:
+        return ""
+    missing = features - node.features
+    return f"the kernel lacks {', '.join(sorted(missing))}" if missing else ""
 
 
 def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, off: Off) -> Progress:

@@ -83,6 +83,8 @@ class LoadedPolicy:
     """What stands in for `selector` while an input is not known."""
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
+    optional_features: frozenset[str] = frozenset()
+    """What the policy makes use of, where the node has it."""
 
     def selector_on(self, node: Node) -> PodSelector:
         """The pods that it runs for while the node is like that."""
@@ -150,6 +152,7 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         inputs=tuple(sorted(policy.inputs)),
         optional_inputs=tuple(sorted(policy.optional_inputs)),
         features=policy.features,
+        optional_features=policy.optional_features,
     )
 
 

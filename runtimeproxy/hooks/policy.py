@@ -100,7 +100,9 @@ class Policy:
     thread then. Of several such inputs the first counts."""
     features: ClassVar[frozenset[str]] = frozenset()
     """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
-    is known to lack one."""
+    is known to lack one, and the status names it."""
+    optional_features: ClassVar[frozenset[str]] = frozenset()
+    """What the policy makes use of; the status names those that a node lacks."""
     options_type: ClassVar[type[object] | None] = None
     """A frozen dataclass with the policy's own settings, all with defaults; None if it has none.
 

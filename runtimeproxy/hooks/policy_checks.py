@@ -125,9 +125,10 @@ def _check_inputs(policy: type[Policy]) -> None:
         raise _error(policy, f"selector_without {instead!r} is not a mapping of Inputs to PodSelectors")
     for selector in instead.values():
         _check_selector(policy, selector)
-    features: object = policy.features
-    if not (isinstance(features, frozenset) and all(isinstance(each, str) for each in features)):
-        raise _error(policy, f"features {features!r} is not a frozenset of names")
+    for name in ("features", "optional_features"):
+        features: object = getattr(policy, name)
+        if not (isinstance(features, frozenset) and all(isinstance(each, str) for each in features)):
+            raise _error(policy, f"{name} {features!r} is not a frozenset of names")
 
 
 def _is_well_typed(labels: LabelSelector) -> bool:

@@ -166,7 +166,7 @@ class Upkeep:
         """Inputs of policies have changed; those that no policy declares make no work."""
         policies = self._chain().policies
         used = {each for policy in policies for each in (*policy.inputs, *policy.optional_inputs)}
-        if any(policy.features for policy in policies):
+        if any(policy.features or policy.optional_features for policy in policies):
             used.add(Input.CGROUPS)
         changed = sorted(used & set(inputs))
         if changed:

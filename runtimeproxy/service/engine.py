@@ -25,6 +25,7 @@ from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.decision import kernel_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
@@ -177,8 +178,11 @@ class Engine:
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers and records."""
         policies = f"{len(self._policies)} policies" if self.has_policies else "policies are loading"
+        notes = [kernel_note(each, self._node.latest) for each in self._policies]
         if self._problems:
-            policies += f" ({', '.join(each.name for each in self._problems)}: not loaded, see the log)"
+            notes.append(f"{', '.join(each.name for each in self._problems)}: not loaded, see the log")
+        if any(notes):
+            policies += f" ({'; '.join(filter(None, notes))})"
         servers = f", {self._servers.summary}" if self._servers.summary else ""
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self._checkpoint.problem else ""

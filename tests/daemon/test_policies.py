@@ -48,6 +48,8 @@ def test_strategies_count_for_a_pod_that_runs_and_are_given_back(
     sandbox.linux.resources.CopyFrom(LIMITS)
     pod_path = sandbox.linux.cgroup_parent
     cgroup_files.make(pod_path)
+    # By these files the daemon knows what the kernel has.
+    (cgroup_files.folder("/kubepods") / "cgroup.controllers").write_text("cpu memory\n")
     (cgroup_files.folder(pod_path) / "cpu.max").write_text("150000 100000\n")
     with CriClient(daemon.socket) as client:
         run = api_pb2.RunPodSandboxRequest(config=sandbox)
@@ -75,5 +77,9 @@ def test_strategies_count_for_a_pod_that_runs_and_are_given_back(
 
         write(file, config_map(**STRATEGIES))
         wait_until(lambda: present() == wanted, "the values of the strategies")
+        daemon.wait_for_state(
+            "STATUS=8 policies (group-identity is off: the kernel lacks bvt; memory-qos in part: the kernel "
+            "lacks memory-oom-group, memory-pagecache-limit, memory-priority, memory-wmark); "
+        )
         write(file, config_map())
         wait_until(lambda: texts(cgroup_files) == before, "the original values")

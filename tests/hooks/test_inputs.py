@@ -25,7 +25,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.decision import Off, evaluate, off_reason
+from runtimeproxy.hooks.decision import Off, evaluate, kernel_note, off_reason
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.views import ClassView
 from runtimeproxy.hooks.workers import Workers
@@ -124,6 +124,7 @@ def test_a_policy_is_off_on_a_kernel_that_lacks_something(node: Node, is_off: bo
     assert not is_off or (decision.audit, decision.without_answer) == ((), frozenset())
     expected = Off("the kernel lacks bvt", is_temporary=False) if is_off else None
     assert off_reason(policy, VIEW, node) == expected
+    assert kernel_note(policy, node) == ("a is off: the kernel lacks bvt" if is_off else "")
 
 
 @pytest.mark.parametrize("hook", [Hook.POST_START_CONTAINER, Hook.POST_STOP_CONTAINER])

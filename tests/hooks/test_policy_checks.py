@@ -122,6 +122,7 @@ def test_a_policy_that_uses_all_that_is_allowed() -> None:
             {"selector_without": {Input.POOLS: None}}, "selector None is not a PodSelector", id="no-selector"
         ),
         pytest.param({"features": "bvt"}, "features 'bvt' is not a frozenset", id="features-a-text"),
+        pytest.param({"optional_features": {"bvt"}}, "optional_features .* is not a", id="features-a-set"),
         pytest.param({"name": None}, "name None", id="name-none"),
         pytest.param({"name": "Bad_Name"}, "kebab-case", id="name-not-kebab"),
         pytest.param({"name": "x" * 64}, "kebab-case", id="name-too-long"),

@@ -94,7 +94,10 @@ def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
 
 async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> None:
     declares = SimpleNamespace(
-        inputs=frozenset({Input.POOLS}), optional_inputs=frozenset({Input.STRATEGIES}), features=frozenset()
+        inputs=frozenset({Input.POOLS}),
+        optional_inputs=frozenset({Input.STRATEGIES}),
+        features=frozenset(),
+        optional_features=frozenset(),
     )
     scene.policies.policies.append(declares)
     scene.upkeep.on_node_changed(Node(), frozenset({Input.CPUS}))
@@ -103,9 +106,12 @@ async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> Non
     assert scene.is_requested
 
 
-async def test_features_of_the_kernel_make_work_for_policies_that_need_them(scene: Scene) -> None:
-    needs = SimpleNamespace(inputs=frozenset(), optional_inputs=frozenset(), features=frozenset({"burst"}))
-    scene.policies.policies.append(needs)
+@pytest.mark.parametrize("name", ["features", "optional_features"])
+async def test_features_of_the_kernel_make_work_for_policies_that_use_them(scene: Scene, name: str) -> None:
+    nothing: dict[str, frozenset[str]] = dict.fromkeys(
+        ("inputs", "optional_inputs", "features", "optional_features"), frozenset()
+    )
+    scene.policies.policies.append(SimpleNamespace(**nothing | {name: frozenset({"burst"})}))
     scene.upkeep.on_node_changed(Node(), frozenset({Input.CGROUPS}))
     assert scene.is_requested
 

@@ -16,7 +16,9 @@ from policies.group_identity import (
     is_on,
 )
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.node.snapshot import Feature, Input, Node
+from runtimeproxy.hooks.decision import Off, evaluate, kernel_note, off_reason
+from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import CPU_QOS
 from runtimeproxy.slo.schema import (
@@ -194,3 +196,17 @@ def test_what_it_needs() -> None:
     assert GroupIdentity.features == {Feature.BVT}
     assert GroupIdentity.inputs == {Input.STRATEGIES}
     assert not GroupIdentity.selector_without[Input.STRATEGIES].matches(pod(QoSClass.LS))
+
+
+def test_a_kernel_without_group_identity_is_named_in_the_status() -> None:
+    policy = bind(GroupIdentity())
+    strategies = Strategies(qos=rule())
+    without = Node(strategies=strategies, features=frozenset({Feature.BURST}))
+    off = off_reason(policy, pod(QoSClass.LS), without)
+    assert off == Off("the kernel lacks bvt", is_temporary=False)
+    assert evaluate([policy], pod(QoSClass.LS), without).audit == ()
+    assert kernel_note(policy, without) == "group-identity is off: the kernel lacks bvt"
+    # Nothing to say where it has nothing to do, or where the kernel is not known yet.
+    assert kernel_note(policy, replace(without, states={Input.STRATEGIES: InputState.WITHDRAWN})) == ""
+    assert kernel_note(policy, Node(strategies=strategies)) == ""
+    assert kernel_note(policy, node()) == ""

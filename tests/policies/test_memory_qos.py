@@ -25,6 +25,8 @@ from policies.memory_qos import (
     protected_bytes,
 )
 from runtimeproxy.hooks import ContainerView, PodView, ResolvedPod, Resources
+from runtimeproxy.hooks.decision import kernel_note
+from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.snapshot import Feature, Input, InputState, KubeletFacts, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
@@ -337,6 +339,10 @@ def test_what_the_kernel_lacks_is_left_out_without_a_problem(feature: str) -> No
     assert len(all_files.cgroup) == 5
     assert len(fewer.cgroup) == 4
     assert not fewer.problems
+    policy = bind(MemoryQoS())
+    assert kernel_note(policy, node(everything)) == ""
+    without = node(everything, features=FEATURES - {feature})
+    assert kernel_note(policy, without) == f"memory-qos in part: the kernel lacks {feature}"
 
 
 def pods(*protected: int) -> list[ResolvedPod]:
