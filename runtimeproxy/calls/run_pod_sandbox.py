@@ -12,15 +12,14 @@ from runtimeproxy.calls.edit_request import edit_pod
 from runtimeproxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.hooks.fields import plain_cgroup_values
-from runtimeproxy.ledger.answers import NO_CLAIMS, claims_of, target_of
-from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.answers import target_of, wanted_of
+from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.pods.record_views import recorded_pod
-from runtimeproxy.pods.records import NO_CHANGES, PodRecord
+from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks.algebra import Claim
     from runtimeproxy.hooks.changes import Change, TextEntries
     from runtimeproxy.hooks.decision import Decision
 
@@ -37,7 +36,7 @@ class PodDraft:
         self.requested = read_resources(config.linux.resources)
         self._change = PodChange()
         self._owners: Mapping[str, str] = NO_ENTRIES
-        self._late_claims: Mapping[str, tuple[Claim, ...]] = NO_CLAIMS
+        self._late: Wanted | None = None
         self._make_record: Callable[..., PodRecord] | None = None
 
     def question(self) -> Question:
@@ -52,16 +51,18 @@ class PodDraft:
         if decision is not None:
             self._change = decision.pod_change or self._change
             self._owners = decision.owners
-            claims = claims_of(decision.merged.fields, is_container=False)
+            wanted = wanted_of(decision, Target(Level.POD, ""))
             # What is counted from the value in the file has no plain value yet.
-            if decision.unwritten or claims.keys() - plain_cgroup_values(self._change).keys():
-                self._late_claims = claims
+            if wanted.claims and (
+                decision.unwritten or wanted.claims.keys() - plain_cgroup_values(self._change).keys()
+            ):
+                self._late = wanted
 
     def due_writes(self, record: PodRecord) -> tuple[DueWrites, ...]:
         """The cgroup values that have not been written before the call."""
-        if not self._late_claims or not record.cgroup_parent:
+        if self._late is None or not record.cgroup_parent:
             return ()
-        wanted = Wanted(target_of(record), self._late_claims)
+        wanted = self._late._replace(target=target_of(record))
         hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
         return (DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted),)
 

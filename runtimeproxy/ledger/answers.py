@@ -28,9 +28,8 @@ from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import UNLIMITED
 
-NO_CLAIMS: Final[Mapping[str, tuple[Claim, ...]]] = MappingProxyType({})
 NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
-"""The empty mappings that all calls share."""
+"""The empty mapping that all calls share."""
 KUBEPODS: Final = "kubepods"
 """The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
 pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""

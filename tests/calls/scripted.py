@@ -131,6 +131,7 @@ class RecordedWriter:
     written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
     booked: list[Wanted] = field(default_factory=list)
+    claimed: list[Wanted] = field(default_factory=list)
     quotas: list[tuple[str, int]] = field(default_factory=list)
     rooms: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     resizes: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
@@ -143,6 +144,7 @@ class RecordedWriter:
         self.booked.append(wanted)
 
     def claim(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
+        self.claimed.extend(wanted)
         return tuple(result for each in wanted for result in self._write(each))
 
     def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import CgroupChange, ContainerChange, Hook, Mode, PodChange
+from runtimeproxy.hooks import CgroupChange, ContainerChange, Hook, Mode, PodChange, PodView, Scale
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.interception import Outcome
@@ -232,6 +232,23 @@ async def test_values_of_a_pod_go_to_the_pods_cgroup(desk: Surroundings) -> None
     await desk.run_pod(pod_sandbox_config(uid="u1", qos="BE"), POD_ID)
     await desk.idle()
     assert desk.writer.written == [("/kubepods/besteffort/podu1", {"cpu.shares": 2})]
+
+
+async def test_a_pods_late_values_keep_what_silent_policies_and_hook_servers_want(desk: Surroundings) -> None:
+    """A pod's second sandbox finds the values of the first; a server's are not written again."""
+
+    def fail(_: PodView) -> PodChange:
+        raise ValueError("not now")
+
+    scaling = policy("scaling", pod=PodChange(cgroup={"cpu.cfs_quota_us": Scale(1.5)}))
+    failing = policy("failing", pod=fail)
+    answers = {Hook.PRE_RUN_POD_SANDBOX: PodChange(cgroup={"cpu.shares": 512})}
+    await desk.load(scaling, failing, server(answers))
+    await desk.run_pod(pod_sandbox_config(), POD_ID)
+    await desk.idle()
+    early, late = desk.writer.claimed
+    assert late.claims.keys() == {"cpu.cfs_quota_us", "cpu.shares"}
+    assert (late.once, late.silent) == ({"cpu.shares"}, {"failing"}) == (early.once, early.silent)
 
 
 async def test_a_thousand_life_cycles_leave_nothing_behind(desk: Surroundings) -> None:
