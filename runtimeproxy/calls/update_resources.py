@@ -22,7 +22,7 @@ from runtimeproxy.calls.cri_call import (
 from runtimeproxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
+from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import Wanted
@@ -375,7 +375,7 @@ def _released_fields(
     """
     released: set[str] = set()
     for name, owner in record.owners.items():
-        is_held = owner.endswith(SUFFIX) or not held.isdisjoint(owner.split("+"))
+        is_held = any(each in held or each.endswith(SUFFIX) for each in policies_in(owner))
         if name.startswith(RESOURCES) and name not in wanted and not is_held:
             released.add(name)
     limits = requested.memory_limit_bytes, record.booked.memory_limit_bytes

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
+from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of, policies_in
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
@@ -243,7 +243,7 @@ def with_written(
             updated.append(entry)
             continue
         value = written[name]
-        if not value.is_unchanged and owners.get(entry.field, entry.policy) == entry.policy:
+        if not value.is_unchanged and entry.policy in policies_in(owners.get(entry.field, entry.policy)):
             reason = value.failed or value.skipped or entry.reason
             updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
     return tuple(updated)

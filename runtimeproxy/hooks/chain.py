@@ -37,7 +37,7 @@ from runtimeproxy.hooks.decision import (
     run_policy,
     unsettled,
 )
-from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of
+from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of, policies_in
 from runtimeproxy.hooks.loaded import (
     Cancellable,
     LoadedPolicy,
@@ -546,15 +546,15 @@ class ChainRun:
         if not written:
             return decision
         decision = replace(decision, audit=with_written(decision.audit, decision.owners, written))
-        if not self.subject.is_refusable:
+        failed = {name: each.failed for name, each in written.items() if each.failed}
+        if not failed or not self.subject.is_refusable:
             return decision
         strict = {policy.name for policy in self.chain.policies if policy.refuses_on_failure}
-        for name, value in written.items():
-            if value.failed:
-                owner = decision.owners.get(f"{CGROUP}[{name}]", "")
-                if owner in strict:
-                    text = f"{owner}: {name}: {value.failed}"
-                    return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
+        for name, why in failed.items():
+            owner = decision.owners.get(f"{CGROUP}[{name}]", "")
+            if not strict.isdisjoint(policies_in(owner)):
+                text = f"{owner}: {name}: {why}"
+                return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
         return decision
 
     def _conclude(self, decision: Decision) -> None:

@@ -321,7 +321,7 @@ def _with_change(
         if not update.other or rule is ConflictRule.LATER:
             note = accepted.notes.get(update.field, "")
             entries.append(subject.entry(kind, policy, reason, update, note))
-    after = progress._replace(enforced=enforced, dry_run=dry_run, entries=tuple(entries))
+    after = Progress(enforced, dry_run, tuple(entries), progress.refusal, progress.without_answer)
     # With nothing but problems it cannot decide.
     return after.without(policy) if change.problems and not fields else after
 

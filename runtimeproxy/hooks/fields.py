@@ -397,6 +397,11 @@ def fitted(start: View, field: Field, value: Value) -> Value:
     return units.rounded_quota(value, start.requested.cpu_period_us or units.CPU_PERIOD_US)
 
 
+def policies_in(owner: str) -> tuple[str, ...]:
+    """Return the names of the policies and hook servers behind a value; see `MergedField.owner`."""
+    return tuple(each.removeprefix(SERVER_PREFIX) for each in owner.split("+"))
+
+
 def parameter_of(field: Field) -> str:
     """Return the cgroup parameter of a claimed field by its version 1 name; its own name if there is none."""
     if field.group == RESOURCES:

@@ -69,6 +69,7 @@ _CPUS: Final = "cpuset.cpus"
 _LISTS: Final = frozenset({_CPUS, "cpuset.mems"})
 _LIMIT: Final = Field(flat.RESOURCES, "memory_limit_bytes")
 _SWAP: Final = Field(flat.RESOURCES, "memory_swap_limit_bytes")
+_CGROUP_PARENT: Final = Field(flat.CGROUP_PARENT)
 _PERIODS: Final = (Field(flat.RESOURCES, "cpu_period_us"), Field(flat.CGROUP, "cpu.cfs_period_us"))
 _QUOTAS: Final = (Field(flat.RESOURCES, "cpu_quota_us"), Field(flat.CGROUP, "cpu.cfs_quota_us"))
 
@@ -509,11 +510,11 @@ def _without_contradictions(
     for suspect in (_SWAP, _LIMIT):
         if suspect in fields and _exceeds_swap(hook, fields, merged):
             _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
-    parent = fields.get(Field(flat.CGROUP_PARENT))
+    parent = fields.get(_CGROUP_PARENT)
     pod = flat.pod_of(merged.start) if isinstance(parent, str) else None
     asked = pod.cgroup_parent if pod is not None else ""
     if isinstance(parent, str) and asked and parent.endswith(".slice") != asked.endswith(".slice"):
-        _leave_out(fields, Field(flat.CGROUP_PARENT), "is not of the same kind as the kubelet's", left_out)
+        _leave_out(fields, _CGROUP_PARENT, "is not of the same kind as the kubelet's", left_out)
 
 
 def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], merged: Merged) -> bool:

@@ -94,6 +94,15 @@ def test_a_value_that_another_policy_replaced_was_not_written(decision: Decision
     assert told(after(replace(decision, owners=owners), written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
 
 
+def test_a_value_that_several_policies_lead_to_was_written_for_each(decision: Decision) -> None:
+    owners = dict.fromkeys(decision.owners, "server:a.json+shares")
+    written = {"cpu.shares": Written(failed="EBUSY: no"), "cpu.bvt_warp_ns": Written(old="0")}
+    assert told(after(replace(decision, owners=owners), written)) == {
+        "cgroup[cpu.shares]": (AuditKind.FAILED, "", "EBUSY: no"),
+        "cgroup[cpu.bvt_warp_ns]": (AuditKind.CHANGED, "0", "why"),
+    }
+
+
 def test_what_a_file_held_already_is_no_change(decision: Decision) -> None:
     written = {"cpu.shares": Written(old="512", is_unchanged=True), "cpu.bvt_warp_ns": Written(old="0")}
     assert told(after(decision, written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}

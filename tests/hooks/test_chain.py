@@ -9,6 +9,7 @@ import pytest
 
 from runtimeproxy.errors import RefusalError, StatusCode
 from runtimeproxy.hooks import (
+    AtMost,
     ContainerChange,
     ContainerView,
     FailurePolicy,
@@ -210,14 +211,17 @@ async def test_writes_that_fail_are_reported(workers: Workers) -> None:
     assert decision.change is not None
 
 
-async def test_writes_that_fail_refuse_if_their_policy_says_so(workers: Workers) -> None:
+@pytest.mark.parametrize("owner", ["a", "a+b"])
+async def test_writes_that_fail_refuse_if_a_policy_of_the_value_says_so(workers: Workers, owner: str) -> None:
     def broken(_: Decision) -> None:
         raise OSError("read-only")
 
-    policy = scripted("a", cgroup(cpu_shares=2), failure_policy=FAIL)
-    decision = await decide(Chain([policy], workers), apply=broken)
+    policies = [scripted("a", cgroup(cpu_shares=20), failure_policy=FAIL)]
+    if owner == "a+b":
+        policies.append(scripted("b", lambda _: ContainerChange(cgroup={"cpu.shares": AtMost(10)})))
+    decision = await decide(Chain(policies, workers), apply=broken)
     assert decision.refusal is not None
-    assert decision.refusal.text.startswith("a: cpu.shares: OSError: read-only")
+    assert decision.refusal.text.startswith(f"{owner}: cpu.shares: OSError: read-only")
     assert decision.change is None
 
 
