@@ -74,6 +74,7 @@ def show_strategy(folder: Path, cgroup_root: Path, cgroups: Mapping[str, str]) -
                 if (text := _text(file)) not in ("", seen[name][-1]):
                     seen[name].append(text)
                     del pending[name]
+            # The kernel reports no changes of these files.
             time.sleep(_POLL_S)
     return [LiveChange(name, file.name, tuple(seen[name])) for name, file in files.items()]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -53,8 +55,9 @@ CGROUP_TREE: Final = "koordproxydemo"
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
 _PROBE_TIMEOUT_S: Final = 5.0
-_POLL_S: Final = 0.02
 _SOCKET: Final = "proxy.sock"
+_NOTIFY_SOCKET: Final = "notify"
+_NOTIFICATION_BYTES: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,22 +317,40 @@ def _daemon(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) ->
     )
     with (
         log.open("w", encoding="utf-8") as sink,
-        subprocess.Popen(  # noqa: S603  # this program itself
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
+    ):
+        notify_path = folder / _NOTIFY_SOCKET
+        notify_path.unlink(missing_ok=True)  # of the daemon in front of another runtime
+        notified.bind(str(notify_path))
+        with subprocess.Popen(  # noqa: S603  # this program itself
             command,
             stderr=sink,
+            env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
             process_group=0,  # Ctrl-C is for the demo alone, which ends the daemon when the pods are gone
-        ) as process,
-    ):
-        try:
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while not socket_path.exists():
-                if process.poll() is not None or time.monotonic() > deadline_s:
+        ) as process:
+            try:
+                if not _is_ready(process, notified):
                     raise DemoError(f"the proxy did not start: {_last_message(log)}")
-                time.sleep(_POLL_S)
-            yield socket_path
-        finally:
-            process.terminate()
-            process.wait(START_TIMEOUT_S)
+                yield socket_path
+            finally:
+                process.terminate()
+                process.wait(START_TIMEOUT_S)
+
+
+def _is_ready(process: subprocess.Popen[bytes], notified: socket.socket) -> bool:
+    """Waits until the daemon serves; returns False if it has ended or does not start in time."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    ended = os.pidfd_open(process.pid)
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            found, _, _ = select.select((notified.fileno(), ended), (), (), left_s)
+            if notified.fileno() in found and b"READY=1" in notified.recv(_NOTIFICATION_BYTES).split(b"\n"):
+                return True
+            if found == [ended]:
+                return False
+    finally:
+        os.close(ended)
+    return False
 
 
 def _last_message(log: Path) -> str:
@@ -450,7 +471,10 @@ def _report(changes: list[Change], live: list[LiveChange]) -> int:
         print(f"    {change.container:<{containers}}  {change.field:<{fields}}  {values}")
     if not live:
         print("    the kernel has no CPU burst, or the container did not start")
-    total, changed = len(DEMO_PODS), len({each.pod for each in changes if each.values})
+    touched = {each.pod for each in changes if each.values}
+    if any(len(each.values) > 1 for each in live):
+        touched.add(LIVE_POD.name)
+    total, changed = len(DEMO_PODS) + 1, len(touched)
     print("\n-: not set; -1: unlimited; <set>: values of variables are never logged")
     print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")
     return 0 if changed else 1

@@ -18,6 +18,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.demo.live import LiveChange
 from runtimeproxy.demo.main import (
     DEMO_PODS,
     Change,
@@ -80,7 +81,8 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     assert ["gpu-env", "no", "annotation", "scheduling.koordinator.sh/device-allocated"] in shown["web"]
     assert ["group-identity", "this", "node", "has", "no", "strategies"] in shown["web"]
     assert ["memory-qos", "off", "by", "default"] in shown["web"]
-    assert done.stdout.endswith("6 pods ran through the proxy: 4 changed, 2 untouched\n")
+    # This runtime makes no cgroups, so the strategy has no files to change.
+    assert done.stdout.endswith("7 pods ran through the proxy: 4 changed, 3 untouched\n")
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert "\x1b" not in done.stdout
     assert not fake_runtime.state.sandboxes
@@ -155,7 +157,16 @@ def test_a_failure_of_a_policy_is_shown_and_is_no_change(capsys: pytest.CaptureF
     assert _report([Change("web", "p", "left-out: r", "main", "f", "")], []) == 1
     shown = capsys.readouterr().out
     assert "web, no QoS class\n  p: left-out: r\n    main  f\n" in shown
-    assert "0 changed, 6 untouched" in shown
+    assert "0 changed, 7 untouched" in shown
+
+
+@pytest.mark.parametrize(("values", "changed"), [(("0",), 0), (("0", "50000"), 1), (("0", "50000", "0"), 1)])
+def test_the_pod_of_the_strategy_counts_if_it_was_changed(
+    values: tuple[str, ...], changed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _report([], [LiveChange("pod", "cpu.max.burst", values)]) == int(not changed)
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"7 pods ran through the proxy: {changed} changed, {7 - changed} untouched\n")
 
 
 class TestFindRuntime:
