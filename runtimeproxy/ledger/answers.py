@@ -26,7 +26,7 @@ from runtimeproxy.ledger.books import Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.units import UNLIMITED
+from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
 
 NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
 """The empty mapping that all calls share."""
@@ -168,12 +168,15 @@ def pod_values(containers: Collection[ContainerRecord]) -> dict[str, Value]:
     if not containers:
         return {}
     requested = [record.requested for record in containers]
-    shares = sum(each.cpu_shares or 0 for each in requested)
+    shares = [each.cpu_shares for each in requested if each.cpu_shares is not None]
     found: dict[str, Value] = {
         "cpu.cfs_quota_us": _sum(each.cpu_quota_us for each in requested),
         "memory.limit_in_bytes": _sum(each.memory_limit_bytes for each in requested),
     }
-    return found | ({"cpu.shares": shares} if shares else {})
+    if shares:
+        # The least stands for a container without a request.
+        found["cpu.shares"] = sum(each for each in shares if each > MIN_CPU_SHARES) or MIN_CPU_SHARES
+    return found
 
 
 def _sum(limits: Iterable[int | None]) -> int:

@@ -391,7 +391,9 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
     }
     unlimited = {"cpu.cfs_quota_us": -1, "memory.limit_in_bytes": -1}
     assert pod_values(boxes(Resources(), Resources(cpu_quota_us=-1))) == unlimited
-    assert pod_values(boxes(REQUESTED, Resources(cpu_shares=2))) == {**unlimited, "cpu.shares": 514}
+    none = Resources(cpu_shares=2)
+    assert pod_values(boxes(REQUESTED, none)) == {**unlimited, "cpu.shares": 512}
+    assert pod_values(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
 
 
 def test_values_by_parameter() -> None:
