@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -119,6 +119,18 @@ class WriteResult:
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about the file."""
+
+
+class _UnlessExhausted:
+    """Goes on after an error of a file, but not after one that every file would have."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        return isinstance(error, OSError) and error.errno not in _EXHAUSTED
 
 
 def outcome_of(error: OSError) -> WriteOutcome:
@@ -223,6 +235,9 @@ class CgroupWriter:
         Args:
             path: the cgroup's, from `cgroup_path`.
             names: parameters.
+
+        Raises:
+            OSError: this process, or the node, has no descriptor or memory left to read any file.
         """
         files: dict[Path, dict[str, str]] = {}
         for name in names:
@@ -231,11 +246,11 @@ class CgroupWriter:
                 files.setdefault(located[0], {})[name] = located[1].file
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
-            with suppress(OSError), _folder(folder, path) as held:
+            with _UnlessExhausted(), _folder(folder, path) as held:
                 inode = os.fstat(held).st_ino
                 read: dict[str, FileText] = {}
                 for name, file in wanted.items():
-                    with suppress(OSError):
+                    with _UnlessExhausted():
                         # cpu.max carries two parameters.
                         if file not in read:
                             read[file] = FileText(file, _read(file, held), inode)
@@ -243,11 +258,15 @@ class CgroupWriter:
         return found
 
     def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]:
-        """The names of the cgroups below one, by the controller that carries a parameter."""
+        """The names of the cgroups below one, by the controller that carries a parameter.
+
+        Raises:
+            OSError: as `look`.
+        """
         located = self._locate(name)
         if isinstance(located, str):
             return ()
-        with suppress(OSError), _folder(located[0], path) as held:
+        with _UnlessExhausted(), _folder(located[0], path) as held:
             descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
             try:
                 with os.scandir(descriptor) as found:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.paths import cgroup_path
@@ -33,8 +34,12 @@ _CPU_MAX: Final = (QUOTA, PERIOD)
 class Files(Protocol):
     """Reads and writes the files of cgroups; see `CgroupWriter`."""
 
-    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]: ...
-    def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]: ...
+    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
+        """Raises OSError where no file can be read at all."""
+
+    def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]:
+        """Raises OSError where no file can be read at all."""
+
     def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]: ...
     def decode(self, name: str, text: str) -> Value | None: ...
     def encode(self, name: str, value: Value) -> str | None: ...
@@ -97,7 +102,9 @@ class Executor:
         """Without commit 49217ea147df (2024) Linux divides the burst by 1,000 when cpu.max is written."""
         wanted = job.plan.values.get(BURST)
         if wanted:
-            found = self.files.look(job.path, (BURST,)).get(BURST)
+            found = None
+            with suppress(OSError):
+                found = self.files.look(job.path, (BURST,)).get(BURST)
             if found is not None and not self.files.matches(BURST, wanted, found.text):
                 self.files.write_levels([[CgroupValues(job.plan.book.id, {BURST: wanted})]])
 

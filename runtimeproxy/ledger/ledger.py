@@ -15,7 +15,7 @@ from threading import Lock, RLock
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult, explain
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
@@ -70,7 +70,7 @@ class _IsBusyError(Exception):
 
     def __init__(self, path: _Path) -> None:
         super().__init__(path)
-        self.path = path
+        self.why = f"another write to {_identity(path)} has not ended"
 
 
 class _PathLocks:
@@ -304,7 +304,7 @@ class Ledger:
             written: The values that it is known to have written: ours may be in the files again.
         """
         path = cgroup_path(cgroup)
-        with suppress(_IsBusyError), self._write_locks.held([path]):
+        with suppress(_IsBusyError, OSError), self._write_locks.held([path]):
             held = self._held.get(path)
             if held is None:
                 return
@@ -369,7 +369,7 @@ class Ledger:
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container or pod whose quota falls to this next."""
         path = cgroup_path(cgroup)
-        with suppress(_IsBusyError), self._write_locks.held([path]):
+        with suppress(_IsBusyError, OSError), self._write_locks.held([path]):
             if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
                 self._lowered.pop(path, None)
             if not self._executor.lower_burst(cgroup, quota_us):
@@ -417,7 +417,7 @@ class Ledger:
         """
         weights: list[tuple[int, int]] = []
         for cgroup, requested in shares.items():
-            with suppress(CgroupPathError):
+            with suppress(CgroupPathError, OSError):
                 path = cgroup_path(cgroup)
                 held = self._held.get(path)
                 if held is None or SHARES not in held.book.entries:
@@ -495,7 +495,9 @@ class Ledger:
                 path = cgroup_path(noted.cgroup)
             except CgroupPathError:
                 continue
-            present = self._files.look(path, noted.values)
+            present: Mapping[str, FileText] = {}
+            with suppress(OSError):
+                present = self._files.look(path, noted.values)
             found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
         return list(found.values())
 
@@ -576,8 +578,9 @@ class Ledger:
                 for path in {*paths, *pods}:
                     self._take_requests(path)
                 return self._settle_alone(paths, new, is_look=is_look)
-        except _IsBusyError as error:
-            why = f"another write to {_identity(error.path)} has not ended"
+        except (_IsBusyError, OSError) as error:
+            # The books stay as they are: it is tried again.
+            why = error.why if isinstance(error, _IsBusyError) else explain(error, "")
             return tuple(
                 WriteResult(_identity(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
                 for path in paths

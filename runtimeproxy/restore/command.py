@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.answers import pod_values
@@ -326,7 +326,9 @@ def _levels(wanted: Iterable[CgroupValues]) -> list[list[CgroupValues]]:
 def _state(book: Book, writer: CgroupWriter) -> CgroupState:
     """A cgroup as it is now; after a reboot, or in another cgroup of its name, nothing of its book counts."""
     path = cgroup_path(book.id)
-    present = writer.look(path, book.entries)
+    present: dict[str, FileText] = {}
+    with suppress(OSError):
+        present = writer.look(path, book.entries)
     unreadable: set[str] = set()
     for name in PARAMETERS.keys() & (book.entries.keys() - present.keys()):
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -269,6 +271,35 @@ def test_a_file_without_a_value_is_no_original(ledger: Ledger, files: CgroupFile
     ledger.resized(POD)
     ledger.claim([pod({})])
     assert texts(files) == before
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nothing can be opened: EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("level", [Level.POD, Level.CONTAINER])
+def test_without_descriptors_nothing_is_given_up(ledger: Ledger, files: CgroupFiles, level: Level) -> None:
+    before = texts(files)
+    wanted, cgroup = (pod, POD) if level is Level.POD else (box, BOX)
+    ledger.claim([wanted(sets(quota=50_000, burst=1000))])
+    with no_descriptors():
+        results = ledger.claim([wanted({})])
+        ledger.resized(POD)
+        ledger.before_update(POD, 500)
+        ledger.measure_weights(Level.POD, {OTHER: 1024})
+    assert {result.outcome for result in results} == {WriteOutcome.FAILED}
+    assert all("EMFILE" in result.error for result in results)
+    assert number(files, cgroup, "cpu.cfs_quota_us") == 50_000
+    ledger.verify({level})
+    assert texts(files) == before
+    assert len(ledger) == 0
 
 
 def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
