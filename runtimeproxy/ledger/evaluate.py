@@ -138,6 +138,8 @@ class Evaluator:
             if not self._is_standby():
                 try:
                     await self.evaluate_all(reasons)
+                except TimeoutError as error:
+                    logger.warning("running pods could not be evaluated to the end: %s", error)
                 except Exception:  # a bug costs this evaluation, not the next one
                     logger.exception("running pods could not be evaluated")
             await self._sleep(max(0.0, started_s + INTERVAL_S - self._now_s()))
@@ -179,7 +181,12 @@ class Evaluator:
                 if pod is None or not _is_evaluated(pod):
                     continue
                 wanted = (await self._wanted(pod)).wanted
-            results = await self._in_worker(lambda wanted=wanted: self._ledger.claim(wanted))  # type: ignore[misc]
+            results: tuple[WriteResult, ...] = ()
+            try:
+                results = await self._in_worker(lambda wanted=wanted: self._ledger.claim(wanted))  # type: ignore[misc]
+            except TimeoutError:
+                # The others go on. What is wanted is booked: the next comparison writes it.
+                failed += 1
             about = {"pod": f"{each.pod.namespace}/{each.pod.name}", "uid": each.pod.uid}
             _log_changes({**about, "sandbox": each.pod.id}, wanted, results)
             failed += any(result.outcome is WriteOutcome.FAILED for result in results)

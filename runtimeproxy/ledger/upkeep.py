@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.fields import SERVER_PREFIX
@@ -40,6 +40,11 @@ ResultT = TypeVar("ResultT")
 
 TICK_S: Final = 1.0
 """How often it is looked at what is due. Source: the shortest interval of the field table."""
+WORK_S: Final = 30.0
+"""How long the work of one thread is waited for. Reads and writes of cgroup files take microseconds, but a
+write of a memory limit reclaims first, and a kernel that hangs answers none."""
+MOST_HUNG: Final = 2
+"""How many threads may hang at a time: calls need the others."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
 KOORDLETS: Final = frozenset(
@@ -118,6 +123,7 @@ class Upkeep:
         self.evaluator = Evaluator(
             store, ledger, self._evaluate, cgroup_of, self._in_worker, is_idle, self._evaluate_others
         )
+        self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
 
@@ -153,6 +159,8 @@ class Upkeep:
                 await self._in_worker(partial(self._ledger.verify, levels, running))
                 if self._sysctls is not None and Level.NODE in levels:
                     await self._in_worker(self._sysctls.verify)
+            except TimeoutError as error:
+                logger.warning("cgroup values could not be compared: %s", error)
             except Exception:  # a bug costs this look, not the next one
                 logger.exception("cgroup values could not be compared")
 
@@ -246,5 +254,26 @@ class Upkeep:
             await self._in_worker(partial(self._sysctls.apply, sysctls, releases=releases))
         return wanted, held | chain.unsettled
 
-    def _in_worker(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
+        """Reads or writes files in a worker thread.
+
+        Raises:
+            TimeoutError: A file hangs, or as many as may have hung before. When it ends, running pods are
+                evaluated again.
+        """
+        if len(self._hung) >= MOST_HUNG:
+            raise TimeoutError("earlier reads or writes of files have not ended")
+        run = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        await asyncio.wait({run}, timeout=WORK_S)
+        if run.done():
+            return run.result()
+        self._hung.add(run)
+        run.add_done_callback(self._on_hung_ended)
+        text = "a read or write of a file has not ended after %d s"
+        logger.warning(text, WORK_S, extra={"hung": len(self._hung)})
+        raise TimeoutError(text % WORK_S)
+
+    def _on_hung_ended(self, run: asyncio.Future[Any]) -> None:
+        self._hung.discard(run)
+        if not run.cancelled() and run.exception() is None:
+            self.evaluator.request("a file that hung")

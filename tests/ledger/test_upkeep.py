@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, PodView
+from runtimeproxy.ledger import evaluate, ledger
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.journal import Journal
@@ -28,6 +30,7 @@ from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodReco
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.testing import CgroupFiles
+from tests.lab.deadline import wait_until
 from tests.ledger.claims import Claims, decision_of
 
 POD = "/kubepods/besteffort/pod1"
@@ -60,7 +63,8 @@ class Scene:
         box = ContainerRecord(id="box", pod_id="s1", name="main", state=Lifecycle.RUNNING)
         self.store.containers.put(box)
         self.journal = Journal(folder / "state", "boot")
-        self.ledger = Ledger(CgroupWriter(self.files.root), self.journal, "boot")
+        self.writer = CgroupWriter(self.files.root)
+        self.ledger = Ledger(self.writer, self.journal, "boot")
         self.policies = Policies()
         self.is_idle = False
         self.upkeep = Upkeep(
@@ -82,7 +86,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    with ThreadPoolExecutor(1) as executor:
+    with ThreadPoolExecutor(4) as executor:
         made = Scene(tmp_path, executor)
         yield made
         made.journal.close()
@@ -200,6 +204,65 @@ async def test_files_of_what_runs_are_compared(scene: Scene, monkeypatch: pytest
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (scene.quota(), scene.quota(gone)) == ("50000", "max")
+
+
+async def until(is_done: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, is_done, "what is waited for")
+
+
+class Hangs:
+    """A write to one cgroup that does not end."""
+
+    def __init__(self, scene: Scene, cgroup: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self._cgroup, self._write = cgroup, scene.writer.write_levels
+        monkeypatch.setattr(scene.writer, "write_levels", self.write_levels)
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        if any(each.cgroup == self._cgroup for level in levels for each in level):
+            self.begun.set()
+            self.may_end.wait(30)
+        return self._write(levels)
+
+
+async def test_a_write_that_hangs_ends_neither_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORK_S", 0.05)
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    monkeypatch.setattr(ledger, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(evaluate, "INTERVAL_S", 0.01)
+    other = "/kubepods/besteffort/pod2"
+    scene.files.make(other)
+    scene.store.pods.put(PodRecord(id="s2", name="db", namespace="shop", cgroup_parent=other))
+    hangs = Hangs(scene, POD, monkeypatch)
+    scene.policies.claims[PodView] = quota(50_000)
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(scene.upkeep.run()), loop.create_task(scene.upkeep.verify())]
+    scene.upkeep.evaluator.request("test")
+    await until(lambda: scene.quota(other) == "50000")
+    assert hangs.begun.is_set()
+    assert scene.quota() == "max"
+    (scene.files.folder(other) / "cpu.max").write_text("max 100000\n")
+    await until(lambda: scene.quota(other) == "50000")
+    hangs.may_end.set()
+    await until(lambda: scene.quota() == "50000")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_no_more_threads_hang_than_calls_can_spare(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORK_S", 0.01)
+    may_end = threading.Event()
+    for _ in range(module.MOST_HUNG + 2):
+        with pytest.raises(TimeoutError):
+            await scene.upkeep._in_worker(lambda: may_end.wait(30))
+    assert len(scene.upkeep._hung) == module.MOST_HUNG
+    may_end.set()
+    await until(lambda: not scene.upkeep._hung)
+    assert await scene.upkeep._in_worker(lambda: 1) == 1
+    assert scene.is_requested
 
 
 async def test_records_that_are_those_of_the_runtime(scene: Scene) -> None:
