@@ -12,11 +12,21 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.checkpoint.codec import Saved
-from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
+from runtimeproxy.pods.records import (
+    Book,
+    CgroupRecord,
+    ContainerRecord,
+    Entry,
+    Level,
+    Lifecycle,
+    ManagedValue,
+    PodRecord,
+)
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.command import (
     ledger_of,
@@ -251,6 +261,35 @@ def test_files_get_what_they_held(files: CgroupFiles, writer: CgroupWriter, tmp_
     ]
     assert files.read(POD, "memory.max") == files.read(BOX, "memory.max") == "8192"
     assert files.read(POD, "cpu.weight") == "100"
+
+
+def test_a_container_that_had_no_cpus_of_its_own_has_none_again(
+    files: CgroupFiles, writer: CgroupWriter, tmp_path: Path
+) -> None:
+    """The runtime can only give it every CPU."""
+    record = ContainerRecord(
+        id="box",
+        pod_id="pod",
+        booked=Resources(cpuset_cpus="1"),
+        owners={"resources.cpuset_cpus": "cpuset"},
+        state=Lifecycle.RUNNING,
+    )
+    entries = {"cpuset.cpus": Entry((Claim("cpuset", Role.SET, "1"),), "1", booked="1")}
+    writer.write(BOX, {"cpuset.cpus": "1"})
+    saved = Saved(containers=(record,), books=(Book(BOX, Level.CONTAINER, entries, {}, read_boot_id()),))
+    node = NodeState({"box": record}, states(ledger_of(saved, tmp_path, writer), writer), {"pod": "0-7"})
+    found = plan(saved, node, writer)
+    (container,) = found.containers
+    assert container.values == Resources(cpuset_cpus="0-7")
+    loosen(writer, found.cgroups)
+    writer.write(BOX, {"cpuset.cpus": "0-7"})
+    (cgroup,) = found.cgroups
+    cgroup = replace(
+        cgroup, state=replace(cgroup.state, present=writer.look(("kubepods", "pod1", "box"), entries))
+    )
+    (line,) = restore_cgroups(writer, [cgroup])
+    assert (line.old, line.new, line.status) == ("1", "", Status.RESTORED)
+    assert files.read(BOX, "cpuset.cpus") == ""
 
 
 def test_a_killed_daemon_leaves_its_journal(files: CgroupFiles, writer: CgroupWriter, tmp_path: Path) -> None:
