@@ -53,7 +53,7 @@ class UpdateContainerResources(ContainerCall):
         super().__init__(services, request, request.container_id)
         self._request = request
         self._annotations = compact(request.annotations)
-        self._sent = self._forwarded = read_resources(request.linux)
+        self._sent = self._forwarded = _given(request.linux)
         self._in_force: Resources | None = None
         self._update: PendingUpdate | None = None
         self._update_key = ""
@@ -164,7 +164,7 @@ class UpdateContainerResources(ContainerCall):
             return False
         change = _without(released, requested)
         changed = edit_resources(self._request.linux, change, self._sent, self._in_force, update=True)
-        self._forwarded = read_resources(self._request.linux)
+        self._forwarded = _given(self._request.linux)
         return changed
 
     def on_sent(self) -> None:
@@ -259,7 +259,7 @@ class UpdateContainerResources(ContainerCall):
         if asked.resources is not None:
             linux = self._request.linux
             changed |= edit_resources(linux, asked.resources, self._sent, self._in_force, update=True)
-        self._forwarded = read_resources(self._request.linux)
+        self._forwarded = _given(self._request.linux)
         self._annotations = compact(self._request.annotations)
         return changed
 
@@ -404,6 +404,12 @@ def _without(released: Collection[str], requested: Resources) -> ResourceChange:
 _MEMORY_LIMITS: Final = frozenset(
     (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
 )
+
+
+def _given(message: api_pb2.LinuxContainerResources) -> Resources:
+    """The values of an update without the OOM score: runtimes set that at the creation only."""
+    found = read_resources(message)
+    return found if found.oom_score_adj is None else replace(found, oom_score_adj=None)
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:

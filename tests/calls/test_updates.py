@@ -74,6 +74,33 @@ async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundi
     assert record.owners["resources.cpu_shares"] == "test"
 
 
+async def test_an_update_of_the_kubelets_cpu_manager_carries_the_policys_cpus(desk: Surroundings) -> None:
+    """Issue #3129 of Koordinator: there the runtime gets the kubelet's CPUs, until the next round."""
+    await desk.load(policy(container=ContainerChange(resources=ResourceChange(cpuset_cpus="2-4"))))
+    await with_container(desk)
+    for cpus in ("0-15", "9"):
+        call = desk.call("UpdateContainerResources", update(cpuset_cpus=cpus))
+        await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+        assert (await call.sent(Update)).linux == api_pb2.LinuxContainerResources(cpuset_cpus="2-4")
+    assert record_of(desk).requested.cpuset_cpus == "9"
+
+
+async def test_an_update_leaves_the_oom_score_of_the_creation(desk: Surroundings) -> None:
+    """V217: runtimes do not change that of a running container."""
+    found = policy(container=SHARES)
+    await desk.load(found)
+    await with_container(desk)
+    before = record_of(desk).requested.oom_score_adj
+    assert before not in (None, 20)
+    call = desk.call("UpdateContainerResources", update(oom_score_adj=20, cpu_shares=512))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert (await call.sent(Update)).linux.oom_score_adj == 20
+    view = found.seen[-1][1]
+    record = record_of(desk)
+    scores = {view.requested.oom_score_adj, view.current.oom_score_adj}
+    assert scores | {record.requested.oom_score_adj, record.booked.oom_score_adj} == {before}
+
+
 class Fickle:
     """An answer that can be withdrawn, or fail, and its policy."""
 

@@ -71,18 +71,20 @@ CASES = {
     "an echo of a server known to be partial": Case(answers=PARTIAL),
     "nothing": Case(is_echo=False),
     "nothing, complete": Case(is_echo=False, answers=COMPLETE),
-    "echo, quota unlimited": Case({"cpu_quota": -1}, resources(cpu_quota_us=-1)),
+    "echo, quota unlimited (V214)": Case({"cpu_quota": -1}, resources(cpu_quota_us=-1)),
     "echo, shares": Case({"cpu_shares": 2}, resources(cpu_shares=2)),
     "echo, period": Case({"cpu_period": 50_000}, resources(cpu_period_us=50_000)),
     "echo, memory": Case({"memory_limit_in_bytes": 7}, resources(memory_limit_bytes=7)),
-    "echo, memory and swap unlimited": Case({"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1}),
+    "echo, memory and swap unlimited (V215)": Case(
+        {"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1}
+    ),
     "partial, memory and swap unlimited": Case(
         {"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1},
         resources(memory_limit_bytes=-1, memory_swap_limit_bytes=-1),
         is_echo=False,
     ),
     "echo, cpuset": Case({"cpuset_cpus": "1"}, resources(cpuset_cpus="1")),
-    "echo, cpuset cleared": Case({"cpuset_cpus": ""}, resources(cpuset_cpus=CLEAR)),
+    "echo, cpuset cleared (V218)": Case({"cpuset_cpus": ""}, resources(cpuset_cpus=CLEAR)),
     "echo, nodes cleared": Case({"cpuset_mems": ""}, resources(cpuset_mems=CLEAR)),
     "echo, OOM score 0": Case({"oom_score_adj": 0}, resources(oom_score_adj=0)),
     "echo, OOM score": Case({"oom_score_adj": 1000}, resources(oom_score_adj=1000)),
