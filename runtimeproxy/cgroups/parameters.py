@@ -192,3 +192,15 @@ def check_value(name: str, value: Value) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def clamped(name: str, value: Value) -> Value:
+    """The value within the range of a parameter; lists as they are, unknown names within that of the CRI."""
+    parameter = PARAMETERS.get(name)
+    if isinstance(value, str):
+        return value
+    if parameter is None:
+        return min(value, MAX_INT64)
+    if parameter.unlimited and value < 0:
+        return UNLIMITED
+    return min(max(value, parameter.minimum), parameter.maximum)

@@ -32,7 +32,7 @@ the runtime and the kubelet for the CPUs just while they work on the call.
 LINES_A_TURN: Final = 4
 """Lines that are formatted in one turn of the loop; each takes 50 to 80 microseconds."""
 
-_MAX_VALUE_LENGTH: Final = 256
+_MAX_LENGTH: Final = 256
 _NO_POD: Final = PodView()
 
 
@@ -168,7 +168,7 @@ class Subject:
             container,
             sandbox_id,
             container_id,
-            str(update.field) if update else "",
+            _short(str(update.field)) if update else "",
             shown(update.field, update.old) if update else "",
             shown(update.field, update.new) if update else "",
             reason,
@@ -195,8 +195,12 @@ def shown(field: Field, value: Value) -> str:
         return f"{value.host_path}:{value.container_path}:{'ro' if value.readonly else 'rw'}"
     if isinstance(value, DeviceSpec):
         return f"{value.host_path}:{value.container_path}:{value.permissions}"
-    text = str(value)
-    return text if len(text) <= _MAX_VALUE_LENGTH else text[:_MAX_VALUE_LENGTH] + "..."
+    return _short(str(value))
+
+
+def _short(text: str) -> str:
+    """Cut a name or value; a hook server may answer with some of 4 MiB."""
+    return text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "..."
 
 
 class Written(NamedTuple):

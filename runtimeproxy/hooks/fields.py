@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos, units
+from runtimeproxy.cgroups.parameters import clamped
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
@@ -373,15 +374,21 @@ def _resolved(
     if field.group == RESOURCES and isinstance(start, PodView | ContainerView):
         resources = start.resources if isinstance(start, PodView) else start.requested
         base = getattr(resources, field.key)
+    parameter = parameter_of(field)
     resolved = resolve(
-        parameter_of(field),
+        parameter,
         base if isinstance(base, int | str) else None,
         claims,
         rule=rule,
         # What the file of a cgroup held before is for the ledger to know.
         is_base_known=field.group == RESOURCES,
     )
-    value = CLEAR if resolved.is_clear and not _is_file(field) else resolved.value
+    value: Value = resolved.value
+    if resolved.is_clear and not _is_file(field):
+        value = CLEAR
+    elif isinstance(value, int | str):
+        # Valid amounts may add up to one that is not.
+        value = clamped(parameter, value)
     return MergedField(value if resolved.used else original, original, resolved.owner, claims, resolved)
 
 

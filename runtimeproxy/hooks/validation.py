@@ -316,7 +316,7 @@ _SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
 
 def _fitted_role(name: str, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
-    """Check the numbers of a change that does more than set a value; what they lead to is in range then."""
+    """Check the numbers of a change that does more than set a value."""
     if isinstance(value, AtMost):
         plain, note = _fitted_value(name, value.value, node)
         return (AtMost(plain), note) if isinstance(plain, int | str) else (value, note)

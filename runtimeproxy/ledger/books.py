@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.parameters import check_value
+from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
@@ -21,7 +21,7 @@ from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, clamped
+from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
 from runtimeproxy.units import rounded_quota
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.cgroups.parameters import PARAMETERS, clamped
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list, rounded_quota
 
@@ -101,16 +101,6 @@ def class_sums(pods: Iterable[tuple[KubeQoSClass, int]]) -> dict[KubeQoSClass, i
             unlimited = UNLIMITED in (sums[each], value)
             sums[each] = UNLIMITED if unlimited else sums[each] + value
     return sums
-
-
-def clamped(name: str, value: Value) -> Value:
-    """Return the value within the range of a parameter; lists and unknown names as they are."""
-    parameter = PARAMETERS.get(name)
-    if parameter is None or isinstance(value, str):
-        return value
-    if parameter.unlimited and value < 0:
-        return UNLIMITED
-    return min(max(value, parameter.minimum), parameter.maximum)
 
 
 class _Tree:

@@ -15,10 +15,10 @@ from runtimeproxy.hooks import (
     MountSpec,
     Policy,
 )
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Written, shown, with_written
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, Written, shown, with_written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import Field, Value
+from runtimeproxy.hooks.fields import Field, FieldUpdate, Value
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
@@ -43,6 +43,14 @@ from tests.hooks.asking import decide
 )
 def test_values_are_shown_without_secrets(group: str, value: Value, text: str) -> None:
     assert shown(Field(group, "key"), value) == text
+
+
+def test_long_names_are_cut() -> None:
+    """A hook server may answer with one of 4 MiB, and each line has it several times."""
+    update = FieldUpdate(Field("annotations", "k" * 5_000_000), None, "v")
+    entry = Subject(Hook.PRE_CREATE_CONTAINER, ContainerView(), 0.0).entry(AuditKind.CHANGED, "a", "", update)
+    assert entry.field.startswith("annotations[kkk")
+    assert len(entry.field) < 300
 
 
 class Shares(Policy):

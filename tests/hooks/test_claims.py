@@ -34,6 +34,7 @@ from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.node.snapshot import Node
+from runtimeproxy.units import MAX_CPU_QUOTA_US, MAX_CPU_SHARES, MAX_INT64
 from tests.hooks.asking import decide, shares_of
 from tests.hooks.policy_classes import scripted, shares
 
@@ -87,6 +88,22 @@ def test_what_policies_want_of_a_quota(values: list[Any], expected: int) -> None
     assert merged.value == expected
     assert {claim.owner for claim in merged.claims} == {policy.name for policy in policies}
     assert decision.owners == {"resources.cpu_quota_us": merged.owner}
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "expected"),
+    [
+        ("cpu_quota_us", [Add(10**30)], MAX_CPU_QUOTA_US),
+        ("cpu_quota_us", [20_000, Add(MAX_INT64), Add(MAX_INT64)], MAX_CPU_QUOTA_US),
+        ("cpu_shares", [1024, Add(300_000)], MAX_CPU_SHARES),
+        ("memory_limit_bytes", [1 << 30, Add(MAX_INT64)], MAX_INT64),
+    ],
+)
+def test_what_amounts_lead_to_is_in_range(field: str, values: list[Any], expected: int) -> None:
+    """A message could not hold it, and no policy's change would count."""
+    decision = decided(*(wanting(f"p{number}", **{field: value}) for number, value in enumerate(values)))
+    wanted: dict[str, Any] = {field: expected}
+    assert resources(decision) == ResourceChange(**wanted)
 
 
 def test_claims_keep_all_that_the_ledger_needs() -> None:

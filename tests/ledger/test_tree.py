@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
+from runtimeproxy.cgroups.parameters import clamped
 from runtimeproxy.ledger.tree import (
     BURST,
     PERIOD,
@@ -13,7 +14,6 @@ from runtimeproxy.ledger.tree import (
     FitNote,
     TreeRules,
     TreeValue,
-    clamped,
     class_sums,
     fit,
 )
@@ -202,6 +202,7 @@ def test_a_class_has_the_memory_of_its_pods_and_kubepods_that_of_all() -> None:
         ("memory.limit_in_bytes", -7, -1),
         ("cpuset.cpus", "0-3", "0-3"),
         ("oom_score_adj", -998, -998),
+        ("memory_swap_limit_bytes", 10**30, (1 << 63) - 1),
     ],
 )
 def test_the_range_of_a_parameter(name: str, value: Value, expected: Value) -> None:
