@@ -35,7 +35,7 @@ GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
 
 _NEUTRAL: Final = 0
-_NOBODY: Final = PodSelector(namespaces=frozenset())
+_NO_POD: Final = PodSelector(namespaces=frozenset())
 _REASON: Final = "group identity of the class"
 
 
@@ -72,7 +72,7 @@ class GroupIdentity(Policy):
     """Sets `cpu.bvt_warp_ns` of pods, containers, QoS class directories and host applications."""
 
     name: ClassVar[str] = "group-identity"
-    selector_without: ClassVar[Mapping[Input, PodSelector]] = {Input.STRATEGIES: _NOBODY}
+    selector_without: ClassVar[Mapping[Input, PodSelector]] = {Input.STRATEGIES: _NO_POD}
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     features: ClassVar[frozenset[str]] = frozenset({Feature.BVT})
     priority: ClassVar[int] = 45

@@ -7,7 +7,7 @@ By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies an
   their pods, the directories of QoS classes;
 - `memory.high` throttles a container between request and limit;
 - `memory.wmark_*` start reclaim in the background; `memory.priority`, `memory.use_priority_oom` and
-  `memory.oom.group` choose who dies first; `memory.pagecache_limit.*` bound a pod's page cache.
+  `memory.oom.group` choose what the OOM killer takes first; `memory.pagecache_limit.*` bound a pod's page cache.
 
 A value without effect (0, `max`) is no claim: what kubelet and runtime set stays. Where the node's kernel
 lacks a group of files, that group is left out.

@@ -2,7 +2,7 @@
 
 An attribute's name is Koordinator's JSON key in snake_case, and its value has Koordinator's unit. Ranges are
 marks in the annotations, which `reading` checks. None means that nothing is set. A dataclass without
-arguments holds the values of a node that nobody configured.
+arguments holds the values of a node without configuration.
 
 Source: Koordinator apis/slo/v1alpha1 and apis/configuration (policies spec 1.6, 4.2).
 """

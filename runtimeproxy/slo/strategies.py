@@ -208,7 +208,7 @@ class PodStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategies:
-    """The strategies of one node, merged and checked. Without arguments: of a node that nobody configured."""
+    """The strategies of one node, merged and checked. Without arguments: of a node without configuration."""
 
     threshold: Threshold = field(default_factory=Threshold)
     qos: QoSStrategy = field(default_factory=QoSStrategy)
