@@ -122,7 +122,8 @@ def _book_container(
     record: ContainerRecord,
     fields: Mapping[Field, MergedField],
 ) -> None:
-    cgroup, claims = container_cgroup(services, pod, record), claims_of(fields, is_container=True)
+    cgroup = container_cgroup(services, pod, record)
+    claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
     if cgroup and claims:
         requested, booked = by_parameter(record.requested), by_parameter(record.booked)
         services.writer.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))

@@ -27,7 +27,7 @@ from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.reconcile import COMPARED, same_value
-from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resources
 
@@ -69,10 +69,9 @@ class UpdateContainerResources(ContainerCall):
 
     def find_records(self) -> bool:
         self._before, pod = self.record, self.pod
-        # The pod is resized before or after its containers, as the values rise or fall. The CPU manager's
-        # updates have nothing but CPUs and memory nodes.
+        # The pod is resized before or after its containers, as the values rise or fall.
         sent = self._sent
-        self.is_resize = bool(sent.cpu_shares or sent.cpu_quota_us or sent.memory_limit_bytes)
+        self.is_resize = is_resize(sent)
         self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
         if sent.cpu_quota_us is not None and pod is not None:
             cgroups = pod.cgroup_parent, self._cgroup
@@ -202,8 +201,8 @@ class UpdateContainerResources(ContainerCall):
 
     def _note_requests(self) -> None:
         """What the pod asks for now; the kubelet writes that after this call if it lowers the pod."""
-        services, pod, sent = self.services, self.pod, self._sent
-        if pod is None or not (sent.cpu_quota_us or sent.cpu_shares or sent.memory_limit_bytes):
+        services, pod = self.services, self.pod
+        if pod is None or not is_resize(self._sent):
             return
         if services.writer.is_managed(pod.cgroup_parent):
             members = services.store.containers.members(pod.id)
@@ -222,7 +221,7 @@ class UpdateContainerResources(ContainerCall):
         if cgroup and (fields or services.writer.is_managed(cgroup)):
             requested, booked = by_parameter(record.requested), by_parameter(record.booked)
             target = target_of(pod, record, cgroup)
-            claims = claims_of(fields, is_container=True)
+            claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
             wanted = Wanted(target, claims, requested, booked, silent=self._silent)
             hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
             make_view = partial(recorded_container, record, recorded_pod(pod))
@@ -237,6 +236,7 @@ class UpdateContainerResources(ContainerCall):
             booked=overlay(record.booked, self._forwarded),
             owners=merged_owners(record.owners, self._sent, self._owners, self._released),
             annotations=annotations,
+            recovered=record.recovered and not is_resize(self._sent),
             pending_cgroup={**record.pending_cgroup, **self._pending}
             if record.state is Lifecycle.CREATED
             else record.pending_cgroup,
@@ -330,7 +330,7 @@ class UpdatePodSandboxResources(PodCall):
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields
         if cgroup and fields is not None and (fields or self.services.writer.is_managed(cgroup)):
-            claims = claims_of(fields, is_container=False)
+            claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
             wanted = Wanted(target_of(updated), claims, silent=self._silent)
             hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
             self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)

@@ -371,17 +371,18 @@ def _resolved(
 ) -> MergedField:
     """Resolve claims of which some do more than set the value."""
     base: Value = None
+    # What the file of a cgroup held before is for the ledger to know.
+    is_known = False
     if field.group == RESOURCES and isinstance(start, PodView | ContainerView):
         resources = start.resources if isinstance(start, PodView) else start.requested
-        base = getattr(resources, field.key)
+        base, is_known = getattr(resources, field.key), not start.is_recovered
     parameter = parameter_of(field)
     resolved = resolve(
         parameter,
         base if isinstance(base, int | str) else None,
         claims,
         rule=rule,
-        # What the file of a cgroup held before is for the ledger to know.
-        is_base_known=field.group == RESOURCES,
+        is_base_known=is_known,
     )
     value: Value = resolved.value
     if resolved.is_clear and not _is_file(field):

@@ -55,6 +55,9 @@ class PodView:
     """Derived from the cgroup parent."""
     priority: PriorityClass = PriorityClass.NONE
     """From the priority-class label: the CRI does not carry a pod's priority."""
+    is_recovered: bool = False
+    """Whether only the runtime knows it, as after a loss of the state folder: its values may be those of
+    policies, so a `Scale` or an `Add` has nothing to count on and no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class ContainerView:
     compute from `requested`."""
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""
+    is_recovered: bool = False
+    """As `PodView.is_recovered`, until the kubelet resizes the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

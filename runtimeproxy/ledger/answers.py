@@ -41,6 +41,8 @@ def wanted_of(
     target: Target,
     requested: Mapping[str, Value] = _NOTHING,
     booked: Mapping[str, Value] = _NOTHING,
+    *,
+    is_base_known: bool = True,
 ) -> Wanted:
     """What a decision on a pod, container or QoS class wants of its cgroup.
 
@@ -49,22 +51,40 @@ def wanted_of(
         target: The cgroup.
         requested: See `Wanted`.
         booked: See `Wanted`.
+        is_base_known: See `claims_of`.
     """
-    claims = claims_of(decision.merged.fields, is_container=target.level is Level.CONTAINER)
+    is_container = target.level is Level.CONTAINER
+    claims = claims_of(decision.merged.fields, is_container=is_container, is_base_known=is_base_known)
     return Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
 
 
-def claims_of(fields: Mapping[Field, MergedField], *, is_container: bool) -> dict[str, tuple[Claim, ...]]:
+def claims_of(
+    fields: Mapping[Field, MergedField], *, is_container: bool, is_base_known: bool = True
+) -> dict[str, tuple[Claim, ...]]:
     """The claims on the fields of a decision, by cgroup parameter.
 
     The resources of a container are values of its cgroup; those of a sandbox are not those of its pod.
+
+    Args:
+        fields: Of the decision.
+        is_container: Whether it is on a container.
+        is_base_known: Whether the values of before are the kubelet's. Of a pod or container that was found at
+            the runtime they may be ours, and amounts would count on them again with each loss of the records.
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
         name = _parameter(field, is_container=is_container)
-        if name and each.claims:
-            claims[name] = claims.get(name, ()) + each.claims
+        found = each.claims if is_base_known else _without_amounts(each.claims)
+        if name and found:
+            claims[name] = claims.get(name, ()) + found
     return claims
+
+
+def _without_amounts(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """The claims that count on no value of before."""
+    if any(claim.role is Role.SET for claim in claims):
+        return claims
+    return tuple(claim for claim in claims if claim.role is Role.AT_MOST)
 
 
 def _parameter(field: Field, *, is_container: bool) -> str:

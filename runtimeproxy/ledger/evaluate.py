@@ -204,7 +204,8 @@ class Evaluator:
             if found.state is Lifecycle.RUNNING and found.detailed
         )
         decision, decisions = await self._evaluate(pod, containers)
-        wanted = [wanted_of(decision, target_of(pod), pod_values(containers))]
+        requested, is_known = pod_values(containers), not pod.recovered
+        wanted = [wanted_of(decision, target_of(pod), requested, is_base_known=is_known)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
@@ -212,7 +213,8 @@ class Evaluator:
                 requested, booked = by_parameter(record.requested), by_parameter(record.booked)
                 if record.owners and self._ledger.record(cgroup) is None:
                     self._ledger.book(Wanted(target, owned_claims(record), requested, booked))
-                wanted.append(wanted_of(each, target, requested, booked))
+                is_known = not record.recovered
+                wanted.append(wanted_of(each, target, requested, booked, is_base_known=is_known))
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]

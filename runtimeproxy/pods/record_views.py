@@ -51,6 +51,7 @@ def recorded_pod(record: PodRecord) -> PodView:
         qos=qos_class(record.labels),
         kube_qos=kube_qos_class(record.cgroup_parent),
         priority=priority_class(record.labels),
+        is_recovered=record.recovered,
     )
 
 
@@ -69,7 +70,17 @@ def recorded_container(
         requested=overlay(record.requested, newer),
         current=overlay(_without_servers(record), newer),
         updated=updated,
+        is_recovered=record.recovered and not is_resize(newer),
     )
+
+
+def is_resize(updated: Resources) -> bool:
+    """Whether an update resizes a container: the kubelet then sends all of its values.
+
+    Those of the CPU manager have nothing but CPUs and memory nodes. Source: kubelet 1.27 to 1.33,
+    pkg/kubelet/kuberuntime, updateContainerResources; pkg/kubelet/cm/cpumanager.
+    """
+    return bool(updated.cpu_shares or updated.cpu_quota_us or updated.memory_limit_bytes)
 
 
 def _without_servers(record: ContainerRecord) -> Resources:

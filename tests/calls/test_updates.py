@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from runtimeproxy.hooks import (
     PodSelector,
     ResourceChange,
     Resources,
+    Scale,
 )
 from runtimeproxy.interception import Outcome
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node
@@ -43,6 +45,27 @@ async def test_a_unique_prefix_of_an_id_is_that_id(desk: Surroundings) -> None:
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     assert found.seen[-1][1].id == CONTAINER_ID
     assert desk.runtime.asked == []
+
+
+async def test_an_amount_counts_on_nothing_of_a_container_that_was_found_at_the_runtime(
+    desk: Surroundings,
+) -> None:
+    """Its quota may be that of policies, until the kubelet resizes it."""
+    found = policy(container=ContainerChange(resources=ResourceChange(cpu_quota_us=Scale(2.0))))
+    await desk.load(found)
+    await with_container(desk)
+    known = Resources(cpu_quota_us=60_000, cpu_shares=2)
+    record = replace(record_of(desk), requested=known, booked=known, recovered=True, owners={})
+    desk.store.containers.put(record)
+    call = desk.call("UpdateContainerResources", update(cpuset_cpus="0-1"))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert found.seen[-1][1].is_recovered
+    assert call.reply.forwarded == [None]
+    await desk.idle()
+    call = desk.call("UpdateContainerResources", update(cpu_quota=80_000, cpu_shares=2))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    assert (await call.sent(Update)).linux.cpu_quota == 40_000
+    assert not record_of(desk).recovered
 
 
 @pytest.mark.conformance(99)

@@ -396,6 +396,29 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
     assert pod_values(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
 
 
+async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_runtime(scene: Scene) -> None:
+    """After a loss of the state folder its quota may be ours, and would be divided with each loss."""
+    scene.add(1, recovered=True)
+    box = scene.store.containers.get("box0")
+    assert box is not None
+    scene.store.containers.put(replace(box, recovered=True))
+    scale = Claim("normalization", Role.SCALE, 2.0)
+    scene.pod_claims = scene.box_claims = {"cpu.cfs_quota_us": (scale,)}
+    await scene.evaluator.evaluate_all()
+    assert (scene.quotas(), scene.quotas("box")) == (["100000"], ["100000"])
+    # A resize by the kubelet says what the container has to have.
+    scene.store.containers.put(replace(box, recovered=False))
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas("box") == ["50000"]
+    both = (scale, Claim("batch", Role.SET, 60_000), Claim("suppress", Role.AT_MOST, 25_000))
+    scene.pod_claims = {"cpu.cfs_quota_us": both}
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["25000"]
+    scene.pod_claims = {"cpu.cfs_quota_us": (scale, both[2]._replace(value=70_000))}
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["70000"]
+
+
 def test_values_by_parameter() -> None:
     resources = replace(REQUESTED, unified={"memory.high": "4096"}, cpuset_cpus="0-1")
     assert by_parameter(resources) == {
