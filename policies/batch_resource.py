@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import ClassVar, Final
 
 from policies.annotations import (
@@ -34,6 +33,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
+from runtimeproxy.hooks.algebra import divided
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.schema import CpuSuppressPolicy, Threshold
@@ -189,9 +189,7 @@ def _quota_us(limit_millicores: int, rule: QuotaRule) -> int:
     quota_us = cpu_quota_us_from_millicores(limit_millicores) if rule.has_quotas else UNLIMITED
     if quota_us <= 0 or rule.ratio <= 1:
         return quota_us
-    # Exact for the decimal text of a ratio: 1.1 as a float is a little more than 1.1.
-    dividend, divisor = Decimal(str(rule.ratio)).as_integer_ratio()
-    return max(-(-quota_us * divisor // dividend), MIN_CPU_QUOTA_US)
+    return max(divided(quota_us, rule.ratio), MIN_CPU_QUOTA_US)
 
 
 class BatchResource(Policy):

@@ -86,6 +86,5 @@ class CpuBurst(Policy):
 def _values(pod: PodView, requested: Resources, node: Node) -> tuple[dict[str, int | str], tuple[str, ...]]:
     """Return the burst by cgroup parameter, empty for none, and the problems with the pod's annotation."""
     strategy = node.strategy_for(pod)
-    problems = tuple(str(each) for each in strategy.problems if each.key == CPU_BURST)
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy.cpu_burst)
-    return {BURST: burst} if burst else {}, problems
+    return {BURST: burst} if burst else {}, strategy.problems_of(CPU_BURST)

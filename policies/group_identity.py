@@ -126,5 +126,4 @@ def _values(pod: PodView, node: Node) -> tuple[dict[str, int | str], tuple[str, 
         return {}, ()
     strategy = node.strategy_for(pod)
     identity = strategy.cpu_qos.group_identity
-    problems = tuple(str(each) for each in strategy.problems if each.key == CPU_QOS)
-    return {} if identity is None else {BVT: identity}, problems
+    return {} if identity is None else {BVT: identity}, strategy.problems_of(CPU_QOS)

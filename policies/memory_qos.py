@@ -7,7 +7,8 @@ By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies an
   their pods, the directories of QoS classes;
 - `memory.high` throttles a container between request and limit;
 - `memory.wmark_*` start reclaim in the background; `memory.priority`, `memory.use_priority_oom` and
-  `memory.oom.group` choose what the OOM killer takes first; `memory.pagecache_limit.*` bound a pod's page cache.
+  `memory.oom.group` choose what the OOM killer takes first; `memory.pagecache_limit.*` bound a pod's page
+  cache.
 
 A value without effect (0, `max`) is no claim: what kubelet and runtime set stays. Where the node's kernel
 lacks a group of files, that group is left out.
@@ -228,8 +229,7 @@ class MemoryQoS(Policy):
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the values of the pod's own cgroup."""
         of_pod = node.strategy_for(pod)
-        problems = tuple(str(each) for each in of_pod.problems if each.key == MEMORY_QOS)
-        strategy = of_pod.memory_qos
+        strategy, problems = of_pod.memory_qos, of_pod.problems_of(MEMORY_QOS)
         values: Mapping[str, int] = {}
         if strategy != _OFF:
             amounts, unreadable = pod_amounts(pod, node)

@@ -217,6 +217,13 @@ _Amount: TypeAlias = Value | Clear | None
 """A value between two steps; None for one that is not known, CLEAR for one that is taken away."""
 
 
+def divided(value: int, ratio: float) -> int:
+    """Return a value divided by a ratio, rounded up."""
+    # Exact for the decimal text of a ratio: 1.1 as a float is a little more than 1.1.
+    dividend, divisor = Decimal(str(ratio)).as_integer_ratio()
+    return -(-value * divisor // dividend)
+
+
 def _rank(claim: Claim) -> tuple[int, str, str, str, str]:
     # Owner and value alone leave the order of two claims open that differ in what an audit shows.
     return claim.priority, claim.owner, str(claim.value), str(claim.ceiling), claim.reason
@@ -274,9 +281,8 @@ class _Run:
         if winner is None or not isinstance(value, int):
             return value
         self.used.append(winner)
-        # Exact for the decimal text of a ratio: 1.1 as a float is a little more than 1.1.
-        dividend, divisor = Decimal(str(winner.value)).as_integer_ratio()
-        scaled = -(-value * divisor // dividend)
+        assert isinstance(winner.value, int | float)  # noqa: S101 - see the loop; for the type checker
+        scaled = divided(value, winner.value)
         if scaled < least:
             self._note(winner, Outcome.CLAMPED, f"{scaled} is below {least}")
         return max(least, scaled)

@@ -205,6 +205,10 @@ class PodStrategy:
         """Return where a value comes from, by its dotted path, such as `cpu_burst.cpu_burst_percent`."""
         return self.provenance.get(path, BY_DEFAULT)
 
+    def problems_of(self, annotation: str) -> tuple[str, ...]:
+        """Return the problems with one of the pod's annotations."""
+        return tuple(str(each) for each in self.problems if each.key == annotation)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategies:
