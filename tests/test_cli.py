@@ -377,14 +377,27 @@ def test_objects_of_the_node_that_cannot_be_used_are_warnings(tmp_path: Path) ->
 
 def test_a_folder_that_is_named_and_not_there(tmp_path: Path) -> None:
     hooks = f"[hooks]\nserver_config_dir = '{tmp_path}/serv'\npolicies_dir = '{tmp_path}/policy.d'\n"
-    path = configured(tmp_path, f"{hooks}[node]\nobjects_dir = '{tmp_path}/objects'\n")
+    node = f"[node]\nobjects_dir = '{tmp_path}/objects'\nkubelet_dir = '{tmp_path}/kubelet'\n"
+    path = configured(tmp_path, hooks + node)
     done = run("check-config", "--config", path)
     assert (done.returncode, done.stdout) == (0, f"{path}: the configuration is valid\n")
     assert [line.removeprefix("koord-runtime-proxy: warning: ") for line in done.stderr.splitlines()] == [
         f"{path}: hooks.server_config_dir: {tmp_path}/serv does not exist: no hook server is loaded from it",
         f"{path}: hooks.policies_dir: {tmp_path}/policy.d does not exist: no policy is loaded from it",
         f"{path}: node.objects_dir: {tmp_path}/objects does not exist: no object is loaded from it",
+        f"{path}: node.kubelet_dir: {tmp_path}/kubelet does not exist: nothing is loaded from it",
     ]
+
+
+def test_a_file_where_a_folder_of_the_node_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    keys = ("sysfs_root", "objects_dir", "kubelet_dir")
+    path = configured(tmp_path, "[node]\n" + "".join(f"{key} = '{file}'\n" for key in keys))
+    done = run("check-config", "--config", path)
+    assert done.returncode == 2
+    for key in keys:
+        assert f"{path}: node.{key}: {file} is not a folder" in done.stderr
 
 
 def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:

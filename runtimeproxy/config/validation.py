@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import selector_problems
@@ -61,6 +62,12 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         problems += _own_socket_problems(proxy)
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
+    taken = enumerate(settings.ledger.take_from_koordlet)
+    problems += (
+        (("ledger", "take_from_koordlet", str(index)), f"{name!r} is not a cgroup parameter")
+        for index, name in taken
+        if name not in PARAMETERS
+    )
     for name, policy in settings.policies.items():
         problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
     return replace(settings, proxy=proxy), problems
@@ -257,6 +264,8 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
         ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
         ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
     }
+    node = {name: getattr(settings.node, name) for name in ("sysfs_root", "objects_dir", "kubelet_dir")}
+    wrong |= {("node", name): _folder_problem(Path(path), 0) for name, path in node.items() if path}
     findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
         reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
@@ -266,6 +275,7 @@ def _check_folders(reading: Reading, findings: Findings) -> None:
         ("hooks", "server_config_dir", "no hook server"),
         ("hooks", "policies_dir", "no policy"),
         ("node", "objects_dir", "no object"),
+        ("node", "kubelet_dir", "nothing"),
     ):
         named = getattr(getattr(settings, group), name)
         if named not in ("", getattr(getattr(defaults, group), name)) and not os.path.lexists(named):

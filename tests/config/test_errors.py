@@ -67,6 +67,16 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         ("[policies.a]\nenabled = 'no'", "policies.a.enabled", "must be a valid boolean"),
         ("[state]\ndir = 'here'", "state.dir", "'here' is not an absolute path"),
         ("[cgroups]\nroot = ''", "cgroups.root", "'' is not an absolute path"),
+        ("[node]\nobjects_dir = 'here'", "node.objects_dir", "'here' is not an absolute path"),
+        ("[node]\nkubelet_dir = 5", "node.kubelet_dir", "must be a valid string"),
+        ("[node]\nshared_pools = 'nrtt'", "node.shared_pools", "must be 'nrt' or 'computed'"),
+        ("[ledger]\npods_per_s = 0", "ledger.pods_per_s", "must be greater than or equal to 0.1"),
+        ("[ledger]\nlower_memory_limits = 1", "ledger.lower_memory_limits", "must be a valid boolean"),
+        (
+            "[ledger]\ntake_from_koordlet = ['cpu.shares', 'cpu.share']",
+            "ledger.take_from_koordlet.1",
+            "'cpu.share' is not a cgroup parameter",
+        ),
         ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )
