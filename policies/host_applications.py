@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
@@ -23,6 +24,8 @@ _BASES: Final[Mapping[str, Mapping[CgroupBase, str]]] = {
     },
 }
 """Directories by cgroup driver. Source: kubelet pkg/kubelet/cm; policies spec 1.7."""
+_CLASS_SLICE: Final = re.compile(r"(?:.+-)?kubepods(?:-burstable|-besteffort)?\.slice")
+_POD_SLICE: Final = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod.+\.slice")
 
 
 def host_application_cgroup(application: HostApplication, cgroup_driver: str | None) -> str:
@@ -35,7 +38,8 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
         cgroup_driver: the kubelet's; None if it is not known.
 
     Raises:
-        ValueError: the driver is not known and the path depends on it, or the path leaves its base.
+        ValueError: the driver is not known and the path depends on it, or the path leaves its base, or names
+            a cgroup of the kubelet's.
     """
     path = application.cgroup_path
     if path is None:
@@ -56,7 +60,21 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
     names = [name for part in parts for name in PurePosixPath(part.lstrip("/")).parts]
     if not names or ".." in names:
         raise ValueError("its path leaves the directory that it is in, or is empty")
+    if _is_kubelets(names):
+        raise ValueError("its path is that of a QoS class or of a pod")
     return "/" + "/".join(names)
+
+
+def _is_kubelets(names: Sequence[str]) -> bool:
+    """Return whether a cgroup is that of a QoS class, or of a pod or in one: these have values of their own.
+
+    Source: policies spec 1.7.
+    """
+    if "kubepods" in names:
+        below = names[names.index("kubepods") + 1 :]
+        below = below[1:] if below and below[0] in ("burstable", "besteffort") else below
+        return not below or below[0].startswith("pod")
+    return bool(_CLASS_SLICE.fullmatch(names[-1])) or any(map(_POD_SLICE.fullmatch, names))
 
 
 def host_application_values(

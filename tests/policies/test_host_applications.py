@@ -47,6 +47,38 @@ def test_a_base_depends_on_the_driver(driver: str | None, base: CgroupBase, expe
     assert host_application_cgroup(application(path=path), driver) == expected
 
 
+@pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
+@pytest.mark.parametrize(
+    ("base", "directory"),
+    [
+        (CgroupBase.KUBEPODS, ""),
+        (CgroupBase.KUBEPODS_BURSTABLE, ""),
+        (CgroupBase.KUBEPODS_BEST_EFFORT, "./"),
+        (CgroupBase.CGROUP_ROOT, "kubepods.slice"),
+        (CgroupBase.CGROUP_ROOT, "kubepods"),
+        (CgroupBase.CGROUP_ROOT, "custom/kubepods/besteffort"),
+        (CgroupBase.CGROUP_ROOT, "kubepods/burstable/pod1234"),
+        (CgroupBase.CGROUP_ROOT, "kubepods/pod1234/4321"),
+        (CgroupBase.CGROUP_ROOT, "custom.slice/custom-kubepods.slice/custom-kubepods-pod12.slice/a.scope"),
+        (CgroupBase.CGROUP_ROOT, "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod12.slice"),
+    ],
+)
+def test_cgroups_of_the_kubelets_are_not_an_applications(
+    base: CgroupBase, directory: str, driver: str
+) -> None:
+    """The values of QoS classes and pods would be taken for those of the application, and given back."""
+    path = CgroupPath(base=base, relative_path=directory)
+    with pytest.raises(ValueError, match="QoS class or of a pod"):
+        host_application_cgroup(application(path=path), driver)
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["kubepods/hadoop", "kubepods.slice/yarn.slice", "mykubepods", "pods/pod1"]
+)
+def test_an_application_beside_the_pods(cgroup: str) -> None:
+    assert host_application_cgroup(application(path=CgroupPath(relative_path=cgroup)), None) == f"/{cgroup}"
+
+
 @pytest.mark.parametrize(
     ("path", "name", "reason"),
     [
