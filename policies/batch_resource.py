@@ -217,9 +217,7 @@ class BatchResource(Policy):
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
         listed = specification.containers
-        others = False
-        if node.requests and not node.unknown_inputs((Input.POD_REQUESTS,), pod):
-            others = any(uid == pod.uid and name not in listed for uid, name in node.requests)
+        others = any(name not in listed for name in node.requests_of(pod))
         values = pod_values(listed.values(), self._rule(node), pod.resources, has_others=others)
         if values is None:
             return None

@@ -281,8 +281,8 @@ def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
         return sum_of(batch_amounts(each) for each in batch), ()
     limit = pod.resources.memory_limit_bytes
     request = _known_request(pod.kube_qos, limit)
-    if node.requests and not node.unknown_inputs((Input.POD_REQUESTS,), pod):
-        request = sum(each.get("memory", 0) for (uid, _), each in node.requests.items() if uid == pod.uid)
+    if requests := node.requests_of(pod):
+        request = sum(each.get("memory", 0) for each in requests.values())
     return Amounts(request, limit or UNLIMITED), ()
 
 
@@ -296,7 +296,7 @@ def container_amounts(container: ContainerView, node: Node) -> tuple[Amounts, tu
             return Amounts(None, None), (str(error),)
         return Amounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
     limit = container.requested.memory_limit_bytes
-    known = node.requests.get((pod.uid, container.name))
+    known = node.requests_of(pod).get(container.name)
     request = _known_request(pod.kube_qos, limit) if known is None else known.get("memory", 0)
     return Amounts(request, limit or UNLIMITED), ()
 

@@ -206,11 +206,16 @@ class Node:
     """By input, a number that is larger after each change; an input that is not in it has 0."""
     unsure: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
     """The inputs that may be unknown for some pod."""
-    _pods_with_requests: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    _requests_by_pod: Mapping[str, Mapping[str, Mapping[str, int]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
     _unknown: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_pods_with_requests", frozenset(uid for uid, _ in self.requests))
+        by_pod: dict[str, dict[str, Mapping[str, int]]] = {}
+        for (uid, name), requests in self.requests.items():
+            by_pod.setdefault(uid, {})[name] = requests
+        object.__setattr__(self, "_requests_by_pod", by_pod)
         unknown = frozenset(each for each in Input if self.state_of(each) is InputState.UNKNOWN)
         object.__setattr__(self, "_unknown", unknown)
         is_withdrawn = self.states.get(Input.POD_REQUESTS) is InputState.WITHDRAWN
@@ -220,6 +225,10 @@ class Node:
     def strategy_for(self, pod: PodTraits) -> PodStrategy:
         """The strategies that count for a pod, its own annotations included; in any thread."""
         return self.strategies.for_pod(pod)
+
+    def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
+        """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
+        return self._requests_by_pod.get(pod.uid, {})
 
     def state_of(self, of: Input) -> InputState:
         """The state of an input; of `PRIORITY` and `POD_REQUESTS` apart from any pod."""
@@ -236,7 +245,7 @@ class Node:
                 is_known = PRIORITY_CLASS_LABEL in pod.labels
             elif pod is not None and each is Input.POD_REQUESTS:
                 is_withdrawn = self.states.get(each) is InputState.WITHDRAWN
-                is_known = is_withdrawn or pod.uid in self._pods_with_requests
+                is_known = is_withdrawn or pod.uid in self._requests_by_pod
             else:
                 is_known = each not in self._unknown
             if not is_known:
