@@ -22,6 +22,8 @@ _SERVICE_NAME = b"runtime.v1.RuntimeService"
 _WHAT_IS_THE_CRI = b"\x22" + bytes((len(_SERVICE_NAME),)) + _SERVICE_NAME
 """A `ServerReflectionRequest` with `file_containing_symbol`, its field 4."""
 _TIMEOUT_S = 60.0
+# What a start or a call leaves to do in the background (imports, the checkpoint) ends without a sign, and
+# what memory a process keeps is known after that only.
 _SETTLE_S = 1.0
 _MIB = 1024 * 1024
 _IN_FLIGHT = 4

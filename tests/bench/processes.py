@@ -15,6 +15,7 @@ from typing import Self
 from tests.bench.scenarios import SERVICE
 from tests.peers.load_client import LoadError, call
 
+# The two references tell of no readiness, and the time until the first answer is a figure of the proxy.
 _POLL_S = 0.002
 _END_TIMEOUT_S = 10.0
 

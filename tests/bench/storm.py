@@ -32,34 +32,15 @@ from tests.bench.procfs import cpu_ns, rss_bytes
 from tests.bench.scenarios import CONTAINER_NAME, EXTENDED_RESOURCES
 from tests.bench.stands import PROXY
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
-from tests.lab.node_objects import NodeObjects, kubelet_files
+from tests.lab.node_objects import NodeObjects, kubelet_files, strategy_policies
 from tests.peers.load_client import LoadError
 
-ALL_POLICIES: Final = """
+ALL_POLICIES: Final = """\
 [node]
 objects_dir = "{objects}"
 kubelet_dir = "{kubelet}"
-[policies.cpu-normalization]
-enabled = true
-[policies.group-identity]
-enabled = true
-[policies.cpu-burst]
-enabled = true
-[policies.memory-qos]
-enabled = true
-"""
-NO_STRATEGIES: Final = """
-[node]
-objects_dir = ""
-[policies.cpu-normalization]
-enabled = false
-[policies.group-identity]
-enabled = false
-[policies.cpu-burst]
-enabled = false
-[policies.memory-qos]
-enabled = false
-"""
+""" + strategy_policies(enabled=True)
+NO_STRATEGIES: Final = '[node]\nobjects_dir = ""\n' + strategy_policies(enabled=False)
 _CONTAINERS: Final = (CONTAINER_NAME, "side")
 _CLASSES: Final = ("LS", "BE", "")
 _VERSIONS_PER_S: Final = 200
@@ -97,9 +78,14 @@ class Node:
         self.number += 1
         self.objects.strategies(strategies(self.number))
 
-    def is_done(self) -> bool:
-        """Whether every container has the values of the last storm."""
-        return all(map(self._has_its_values, self.runtime.state.containers))
+    def wait_for_values(self) -> None:
+        """Waits until every container has the values of the last storm; LoadError if that takes too long."""
+        # The daemon writes files and tells of none of them; a look ends at the first container that waits.
+        ends = time.monotonic() + _TIMEOUT_S
+        while not all(map(self._has_its_values, self.runtime.state.containers)):
+            if time.monotonic() > ends:
+                raise LoadError(f"the storm does not end: {self.process.output()}")
+            time.sleep(_PACE_S)
 
     def _has_its_values(self, container_id: str) -> bool:
         state = self.runtime.state
@@ -153,8 +139,7 @@ def rows(bench: Bench, turn: int) -> None:
                 "p99 us over off": added_us[-1],
             }
             bench.results.add(names.STORM, PROXY, figures)
-            while not on.is_done():
-                time.sleep(_PACE_S)
+            on.wait_for_values()
         spread = {
             "p50 over off, best round": min(ratios),
             "p50 over off, worst round": max(ratios),
@@ -169,10 +154,7 @@ def _alone(bench: Bench, node: Node) -> float:
     node.runtime.recorded.clear()
     before_ns, begun_s = cpu_ns(node.process.pid), time.monotonic()
     node.storm()
-    while not node.is_done():
-        if time.monotonic() - begun_s > _TIMEOUT_S:
-            raise LoadError(f"the storm does not end: {node.process.output()}")
-        time.sleep(_PACE_S)
+    node.wait_for_values()
     took_s = time.monotonic() - begun_s
     figures = {
         "CPU s of a storm": (cpu_ns(node.process.pid) - before_ns) / 1e9,

@@ -40,6 +40,16 @@ def configure(daemon: ProxyProcess, config: str) -> None:
     daemon.signal(signal.SIGHUP)
 
 
+def switch_on(daemon: ProxyProcess, made: list[Pod], files: CgroupFiles) -> None:
+    """Loads the policy, and waits until the pods and their containers have its values."""
+    configure(daemon, ON)
+    wait_until(lambda: quotas(files, made) == {"50000"}, "the policy's values")
+
+
+def wait_for_originals(files: CgroupFiles, before: dict[str, str]) -> None:
+    wait_until(lambda: texts(files) == before, "the original values, byte for byte")
+
+
 @pytest.fixture
 def daemon(daemons: Daemons) -> ProxyProcess:
     return daemons.start(OFF)
@@ -64,22 +74,20 @@ def test_values_come_with_a_policy_and_go_with_it(
 ) -> None:
     before = texts(cgroup_files)
     for _ in range(2):
-        configure(daemon, ON)
-        wait_until(lambda: quotas(cgroup_files, made) == {"50000"}, "the policy's values")
+        switch_on(daemon, made, cgroup_files)
         configure(daemon, OFF)
-        wait_until(lambda: texts(cgroup_files) == before, "the original values, byte for byte")
+        wait_for_originals(cgroup_files, before)
 
 
 def test_a_policy_that_goes_while_the_daemon_is_away(
     daemon: ProxyProcess, made: list[Pod], cgroup_files: CgroupFiles
 ) -> None:
     before = texts(cgroup_files)
-    configure(daemon, ON)
-    wait_until(lambda: quotas(cgroup_files, made) == {"50000"}, "the policy's values")
+    switch_on(daemon, made, cgroup_files)
     assert daemon.terminate() == 0
     (daemon.folder / "config.toml").write_text(OFF)
     daemon.start()
-    wait_until(lambda: texts(cgroup_files) == before, "the original values, byte for byte")
+    wait_for_originals(cgroup_files, before)
 
 
 def test_a_daemon_that_is_killed_at_any_time(
@@ -92,18 +100,16 @@ def test_a_daemon_that_is_killed_at_any_time(
         time.sleep(chance.uniform(0.05, 1.2))
         daemon.kill()
         daemon.start()
-    configure(daemon, ON)
-    wait_until(lambda: quotas(cgroup_files, made) == {"50000"}, "the policy's values")
+    switch_on(daemon, made, cgroup_files)
     configure(daemon, OFF)
-    wait_until(lambda: texts(cgroup_files) == before, "the original values, byte for byte")
+    wait_for_originals(cgroup_files, before)
 
 
 def test_restore_gives_back_what_was_changed_by_file(
     daemon: ProxyProcess, made: list[Pod], cgroup_files: CgroupFiles
 ) -> None:
     before = texts(cgroup_files)
-    configure(daemon, ON)
-    wait_until(lambda: quotas(cgroup_files, made) == {"50000"}, "the policy's values")
+    switch_on(daemon, made, cgroup_files)
     daemon.kill()
     program, option, module, *flags = daemon.command()
     done = subprocess.run(

@@ -28,7 +28,7 @@ from runtimeproxy.testing.builders import (
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
-from tests.lab.node_objects import NodeObjects, config_map, kubelet_files
+from tests.lab.node_objects import NodeObjects, config_map, kubelet_files, strategy_policies
 from tests.lab.programs import missing
 from tests.lab.proxy_process import ProxyProcess
 
@@ -54,14 +54,6 @@ VALUES = {
     "memory.min": str(REQUEST_BYTES // 2),
 }
 """Of the container, from `GOOD`."""
-CONFIG = """
-[node]
-kubelet_dir = "{kubelet}"
-[policies.cpu-normalization]
-enabled = true
-[policies.memory-qos]
-enabled = true
-"""
 
 
 @dataclass
@@ -106,7 +98,7 @@ def site(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) -> Si
     cgroup_files.make("/kubepods/besteffort")
     kubelet = socket_folder / "kubelet"
     kubelet_files(kubelet, {})
-    daemon = daemons.prepare(CONFIG.format(kubelet=kubelet))
+    daemon = daemons.prepare(f'[node]\nkubelet_dir = "{kubelet}"\n{strategy_policies(enabled=True)}')
     objects = NodeObjects(daemon.objects_folder)
     objects.node(capacity={"cpu": "4", "memory": "8Gi"})
     objects.topology({})

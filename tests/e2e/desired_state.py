@@ -18,7 +18,7 @@ from tests.lab.cgroup_v1 import CgroupValues
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import RunningPod, running_pod
-from tests.lab.node_objects import NodeObjects, kubelet_files
+from tests.lab.node_objects import NodeObjects, kubelet_files, strategy_policies
 from tests.lab.pods import NAMESPACE, ContainerSpec, KubeQos, PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
@@ -29,19 +29,6 @@ QUOTA_US: Final = 100_000
 BATCH_QUOTA_US: Final = 50_000
 POOL_LABEL: Final = "lab/pool"
 BURST_ANNOTATION: Final = "koordinator.sh/cpuBurst"
-
-CONFIG: Final = """
-[node]
-kubelet_dir = "{kubelet}"
-[policies.cpu-burst]
-enabled = true
-[policies.cpu-normalization]
-enabled = true
-[policies.group-identity]
-enabled = true
-[policies.memory-qos]
-enabled = true
-"""
 
 Texts = Mapping[str, bytes]
 _PACE_S = 0.01
@@ -170,7 +157,7 @@ def site(containerd: Containerd, folder: Path, logs: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         kubelet = folder / "kubelet"
         kubelet_files(kubelet, {})
-        config = CONFIG.format(kubelet=kubelet)
+        config = f'[node]\nkubelet_dir = "{kubelet}"\n{strategy_policies(enabled=True)}'
         proxy = ProxyProcess(folder, ProxyOptions(str(containerd.socket), config=config))
         objects = NodeObjects(proxy.objects_folder)
         objects.node()

@@ -7,7 +7,15 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_STRATEGY_POLICIES: Final = ("cpu-burst", "cpu-normalization", "group-identity", "memory-qos")
+
+
+def strategy_policies(*, enabled: bool) -> str:
+    """The sections of the daemon's configuration that switch the policies with strategies on or off."""
+    value = str(enabled).lower()
+    return "".join(f"[policies.{name}]\nenabled = {value}\n" for name in _STRATEGY_POLICIES)
 
 
 class NodeObjects:
