@@ -14,23 +14,15 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.units import parse_cpu_list
 from tests.cgroups.trees import outcomes
-from tests.lab.programs import missing
+from tests.lab.programs import missing, need_controllers_of_v1
 
 CONTROLLERS = ("cpu", "cpuset", "memory")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def why_not() -> str:
-    if os.geteuid() != 0:
-        return "needs root"
-    absent = [name for name in CONTROLLERS if not (DEFAULT_ROOT / name / "cgroup.procs").exists()]
-    return f"cgroup version 1 lacks {', '.join(absent)}" if absent else ""
-
-
 @pytest.fixture
 def pod() -> Iterator[str]:
-    if reason := why_not():
-        missing(reason)
+    need_controllers_of_v1(*CONTROLLERS)
     name = f"koord-test-{uuid.uuid4().hex[:12]}"
     folders = [DEFAULT_ROOT / each / name / "pod1" for each in CONTROLLERS]
     try:
@@ -112,7 +104,7 @@ def test_quota_goes_down_and_up_a_tree_that_the_kernel_checks(pod: str) -> None:
 def test_burst_stays_within_the_quota_that_the_kernel_checks(pod: str) -> None:
     writer = CgroupWriter()
     if writer.read(pod, "cpu.cfs_burst_us") is None:
-        pytest.skip("this kernel has no cpu.cfs_burst_us")
+        missing("this kernel has no cpu.cfs_burst_us: Linux has it since 5.14")
     for value_us in (50_000, 20_000, 80_000):
         values = {"cpu.cfs_burst_us": value_us, "cpu.cfs_quota_us": value_us}
         assert outcomes(writer.write(pod, values)) == dict.fromkeys(values, "written")
@@ -121,7 +113,7 @@ def test_burst_stays_within_the_quota_that_the_kernel_checks(pod: str) -> None:
 def test_weight_is_set_while_the_group_is_not_idle(pod: str) -> None:
     writer = CgroupWriter()
     if writer.read(pod, "cpu.idle") is None:
-        pytest.skip("this kernel has no cpu.idle")
+        missing("this kernel has no cpu.idle: Linux has it since 5.15")
     assert outcomes(writer.write(pod, {"cpu.idle": 1, "cpu.shares": 512}))["cpu.idle"] == "written"
     results = writer.write(pod, {"cpu.shares": 2000, "cpu.idle": 0})
     assert outcomes(results) == {"cpu.shares": "written", "cpu.idle": "written"}
@@ -129,7 +121,7 @@ def test_weight_is_set_while_the_group_is_not_idle(pod: str) -> None:
 
 def test_a_cpuset_is_tightened_from_the_children_up(pod: str) -> None:
     if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
+        missing("needs two CPUs")
     writer = CgroupWriter()
     container = f"{pod}/c1"
     folder: Path = DEFAULT_ROOT / "cpuset" / container[1:]

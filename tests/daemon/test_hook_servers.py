@@ -180,19 +180,13 @@ def test_what_a_server_sets_in_a_pods_cgroup_is_its_own_business(
         made.run()
         weight, quota = (cgroup_files.folder(parent) / name for name in ("cpu.weight", "cpu.max"))
         assert weight.read_text() == "12\n", "of the server, which runs after the policies"
-
-        def compared() -> None:
-            """The policy's quota is written again: there was a comparison, and it has come to its end."""
-            for _ in range(2):
-                quota.write_text("max 100000\n")
-                wait_until(lambda: quota.read_text().startswith("50000"), "the policy's value")
-
+        assert daemon.terminate() == 0
         weight.write_text("77\n")
-        compared()
+        quota.write_text("max 100000\n")
+        daemon.start()  # which compares all files at once
+        wait_until(lambda: "are set again: cpu.cfs_quota_us" in "".join(daemon.log), "the comparison's end")
         assert weight.read_text() == "77\n"
         registration.unlink()
-        wait_until(lambda: "hook server koordlet.json is no longer used" in "".join(daemon.log), "removal")
-        compared()
         wait_until(lambda: weight.read_text() == "20\n", "the policy's value, which is the next one")
 
 

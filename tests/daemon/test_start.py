@@ -18,6 +18,7 @@ from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, rele
 from tests.daemon.site import IMPORT_FIFO, site_folder
 from tests.lab.cri_client import CriClient, outcome_of
 from tests.lab.deadline import wait_until
+from tests.lab.programs import missing
 from tests.lab.proxy_process import ProxyProcess
 from tests.peers.blocking import Http2Client
 
@@ -83,7 +84,7 @@ def test_changes_what_its_policies_say(client: CriClient) -> None:
 def test_needs_no_memory_that_is_writable_and_executable(daemons: Daemons) -> None:
     wrapper = (sys.executable, "-c", WITHOUT_WRITABLE_CODE)
     if subprocess.run([*wrapper, "/bin/true"], check=False, capture_output=True).returncode:
-        pytest.skip("this kernel has no PR_SET_MDWE")
+        missing("this kernel has no PR_SET_MDWE: Linux has it since 6.3")
     daemon = daemons.start(wrapper=wrapper)
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES

@@ -1140,9 +1140,8 @@ def test_a_burst_of_others_is_lowered_with_the_quota_and_given_back(
     assert texts(files) == before
 
 
-def test_memory_low_is_at_least_min(files: CgroupFiles, journal: Journal, version: Literal[1, 2]) -> None:
-    if version == 1:
-        pytest.skip("version 1 has no memory.low")
+@pytest.mark.parametrize("version", [2])
+def test_memory_low_is_at_least_min(files: CgroupFiles, journal: Journal) -> None:
     ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
     claims = {name: (Claim("m", Role.SET, value),) for name, value in MEMORY.items()}
     ledger.claim([pod(claims)])

@@ -15,7 +15,7 @@ from runtimeproxy.cgroups.order import Key
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, TreeRules, TreeValue, fit
 from runtimeproxy.units import parse_cpu_list
-from tests.lab.programs import missing
+from tests.lab.programs import need_controllers_of_v1
 
 CONTROLLERS = ("cpu", "cpuset")
 CPUS = "cpuset.cpus"
@@ -24,18 +24,10 @@ PATHS += [(*pod, name) for pod in PATHS[1:] for name in ("one", "two")]
 LISTS = sorted({"0", f"0-{(os.cpu_count() or 1) - 1}", str((os.cpu_count() or 1) - 1)})
 
 
-def why_not() -> str:
-    if os.geteuid() != 0:
-        return "needs root"
-    absent = [name for name in CONTROLLERS if not (DEFAULT_ROOT / name / "cgroup.procs").exists()]
-    return f"cgroup version 1 lacks {', '.join(absent)}" if absent else ""
-
-
 @pytest.fixture
 def root() -> Iterator[str]:
     """A cgroup with a folder for each path of the tree."""
-    if reason := why_not():
-        missing(reason)
+    need_controllers_of_v1(*CONTROLLERS)
     name = f"koord-test-{uuid.uuid4().hex[:12]}"
     folders = [DEFAULT_ROOT / each / name / "/".join(path) for each in CONTROLLERS for path in ((), *PATHS)]
     try:

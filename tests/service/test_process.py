@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from runtimeproxy.service.process import SLICE_NS, exact_timers, wake_soon
+from tests.lab.programs import missing
 
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 _GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -60,8 +61,10 @@ needs_syscall = pytest.mark.skipif(
 
 
 @needs_syscall
-@pytest.mark.skipif(_KERNEL < (6, 12), reason="the kernel has no slices of a thread's own")
 def test_a_short_slice() -> None:
+    if _KERNEL < (6, 12):
+        missing("this kernel has no slices of a thread's own: Linux has them since 6.12")
+
     def work() -> tuple[Seen, Seen, Seen]:
         before = seen()
         asked()

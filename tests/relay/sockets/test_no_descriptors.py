@@ -30,18 +30,20 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 
 @contextlib.contextmanager
-def none_left() -> Iterator[None]:
-    """No file can be opened for the length of a block."""
+def left(count: int) -> Iterator[None]:
+    """So many files can be opened for the length of a block, with the highest numbers that are allowed."""
     # What earlier tests left behind would be closed in the middle of this one.
     gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as highest:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno() + 50, hard))
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 50, hard))
     taken: list[int] = []
     try:
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
         yield
     finally:
         for each in taken:
@@ -52,7 +54,7 @@ def none_left() -> Iterator[None]:
 async def test_clients_wait(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
-        with none_left():
+        with left(0):
             client.connect(str(stage.path))
             await until(lambda: "clients have to wait" in caplog.text)
         await until(lambda: stage.server.connection_count == 1)
@@ -63,7 +65,7 @@ async def test_who_is_connected_needs_none(stage: Stage) -> None:
     client.begin()
     await client.frame()
     (connection,) = stage.server._connections
-    with none_left():
+    with left(0):
         client.send(client.call(1, end=True))
         # The runtime is in this process, too, and cannot accept.
         await until(lambda: connection._adopting is not None)
@@ -80,17 +82,11 @@ async def test_clients_whose_upstream_could_not_be_connected_to_are_refused(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as lowest:
-        lowest_free = lowest.fileno()
     # The daemon leaves four to itself; its watchdog's question needs two of them.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 4, hard))
-    try:
+    with left(4):
         output, _ = await soon(child.communicate(b"now\n"))
         assert output == b"refused"
         assert await answers_ping(str(stage.path), WAIT_S)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "connection refused: the last file descriptors are reserved for the daemon" in caplog.messages
     await stage.pair()
 
@@ -102,7 +98,7 @@ async def test_calls_are_refused_when_their_time_is_over(tmp_path: Path) -> None
         await client.frame()
         client.send(client.call(1), client.call(3, HELD), data(3, message(b"x"), end=True))
         await until(lambda: bool(stage.held and stage.held[0].events))
-        with none_left():
+        with left(0):
             *answers, last = [frame for frame in await client.rest() if frame.type_ in (HEADERS, GOAWAY)]
         assert ([frame.stream_id for frame in answers], last) == ([1, 3], goaway(3))
         fields = client.headers.read(answers[0].payload)

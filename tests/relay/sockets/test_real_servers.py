@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
@@ -15,6 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from tests.lab.programs import debian_program
 from tests.peers.aio import Peer, soon, until
 from tests.peers.wire import message
 from tests.relay.playbook import HELD, PASSING, forward_as_it_came
@@ -277,12 +277,7 @@ async def test_a_cancelled_call_that_is_held_does_not_reach_the_server(relay: St
     assert echo.requests == [4]
 
 
-NGHTTPD = shutil.which("nghttpd") or shutil.which("nghttpd", path="/usr/sbin")
-H2LOAD = shutil.which("h2load")
-
-
 @pytest.mark.debian
-@pytest.mark.skipif(NGHTTPD is None or H2LOAD is None, reason="nghttpd and h2load are not installed")
 async def test_nghttp2_under_load(tmp_path: Path) -> None:
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "file").write_bytes(bytes(100_000))
@@ -295,7 +290,6 @@ async def test_nghttp2_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.debian
-@pytest.mark.skipif(H2LOAD is None, reason="h2load is not installed")
 @pytest.mark.parametrize("path", [PASSING, HELD], ids=["passing", "held"])
 async def test_grpc_under_load(relay: Stage, echo: Echo, tmp_path: Path, path: str) -> None:
     relay.decide(forward_as_it_came)
@@ -308,9 +302,8 @@ async def test_grpc_under_load(relay: Stage, echo: Echo, tmp_path: Path, path: s
 
 async def h2load(path: Path, target: str, *options: str) -> str:
     """Runs h2load; returns its report."""
-    assert H2LOAD is not None
     child = await asyncio.create_subprocess_exec(
-        *(H2LOAD, *options, f"--base-uri=unix:{path}", f"http://localhost{target}"),
+        *(debian_program("h2load"), *options, f"--base-uri=unix:{path}", f"http://localhost{target}"),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await soon(child.communicate())
@@ -326,13 +319,13 @@ class Nghttpd:
         self._child: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Nghttpd:
-        assert NGHTTPD is not None
+        program = debian_program("nghttpd")
         probe = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         self._port = probe.sockets[0].getsockname()[1]
         probe.close()
         await probe.wait_closed()
         self._child = await asyncio.create_subprocess_exec(
-            *(NGHTTPD, "--no-tls", "-a", "127.0.0.1", "-d", str(self._folder / "www"), str(self._port))
+            *(program, "--no-tls", "-a", "127.0.0.1", "-d", str(self._folder / "www"), str(self._port))
         )
         await soon(self._ready())
         return self
