@@ -87,7 +87,7 @@ def test_broken_long_messages(tail: bytes) -> None:
         parse(api_pb2.RunPodSandboxRequest, request.SerializeToString() + tail)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_garbage_is_read_as_protobuf_reads_it(garbage: bytes) -> None:
     """But for groups, which no message in proto3 has."""
@@ -150,7 +150,7 @@ KINDS = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_any_message_in_pieces_is_the_message(data: st.DataObject) -> None:
     """And one with other bytes in it is never read as something else."""

@@ -137,11 +137,10 @@ def test_requests_that_do_not_parse_are_one_line(daemon: ProxyProcess, path: str
     assert path in record["message"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
-def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess, number: signal.Signals) -> None:
+def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess) -> None:
     wait_until_idle(daemon)
-    daemon.signal(number)
-    assert daemon.wait() == -number
+    daemon.signal(signal.SIGSEGV)
+    assert daemon.wait() == -signal.SIGSEGV
     assert_stacks("\n".join(line for line in daemon.log if not line.startswith("{")))
 
 

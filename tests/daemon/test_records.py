@@ -98,6 +98,7 @@ def test_what_other_clients_remove_is_noticed(daemons: Daemons, runtime: FakeRun
         daemon.wait_for_state("STATUS=7 policies; 0 pods, 0 containers")
 
 
+@pytest.mark.slow
 def test_a_thousand_containers(daemons: Daemons, socket_folder: Path) -> None:
     arguments = ["--pods", "100", "--containers", "1000"]
     with FakeRuntimeProcess(socket_folder / "full.sock", arguments) as full:

@@ -90,6 +90,7 @@ def test_a_policy_that_goes_while_the_daemon_is_away(
     wait_for_originals(cgroup_files, before)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_at_any_time(
     daemon: ProxyProcess, made: list[Pod], cgroup_files: CgroupFiles
 ) -> None:

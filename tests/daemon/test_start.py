@@ -70,13 +70,8 @@ def errors(daemon: ProxyProcess) -> list[str]:
 
 
 @BOTH_LOOPS
-def test_serves_what_the_runtime_answers(client: CriClient) -> None:
-    answer = client.wait_until_serving(30)
-    assert answer.runtime_name == "fake-runtime"
-
-
-@BOTH_LOOPS
-def test_changes_what_its_policies_say(client: CriClient) -> None:
+def test_serves_what_the_runtime_answers_and_changes_what_its_policies_say(client: CriClient) -> None:
+    assert client.wait_until_serving(30).runtime_name == "fake-runtime"
     assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
 
 
@@ -222,14 +217,6 @@ def test_policies_of_files_count(daemons: Daemons) -> None:
         assert shares_of(pod(client).run().create()) == 77
 
 
-def test_a_second_instance_is_refused(daemons: Daemons, client: CriClient, daemon: ProxyProcess) -> None:
-    second = daemons.successor(daemon)
-    second.spawn()
-    assert second.wait() == 1
-    assert "another instance holds the lock" in "\n".join(second.log)
-    client.wait_until_serving(30)
-
-
 def test_a_socket_on_which_another_process_listens_is_refused(daemons: Daemons) -> None:
     daemon = daemons.prepare()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
@@ -250,15 +237,6 @@ def test_a_file_that_is_no_socket_is_left_alone(daemons: Daemons) -> None:
     assert daemon.socket.read_text() == "precious"
 
 
-@BOTH_LOOPS
-def test_the_socket_of_a_killed_instance_is_replaced(daemons: Daemons, daemon: ProxyProcess) -> None:
-    daemon.kill()
-    assert daemon.socket.is_socket()
-    daemon.start()
-    with CriClient(daemon.socket) as client:
-        client.wait_until_serving(30)
-
-
 def test_what_a_killed_instance_left_is_removed(daemons: Daemons, daemon: ProxyProcess) -> None:
     temporary = Path(daemons.environment["TMPDIR"])
     (first,) = temporary.iterdir()
@@ -269,19 +247,6 @@ def test_what_a_killed_instance_left_is_removed(daemons: Daemons, daemon: ProxyP
     assert second != first
     daemon.terminate()
     assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.parametrize(("setting", "mode"), [("", 0o660), ('socket_mode = "0600"', 0o600)])
-def test_the_socket_has_its_mode(daemons: Daemons, setting: str, mode: int) -> None:
-    daemon = daemons.start(f"[proxy]\n{setting}\n")
-    assert stat.S_IMODE(daemon.socket.stat().st_mode) == mode
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_the_socket_has_its_owner(daemons: Daemons) -> None:
-    daemon = daemons.start('[proxy]\nsocket_owner = "12345"\nsocket_group = "23456"\n')
-    about = daemon.socket.stat()
-    assert (about.st_uid, about.st_gid) == (12345, 23456)
 
 
 def test_a_runtime_that_is_away_at_the_start_may_come_later(daemons: Daemons, runtime: FakeRuntime) -> None:

@@ -155,6 +155,7 @@ def test_a_socket_that_was_passed(daemons: Daemons, passed: socket.socket) -> No
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
+@pytest.mark.slow
 def test_restarts_with_a_socket_that_was_passed_fail_no_call(daemons: Daemons, passed: socket.socket) -> None:
     path = Path(passed.getsockname())
     daemon = activated(daemons, passed)

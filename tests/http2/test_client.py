@@ -610,7 +610,7 @@ any_frame = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(chunks=st.lists(st.lists(any_frame | garbage, max_size=6), max_size=5), ends=st.booleans())
 def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
     chunks: list[list[bytes]], ends: bool
@@ -639,7 +639,7 @@ def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
 
         async with RawServer(folder / "s.sock", script):
             for came in outcomes:
-                client.call(ECHO, b"request", 0.1, lambda outcome, came=came: done(came, outcome))  # type: ignore[misc]
+                client.call(ECHO, b"request", 0.03, lambda outcome, came=came: done(came, outcome))  # type: ignore[misc]
             async with asyncio.timeout(LONG_S):
                 await over.wait()
             client.close()

@@ -940,7 +940,7 @@ def _answers(draw: Callable[[st.SearchStrategy[object]], object]) -> dict[str, t
     return answer
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers=st.lists(_answers(), max_size=4), is_container=st.booleans(), version=st.sampled_from([1, 2]))
 def test_claims_that_come_and_go_leave_no_trace(
     tmp_path_factory: pytest.TempPathFactory,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.cgroups.formats import Value
@@ -72,6 +72,7 @@ def trees(names: Mapping[str, st.SearchStrategy[TreeValue]]) -> st.SearchStrateg
     return values.map(lambda tree: fit(tree, RULES).values)
 
 
+@settings(max_examples=50)
 @given(trees(VALUES), trees(VALUES))
 def test_the_kernel_takes_every_step_of_a_batch(now: Values, wanted: Values) -> None:
     state = walk(now, wanted)
@@ -98,6 +99,7 @@ def test_the_kernel_takes_every_step_of_a_batch_that_changes_periods(now: Values
     assert walk(now, wanted) == wanted
 
 
+@settings(max_examples=50)
 @given(trees(VALUES), trees(VALUES))
 def test_values_that_were_withdrawn_leave_no_trace(original: Values, wanted: Values) -> None:
     assert walk(walk(original, wanted), original) == original

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.node import documents
@@ -123,6 +123,7 @@ def test_json_is_read_as_json(value: dict[str, Any]) -> None:
     assert parse_documents(json.dumps(value).encode()) == [value]
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=4))
 def test_yaml_is_read_as_it_was_printed(first: dict[str, Any], second: dict[str, Any]) -> None:
     printed = yaml.dump_all([first, second], Dumper=_WithoutAliases)

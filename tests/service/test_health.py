@@ -50,35 +50,37 @@ def test_it_follows_the_runtime(client: CriClient, runtime: FakeRuntime) -> None
     wait_until(lambda: check(client) == SERVING, "serving again")
 
 
-def test_watch_tells_each_change_once(client: CriClient, runtime: FakeRuntime) -> None:
-    states = watch(client)
+def test_watch_tells_each_change_once(shared_client: CriClient, shared_runtime: FakeRuntime) -> None:
+    states = watch(shared_client)
     assert next(states) == SERVING
-    runtime.kill()
+    shared_runtime.kill()
     assert next(states) == NOT_SERVING
-    runtime.start()
+    shared_runtime.start()
     assert next(states) == SERVING
 
 
-def test_a_runtime_that_hangs_is_not_serving(client: CriClient, runtime: FakeRuntime) -> None:
-    assert check(client) == SERVING
-    runtime.on("Version", hang=True)
-    assert check(client) == NOT_SERVING
-    runtime.clear()
-    runtime.release()
-    wait_until(lambda: check(client) == SERVING, "serving again")
+def test_a_runtime_that_hangs_is_not_serving(shared_client: CriClient, shared_runtime: FakeRuntime) -> None:
+    assert check(shared_client) == SERVING
+    shared_runtime.on("Version", hang=True)
+    assert check(shared_client) == NOT_SERVING
+    shared_runtime.clear()
+    shared_runtime.release()
+    wait_until(lambda: check(shared_client) == SERVING, "serving again")
 
 
-def test_a_runtime_that_answers_with_an_error_is_not_serving(client: CriClient, runtime: FakeRuntime) -> None:
-    runtime.on("Version", error=CallError("INTERNAL", "disk full"))
-    assert check(client) == NOT_SERVING
+def test_a_runtime_that_answers_with_an_error_is_not_serving(
+    shared_client: CriClient, shared_runtime: FakeRuntime
+) -> None:
+    shared_runtime.on("Version", error=CallError("INTERNAL", "disk full"))
+    assert check(shared_client) == NOT_SERVING
 
 
-def test_the_services_it_knows_and_another(client: CriClient) -> None:
-    assert [check(client, service) for service in SERVICES] == [SERVING] * len(SERVICES)
+def test_the_services_it_knows_and_another(shared_client: CriClient) -> None:
+    assert [check(shared_client, service) for service in SERVICES] == [SERVING] * len(SERVICES)
     with pytest.raises(grpc.RpcError) as caught:
-        check(client, "no.such.Service")
+        check(shared_client, "no.such.Service")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    assert next(watch(client, "no.such.Service")) == SERVICE_UNKNOWN
+    assert next(watch(shared_client, "no.such.Service")) == SERVICE_UNKNOWN
 
 
 def test_left_to_the_runtime(socket_folder: Path, daemons: Daemons) -> None:
@@ -101,10 +103,10 @@ def test_left_to_the_runtime(socket_folder: Path, daemons: Daemons) -> None:
             assert check(client, "the-runtimes-own") == SERVING
 
 
-def test_calls_of_the_runtime_and_health_alternate_on_one_client(client: CriClient) -> None:
+def test_calls_of_the_runtime_and_health_alternate_on_one_client(shared_client: CriClient) -> None:
     for _ in range(3):
-        assert check(client) == SERVING
-        assert client.wait_until_serving(30).runtime_name == "fake-runtime"
+        assert check(shared_client) == SERVING
+        assert shared_client.wait_until_serving(30).runtime_name == "fake-runtime"
 
 
 def test_a_drained_daemon_does_not_serve(daemon: ProxyProcess, client: CriClient) -> None:

@@ -41,8 +41,8 @@ def test_the_services_are_listed(database: ProtoReflectionDescriptorDatabase) ->
     assert set(database.get_services()) >= SERVICES
 
 
-def test_the_cri_is_described_completely(database: ProtoReflectionDescriptorDatabase) -> None:
-    pool = DescriptorPool(database)
+def test_the_cri_is_described_completely(shared_client: CriClient) -> None:
+    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(shared_client.channel))
     service = pool.FindServiceByName("runtime.v1.RuntimeService")
     own = api_pb2.DESCRIPTOR.services_by_name["RuntimeService"]
     assert [method.name for method in service.methods] == [method.name for method in own.methods]
@@ -58,9 +58,9 @@ def test_json_names(name: str, expected: str) -> None:
     assert json_name(name) == expected
 
 
-def test_fields_have_their_json_names(client: CriClient) -> None:
+def test_fields_have_their_json_names(shared_client: CriClient) -> None:
     asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol="runtime.v1.VersionResponse")
-    files = ask(client, V1, asked).file_descriptor_response.file_descriptor_proto
+    files = ask(shared_client, V1, asked).file_descriptor_response.file_descriptor_proto
     fields = [
         field
         for data in files
@@ -71,17 +71,20 @@ def test_fields_have_their_json_names(client: CriClient) -> None:
     assert all(field.json_name == json_name(field.name) for field in fields)
 
 
-def test_both_names_of_the_service_answer_and_no_other(client: CriClient) -> None:
+def test_both_names_of_the_service_answer_and_no_other(shared_client: CriClient) -> None:
     for service in (V1, V1ALPHA):
-        listed = ask(client, service, reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = ask(shared_client, service, reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {each.name for each in listed.list_services_response.service}
         assert names == set(reflected_services())
         symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol="runtime.v1.ImageService")
-        assert ask(client, service, symbol).file_descriptor_response.file_descriptor_proto
+        assert ask(shared_client, service, symbol).file_descriptor_response.file_descriptor_proto
         unknown = reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Symbol")
-        assert ask(client, service, unknown).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+        assert (
+            ask(shared_client, service, unknown).error_response.error_code
+            == grpc.StatusCode.NOT_FOUND.value[0]
+        )
     with pytest.raises(grpc.RpcError) as caught:
-        client.raw("/grpc.reflection.v9.ServerReflection/Other")
+        shared_client.raw("/grpc.reflection.v9.ServerReflection/Other")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

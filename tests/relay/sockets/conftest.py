@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from runtimeproxy.relay import connection
 from tests.event_loops import pytest_asyncio_loop_factories
 from tests.relay.sockets.stage import Stage
 
@@ -23,6 +24,18 @@ def public_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that are over do not wait a whole second for clients that never close."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.1)
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that ends does not wait a whole second for clients that do not answer."""
+    monkeypatch.setattr(connection, "GRACE_S", 0.1)
 
 
 @pytest_asyncio.fixture

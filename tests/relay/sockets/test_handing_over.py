@@ -26,6 +26,9 @@ from tests.peers.wire import (
 from tests.relay.playbook import HELD
 from tests.relay.sockets.stage import Stage
 
+# The clients here never close.
+pytestmark = pytest.mark.usefixtures("short_linger")
+
 
 async def beginning(stage: Stage) -> Peer:
     """A client that is connected and has said nothing."""

@@ -303,7 +303,7 @@ async def test_grpc_under_load(relay: Stage, echo: Echo, tmp_path: Path, path: s
 async def h2load(path: Path, target: str, *options: str) -> str:
     """Runs h2load; returns its report."""
     child = await asyncio.create_subprocess_exec(
-        *(debian_program("h2load"), *options, f"--base-uri=unix:{path}", f"http://localhost{target}"),
+        *(str(debian_program("h2load")), *options, f"--base-uri=unix:{path}", f"http://localhost{target}"),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await soon(child.communicate())
@@ -319,7 +319,7 @@ class Nghttpd:
         self._child: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Nghttpd:
-        program = debian_program("nghttpd")
+        program = str(debian_program("nghttpd"))
         probe = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         self._port = probe.sockets[0].getsockname()[1]
         probe.close()

@@ -198,7 +198,8 @@ async def test_without_any_client_it_is_over_at_once(stage: Stage) -> None:
     await soon(stage.server.drain(10))
 
 
-async def test_a_client_that_does_not_answer_is_let_go_after_a_second(stage: Stage) -> None:
+@pytest.mark.usefixtures("short_grace")
+async def test_a_client_that_does_not_answer_is_let_go(stage: Stage) -> None:
     client, _ = await stage.pair()
     async with Draining(stage):
         await told(client)
@@ -257,6 +258,7 @@ async def test_a_client_may_still_write_when_its_last_answer_is_on_its_way(stage
         await client.ended()
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_long_call_that_passes_is_cut(stage: Stage) -> None:
     client, runtime = await stage.pair()
     client.send(client.call(3, end=True))
@@ -299,6 +301,7 @@ async def test_streams_that_come_after_the_last_goaway_are_not_taken(stage: Stag
     assert not [frame for frame in await runtime.rest() if frame.stream_id == 5]
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize(
     "first", [b"", b"PRI", b"GET / HTTP/1.1\r\n"], ids=["silent", "beginning", "spliced"]
 )
