@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -72,6 +71,8 @@ def _check_version(policy: type[Policy]) -> None:
             raise _error(policy, "concern: is called selector now")
         prefix, _, call = name.partition("_")
         if prefix in ("pre", "post"):
+            import difflib  # only where a name is wrong
+
             guess = difflib.get_close_matches(call, _HOOKS_OF_0_1, n=1)
             successor = _HOOKS_OF_0_1[guess[0]] if guess else ", ".join(METHOD_HOOKS)
             raise _error(policy, f"{name}: policies have no hooks any more; its successor is {successor}")
@@ -164,6 +165,8 @@ def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
 
 def _check_method(policy: type[Policy], name: str, value: object) -> None:
     if name not in _METHODS:
+        import difflib  # only where a name is wrong
+
         guess = difflib.get_close_matches(name, _METHODS, n=1)
         hint = f"; did you mean {guess[0]}?" if guess else ""
         raise _error(policy, f"{name}: no such method{hint} (helpers start with an underscore)")
@@ -210,12 +213,12 @@ def _check_options_type(policy: type[Policy]) -> None:
 def _check_constructor(policy: type[Policy]) -> None:
     arguments = ["self"] if policy.options_type is None else ["self", "options"]
     constructor = getattr(policy, "__init__")  # noqa: B009 - of the class, whichever it is
-    try:
-        inspect.signature(constructor).bind(*arguments)
-    except TypeError:
-        is_callable = False
-    else:
-        # The signature of `object` accepts any arguments, but a call with some raises.
-        is_callable = constructor is not object.__init__ or policy.options_type is None
+    # The signature of `object` accepts any arguments, but a call with some raises.
+    is_callable = constructor is not object.__init__ or policy.options_type is None
+    if constructor is not object.__init__:
+        try:
+            inspect.signature(constructor).bind(*arguments)
+        except TypeError:
+            is_callable = False
     if not is_callable:
         raise _error(policy, f"__init__ cannot be called as __init__({', '.join(arguments)})")

@@ -392,6 +392,8 @@ class Ledger:
             levels: Those to look at.
             pod_cgroups: Of all running pods: the cgroups of others are left alone; None for all.
         """
+        if not self._held:
+            return
         live = None if pod_cgroups is None else _paths(pod_cgroups)
         with self._lock:
             paths = [
@@ -415,18 +417,19 @@ class Ledger:
             level: Of the cgroups.
             shares: Requested cpu.shares by cgroup, the newest last.
         """
-        weights: list[tuple[int, int]] = []
-        for cgroup, requested in shares.items():
+        for cgroup, requested in reversed(list(shares.items())):
             with suppress(CgroupPathError, OSError):
                 path = cgroup_path(cgroup)
                 held = self._held.get(path)
                 if held is None or SHARES not in held.book.entries:
                     found = self._files.look(path, (SHARES,)).get(SHARES)
-                    if found is not None and found.file != SHARES and found.text.strip().isdecimal():
-                        weights.append((requested, int(found.text)))
-        formula = measured_weight_formula(weights)
-        if formula is not None:
-            self._executor.weights[level] = formula
+                    if found is not None and found.file == SHARES:
+                        return  # version 1, which has no weights
+                    text = found.text.strip() if found is not None else ""
+                    formula = measured_weight_formula([(requested, int(text))]) if text.isdecimal() else None
+                    if formula is not None:
+                        self._executor.weights[level] = formula
+                        return
 
     # --- checkpoint --------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from sys import intern
 from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -41,9 +42,9 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
     """A sandbox as a list has it: without cgroup parent and resources."""
     about = item.metadata
     return PodRecord(
-        id=item.id,
+        id=intern(item.id),
         name=about.name,
-        namespace=about.namespace,
+        namespace=intern(about.namespace),
         uid=about.uid,
         attempt=about.attempt,
         labels=compact(item.labels),
@@ -59,8 +60,9 @@ def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: 
     """A container as a list has it: without resources."""
     return ContainerRecord(
         id=item.id,
-        pod_id=pod_id,
-        name=item.metadata.name,
+        # Those of all containers of a pod, and of many pods, are the same.
+        pod_id=intern(pod_id),
+        name=intern(item.metadata.name),
         attempt=item.metadata.attempt,
         labels=compact(item.labels),
         annotations=compact(item.annotations),
