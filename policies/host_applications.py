@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.slo.schema import CgroupBase, HostApplication, HostQoSClass
+from runtimeproxy.slo.schema import CgroupBase, HostApplication
 
-_LATENCY_SENSITIVE: Final = frozenset({HostQoSClass.LSE, HostQoSClass.LSR, HostQoSClass.LS})
+_LATENCY_SENSITIVE: Final = frozenset({QoSClass.LSE, QoSClass.LSR, QoSClass.LS})
 _BASES: Final[Mapping[str, Mapping[CgroupBase, str]]] = {
     "systemd": {
         CgroupBase.KUBEPODS: "kubepods.slice",
@@ -46,7 +46,7 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
         base = ""
         if application.qos in _LATENCY_SENSITIVE:
             base = "host-latency-sensitive"
-        elif application.qos is HostQoSClass.BE:
+        elif application.qos is QoSClass.BE:
             base = "host-best-effort"
         parts: tuple[str, ...] = (base, application.name)
     elif path.base is CgroupBase.CGROUP_ROOT:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 
+from runtimeproxy.qos import QoSClass
+
 
 class Within(NamedTuple):
     """Mark of a number: the range that it must lie in."""
@@ -145,17 +147,6 @@ class CgroupBase(StrEnum):
     KUBEPODS = "Kubepods"
     KUBEPODS_BURSTABLE = "KubepodsBurstable"
     KUBEPODS_BEST_EFFORT = "KubepodsBesteffort"
-
-
-class HostQoSClass(StrEnum):
-    """The QoS class of a host application; NONE when it has none."""
-
-    LSE = "LSE"
-    LSR = "LSR"
-    LS = "LS"
-    BE = "BE"
-    SYSTEM = "SYSTEM"
-    NONE = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +430,7 @@ class HostApplication:
     name: str = ""
     priority: str = ""
     """A priority class, such as `koord-prod`."""
-    qos: HostQoSClass = HostQoSClass.NONE
+    qos: QoSClass = QoSClass.NONE
     cgroup_path: CgroupPath | None = None
     """None: `host-latency-sensitive/NAME` for LSE, LSR, LS, `host-best-effort/NAME` for BE, else `NAME`."""
 

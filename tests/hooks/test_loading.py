@@ -479,6 +479,21 @@ def test_the_proxys_own_wheel_is_watched_too(tmp_path: Path) -> None:
     ]
 
 
+LEAN = """
+import sys
+from runtimeproxy.hooks.loading import PolicyLoader, Sources
+assert PolicyLoader().load(Sources(), {}).policies
+print(*({"importlib.metadata", "email", "zipfile", "yaml", "pydantic_core"} & sys.modules.keys()))
+"""
+
+
+def test_without_other_distributions_with_policies_no_metadata_is_parsed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"
+
+
 SHOW = """
 from runtimeproxy.hooks.loading import PolicyLoader, Sources
 result = PolicyLoader().load(Sources(), {})

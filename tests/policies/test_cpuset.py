@@ -14,7 +14,7 @@ from policies.cpuset import CpuRule, Cpuset, CpusetOptions, container_cpus, host
 from runtimeproxy.hooks import CLEAR, Clear, ContainerView, PodChange, PodView, ResourceChange, Resources
 from runtimeproxy.node.snapshot import Input, KubeletFacts, Node, Pool, Pools
 from runtimeproxy.qos import KubeQoSClass, QoSClass
-from runtimeproxy.slo.schema import HostApplication, HostQoSClass
+from runtimeproxy.slo.schema import HostApplication
 from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.units import parse_cpu_list
 
@@ -220,14 +220,14 @@ def test_the_kubelets_facts_come_from_the_node() -> None:
     assert Cpuset().container(ContainerView(name="side", pod=labelled.pod), taken) is not None
 
 
-@pytest.mark.parametrize("qos", [HostQoSClass.LS, HostQoSClass.BE, HostQoSClass.NONE])
-def test_host_applications_of_ls_get_the_pools(qos: HostQoSClass) -> None:
+@pytest.mark.parametrize("qos", [QoSClass.LS, QoSClass.BE, QoSClass.NONE])
+def test_host_applications_of_ls_get_the_pools(qos: QoSClass) -> None:
     application = HostApplication(name="nginx", qos=qos)
     node = Node(pools=pools(), strategies=Strategies(host_applications=(application,)))
     change = Cpuset().node(node)
     assert change is not None
     expected = {"/host-latency-sensitive/nginx": {"cpuset.cpus": "0-15"}}
-    assert change.cgroups == (expected if qos is HostQoSClass.LS else {})
+    assert change.cgroups == (expected if qos is QoSClass.LS else {})
     assert Cpuset().node(Node(strategies=node.strategies)) is None
     assert host_cpus(QoSClass.LS, Pools()) is None
 

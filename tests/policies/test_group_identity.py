@@ -26,7 +26,6 @@ from runtimeproxy.slo.schema import (
     CpuPolicy,
     CpuQoS,
     HostApplication,
-    HostQoSClass,
     QoSPolicies,
     QoSStrategy,
 )
@@ -155,7 +154,7 @@ def test_identity_of_a_host_application(qos_class: QoSClass, expected: int) -> N
 def test_without_an_enabled_class_nothing_is_set(qos: QoSStrategy) -> None:
     assert not is_on(Strategies(qos=qos))
     assert identity(pod(QoSClass.LS), node(qos)) is None
-    assert GroupIdentity().node(node(qos, HostApplication(name="a", qos=HostQoSClass.LS))) is None
+    assert GroupIdentity().node(node(qos, HostApplication(name="a", qos=QoSClass.LS))) is None
     for directory in KubeQoSClass:
         assert GroupIdentity().qos_class(directory, (), node(qos)) is None
 
@@ -181,8 +180,8 @@ def test_host_applications_get_their_class() -> None:
     change = GroupIdentity().node(
         node(
             None,
-            HostApplication(name="a", qos=HostQoSClass.LS),
-            HostApplication(name="..", qos=HostQoSClass.BE),
+            HostApplication(name="a", qos=QoSClass.LS),
+            HostApplication(name="..", qos=QoSClass.BE),
         )
     )
     assert change is not None

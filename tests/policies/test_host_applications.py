@@ -6,11 +6,11 @@ import pytest
 
 from policies.host_applications import host_application_cgroup, host_application_values
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.slo.schema import CgroupBase, CgroupPath, HostApplication, HostQoSClass
+from runtimeproxy.slo.schema import CgroupBase, CgroupPath, HostApplication
 
 
 def application(
-    qos: HostQoSClass = HostQoSClass.LS, path: CgroupPath | None = None, name: str = "nginx"
+    qos: QoSClass = QoSClass.LS, path: CgroupPath | None = None, name: str = "nginx"
 ) -> HostApplication:
     return HostApplication(name=name, qos=qos, cgroup_path=path)
 
@@ -18,15 +18,15 @@ def application(
 @pytest.mark.parametrize(
     ("qos", "expected"),
     [
-        (HostQoSClass.LSE, "/host-latency-sensitive/nginx"),
-        (HostQoSClass.LSR, "/host-latency-sensitive/nginx"),
-        (HostQoSClass.LS, "/host-latency-sensitive/nginx"),
-        (HostQoSClass.BE, "/host-best-effort/nginx"),
-        (HostQoSClass.SYSTEM, "/nginx"),
-        (HostQoSClass.NONE, "/nginx"),
+        (QoSClass.LSE, "/host-latency-sensitive/nginx"),
+        (QoSClass.LSR, "/host-latency-sensitive/nginx"),
+        (QoSClass.LS, "/host-latency-sensitive/nginx"),
+        (QoSClass.BE, "/host-best-effort/nginx"),
+        (QoSClass.SYSTEM, "/nginx"),
+        (QoSClass.NONE, "/nginx"),
     ],
 )
-def test_the_default_directory_depends_on_the_class(qos: HostQoSClass, expected: str) -> None:
+def test_the_default_directory_depends_on_the_class(qos: QoSClass, expected: str) -> None:
     assert host_application_cgroup(application(qos), None) == expected
 
 
@@ -90,7 +90,7 @@ def test_an_application_beside_the_pods(cgroup: str) -> None:
 )
 def test_a_path_that_cannot_be_used_is_reported(path: CgroupPath | None, name: str, reason: str) -> None:
     cgroups, problems = host_application_values(
-        (application(path=path, name=name), application(HostQoSClass.BE, name="good")),
+        (application(path=path, name=name), application(QoSClass.BE, name="good")),
         None,
         lambda qos: {"cpu.bvt_warp_ns": 2 if qos is QoSClass.LS else -1},
     )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.loading import load
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
@@ -17,7 +18,6 @@ from runtimeproxy.slo.schema import (
     CpuBurstPolicy,
     CpuQoS,
     HostApplication,
-    HostQoSClass,
     MemoryQoS,
     ModelRatio,
     NetworkQoS,
@@ -209,11 +209,11 @@ def test_host_applications_are_replaced_not_merged() -> None:
     cluster = good({"host-application-config": config}).strategies
     path = CgroupPath(base=CgroupBase.CGROUP_ROOT, parent_dir="host", relative_path="nginx")
     assert cluster.host_applications == (
-        HostApplication(name="nginx", priority="koord-prod", qos=HostQoSClass.LS, cgroup_path=path),
+        HostApplication(name="nginx", priority="koord-prod", qos=QoSClass.LS, cgroup_path=path),
     )
     assert cluster.provenance_of("host_applications").source is Source.CLUSTER
     gold = good({"host-application-config": config}, labels=ON_GOLD).strategies
-    assert gold.host_applications == (HostApplication(name="log", qos=HostQoSClass.BE),)
+    assert gold.host_applications == (HostApplication(name="log", qos=QoSClass.BE),)
     assert gold.provenance_of("host_applications").strategy == "gold"
     none = {**config, "nodeConfigs": [{"name": "gold", **GOLD}]}
     assert good({"host-application-config": none}, labels=ON_GOLD).strategies.host_applications == ()
