@@ -106,7 +106,7 @@ class UpdateContainerResources(ContainerCall):
         return container_cgroup(self.services, self.pod, record)
 
     def _others(self, record: ContainerRecord) -> Collection[Resources]:
-        """What the kubelet has asked for the other containers of the pod."""
+        """The requested resources of the pod's other containers."""
         return [
             each.requested
             for each in self.services.store.containers.members(record.pod_id)
@@ -200,7 +200,7 @@ class UpdateContainerResources(ContainerCall):
         self._book(updated)
 
     def _note_requests(self) -> None:
-        """What the pod asks for now; the kubelet writes that after this call if it lowers the pod."""
+        """Notes the pod's new sums; the kubelet writes them after this call if they are lower."""
         services, pod = self.services, self.pod
         if pod is None or not is_resize(self._sent):
             return

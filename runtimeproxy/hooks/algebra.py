@@ -82,7 +82,7 @@ _UNLIMITABLE: Final = frozenset(
 
 
 class Role(StrEnum):
-    """What a claim does to the value."""
+    """The effect of a claim on the value."""
 
     SET = "set"
     SCALE = "scale"
@@ -139,7 +139,7 @@ class Resolved(NamedTuple):
     steps: tuple[Value | Clear | None, ...] = ()
     """s1 to s4, for `explain`; empty without claims."""
     problem: str = ""
-    """What an operator should know: a list that shares no member with its bound."""
+    """For the operator: a list that shares no member with its bound."""
     is_clear: bool = False
     """Whether the value is what is left when it is taken away: CLEAR counts, and nothing else."""
 

@@ -92,7 +92,7 @@ class AuditEntry(NamedTuple):
     note: str = ""
     """A remark on the new value, such as that it differs from the policy's."""
     target: str = ""
-    """What it is about if not a pod: a QoS class or the node."""
+    """The QoS class or the node, if the entry is not about a pod."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
@@ -122,7 +122,7 @@ class Subject:
 
     @property
     def target(self) -> str:
-        """What it is about if not a pod or container."""
+        """The QoS class or the node, if it is not a pod or container."""
         if isinstance(self.view, PodView | ContainerView):
             return ""
         return f"QoS class {self.view.qos}" if isinstance(self.view, ClassView) else "node"
@@ -177,7 +177,7 @@ class Subject:
         )
 
     def _names(self) -> tuple[str, ...]:
-        """Return what all entries say of the pod and container; made once, when the first one is made."""
+        """Return the names for all entries; made once, with the first entry."""
         pod, view = pod_of(self.view) or _NO_POD, self.view
         name, identity = (view.name, view.id) if isinstance(view, ContainerView) else ("", "")
         target = self.target if pod is _NO_POD else ""
@@ -209,7 +209,7 @@ class Written(NamedTuple):
     new: str = ""
     """The value to write; empty where no audit entry needs it."""
     old: str = ""
-    """What the file held before; empty if unknown."""
+    """The previous content of the file; empty if unknown."""
     failed: str = ""
     """The error of the kernel or the writer; empty if there was none."""
     skipped: str = ""

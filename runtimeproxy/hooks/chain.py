@@ -70,7 +70,7 @@ _ENTRY_BYTES: Final = 64
 _MAX_TOLD: Final = 4096
 """Bound on the remembered reports of policies that are off; the oldest are forgotten first."""
 _REPORTED: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID, AuditKind.OFF})
-"""What the chain audits of an evaluation outside of calls: its changes are not made yet."""
+"""The entries that are audited outside of calls, where the changes are not applied yet."""
 EVALUATION_S: Final = 10.0
 """How long all policies together may take for one pod or container outside of calls."""
 _NO_WORKER: Final = "no worker thread is left"
@@ -81,7 +81,7 @@ _NO_SELECTORS: Final[Mapping[str, PodSelector]] = {}
 
 
 class _OnNode:
-    """What follows for policies from a node.
+    """Selectors and settled policies, derived from a node.
 
     Attributes:
         node: The node.
@@ -164,7 +164,7 @@ class Chain:
         return self._present().unsettled if self._has_inputs else frozenset()
 
     def _present(self) -> _OnNode:
-        """What follows from the present inputs; old facts do not matter here."""
+        """Derived from the present inputs, even if the facts read from files are old."""
         node, present = self.node.latest, self._on_node
         if node is not present.node:
             present = self._on_node = _OnNode(node, self.policies)
@@ -192,7 +192,7 @@ class Chain:
         return label == value
 
     async def evaluate(self, view: View, *, budget_s: float = EVALUATION_S) -> Decision:
-        """Return what the policies of this process want of something that exists, outside of any call.
+        """Run the policies of this process for something that exists, outside of any call.
 
         They run as in a call. Only failures are audited: the changes are not made yet.
 

@@ -140,7 +140,7 @@ def evaluate(
     hook: Hook | None = None,
     rule: ConflictRule = ConflictRule.LATER,
 ) -> Decision:
-    """Return what these policies want, in this thread and without time limits; hook servers are left out.
+    """Run these policies in this thread, without time limits and without hook servers.
 
     Args:
         policies: in the order of (priority, name).
@@ -234,7 +234,7 @@ def run_policy(
 
 
 class Off(NamedTuple):
-    """Why a policy has no say, although its selector matches."""
+    """Why a policy does not run, although its selector matches."""
 
     reason: str
     is_temporary: bool

@@ -38,7 +38,7 @@ from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resource
 from runtimeproxy.node.snapshot import Node
 
 View: TypeAlias = PodView | ContainerView | ClassView | Node
-"""What a policy is asked about; the node itself for `Policy.node`."""
+"""The subject of a policy's method; the node itself for `Policy.node`."""
 Value: TypeAlias = int | str | bytes | Clear | Scale | Add | AtMost | MountSpec | DeviceSpec | None
 """A field's value; None if a view has none."""
 
@@ -79,7 +79,7 @@ _SAME_AS_ABSENT: Final[Mapping[str, Value]] = {
 _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
 """The groups whose values are claims, which hold as long as the pod or container runs."""
 _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
-"""What policies are shown of the changes of earlier ones when a sandbox is created."""
+"""The changes of earlier policies that the next ones see when a sandbox is created."""
 _CREATE_POD: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
 _CREATE: Final = frozenset({RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP})
 _RUNNING: Final = frozenset({RESOURCES, UNIFIED, CGROUP})
@@ -224,7 +224,7 @@ def current_value(view: View, field: Field) -> Value:
 
 
 def pod_of(view: View) -> PodView | None:
-    """Return the pod that a view is of; None if it is of no single pod."""
+    """Return the pod of a view; None for a QoS class or the node."""
     if isinstance(view, ContainerView):
         return view.pod
     return view if isinstance(view, PodView) else None
@@ -258,7 +258,7 @@ class MergedField(NamedTuple):
     original: Value
     """Before any policy."""
     owner: str
-    """Whose value it is, joined by `+` if several contribute; empty if no claim counts."""
+    """The policy that gives the value, several joined by `+`; empty if no claim counts."""
     claims: tuple[Claim, ...] = ()
     """All that policies gave, in their order; empty for fields that count at creation only."""
     resolved: Resolved | None = None
@@ -271,7 +271,7 @@ _NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
 
 
 class FieldUpdate(NamedTuple):
-    """What merging did with one field of a change."""
+    """The result of merging one field of a change."""
 
     field: Field
     old: Value
@@ -362,7 +362,7 @@ def merge(
 
 
 def _is_file(field: Field) -> bool:
-    """Whether a field is a file, which has no way of being taken away but its neutral value."""
+    """Whether a field is a file: taking its value away means writing the neutral one."""
     return field.group in (CGROUP, NODE_CGROUP)
 
 
@@ -418,7 +418,7 @@ def parameter_of(field: Field) -> str:
 
 
 def _rival(before: MergedField, value: Value) -> str:
-    """Return who has set a field to another value than this one; empty if nobody has, or it sets none."""
+    """Return the policy that sets a field to another value; empty if none does, or `value` sets nothing."""
     wanted = value.value if isinstance(value, Scale) else value
     if wanted is None or isinstance(wanted, _ROLES):
         return ""

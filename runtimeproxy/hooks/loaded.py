@@ -70,7 +70,7 @@ class LoadedPolicy:
     mode: Mode = Mode.ENFORCE
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     methods: Mapping[Hook, PolicyMethod] = field(default_factory=dict)
-    """What runs in this process."""
+    """The methods to run in this process."""
     remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
     """The hooks that another process implements for it: a policy has either these or `methods`."""
     selector: PodSelector = EVERY_POD
@@ -80,7 +80,7 @@ class LoadedPolicy:
     optional_inputs: tuple[Input, ...] = ()
     """While one of them is unknown for a pod, its answer need not be complete."""
     selector_without: Mapping[Input, PodSelector] = field(default_factory=dict)
-    """What stands in for `selector` while an input is not known."""
+    """Used in place of `selector` while an input is not known."""
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()

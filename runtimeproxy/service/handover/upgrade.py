@@ -421,6 +421,7 @@ def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
         if now == last and (failure := _request_failure(pid, before, now)):
             raise UpgradeFailedError(f"{endpoint}: {failure}")
         last = now
+        # Polled: the instance may be of an older version, and the lock file is all that they share.
         time.sleep(REQUEST_PAUSE_S)
     raise UpgradeFailedError(f"{endpoint}: process {pid} did not report the result in time; see its log")
 
