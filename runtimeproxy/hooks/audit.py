@@ -33,6 +33,7 @@ LINES_A_TURN: Final = 4
 """Lines that are formatted in one turn of the loop; each takes 50 to 80 microseconds."""
 
 _MAX_LENGTH: Final = 256
+_MAX_REASON_LENGTH: Final = 1_024
 _NO_POD: Final = PodView()
 
 
@@ -171,7 +172,7 @@ class Subject:
             _short(str(update.field)) if update else "",
             shown(update.field, update.old) if update else "",
             shown(update.field, update.new) if update else "",
-            reason,
+            _short(reason, _MAX_REASON_LENGTH),
             note,
             target,
         )
@@ -198,9 +199,9 @@ def shown(field: Field, value: Value) -> str:
     return _short(str(value))
 
 
-def _short(text: str) -> str:
-    """Cut a name or value; a hook server may answer with some of 4 MiB."""
-    return text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "..."
+def _short(text: str, length: int = _MAX_LENGTH) -> str:
+    """Cut a text; a hook server may answer with names and values of 4 MiB, which a reason may quote."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 class Written(NamedTuple):

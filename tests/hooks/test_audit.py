@@ -45,12 +45,15 @@ def test_values_are_shown_without_secrets(group: str, value: Value, text: str) -
     assert shown(Field(group, "key"), value) == text
 
 
-def test_long_names_are_cut() -> None:
-    """A hook server may answer with one of 4 MiB, and each line has it several times."""
+def test_long_names_and_reasons_are_cut() -> None:
+    """A hook server may answer with names and values of 4 MiB, and each line has them several times."""
     update = FieldUpdate(Field("annotations", "k" * 5_000_000), None, "v")
-    entry = Subject(Hook.PRE_CREATE_CONTAINER, ContainerView(), 0.0).entry(AuditKind.CHANGED, "a", "", update)
+    subject = Subject(Hook.PRE_CREATE_CONTAINER, ContainerView(), 0.0)
+    entry = subject.entry(AuditKind.CHANGED, "a", "r" * 5_000_000, update)
     assert entry.field.startswith("annotations[kkk")
+    assert entry.reason.startswith("rrr")
     assert len(entry.field) < 300
+    assert len(entry.reason) < 1_100
 
 
 class Shares(Policy):
