@@ -30,9 +30,9 @@ Value = int | str
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 TREE: Final = "cgroup-tree"
-"""The owner of values that nobody asks for but the values of other cgroups, or of other files."""
+"""The owner of values that no policy claims, but that values of other cgroups or files need."""
 RECOVERED: Final = "recovered"
-"""The owner of a value that is ours, as long as it is not known whose."""
+"""The owner of a value that is ours, until the next evaluation names the policy."""
 
 
 class Formats(Protocol):
@@ -198,7 +198,7 @@ def is_fitted(book: Book) -> bool:
 
 
 def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str, Value | None]) -> Book:
-    """The book with claims on values that nobody claims and that have to fit to others.
+    """The book with claims on unclaimed values that have to fit to others.
 
     Args:
         book: Of the cgroup.
@@ -209,7 +209,7 @@ def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str
     entries = dict(book.entries)
     for name, value in fitted.items():
         entry = entries.get(name, Entry())
-        # What the kubelet asked for is not known where nobody claims it: it could not be given back.
+        # The kubelet's value of a parameter without claims may not be known: it could not be given back.
         is_known = field_class(book.level, name).base is not Base.REQUESTED or entry.requested is not None
         if not entry.claims and value is not None and given_back.get(name) != "" and is_known:
             entries[name] = entry._replace(claims=(Claim(TREE, Role.SET, value),))
@@ -464,7 +464,7 @@ def with_noted(
         text = present[name].text if name in present else ""
         is_old = before is not None and not formats.matches(name, value, text)
         is_old = is_old and before is not None and formats.matches(name, before, text)
-        # Whose it is shows the next evaluation.
+        # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
@@ -493,7 +493,7 @@ def _give_back(
     left: dict[str, str],
     fitted: Mapping[str, Value | None],
 ) -> Entry | None:
-    """Plans to give a value back that nobody claims any more; returns the entry to keep, if any."""
+    """Plans to give a value without claims back; returns the entry to keep, if any."""
     if found is None or entry.resolved is None:
         return None
     value, text = release_value(book, name, entry, found, formats)
@@ -532,7 +532,7 @@ def _give_back(
 def release_value(
     book: Book, name: str, entry: Entry, found: FileText, formats: Formats
 ) -> tuple[Value | None, str | None]:
-    """What a file gets when nobody claims it: the value, and its raw text if that is known.
+    """What a file without claims gets: the value, and its raw text if that is known.
 
     (None, None) if neither is known.
     """

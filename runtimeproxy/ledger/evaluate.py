@@ -232,7 +232,7 @@ class Evaluator:
         )
 
     async def _make_others(self) -> None:
-        """Writes the values of QoS classes and host applications; what nobody answers for is given back."""
+        """Writes the values of QoS classes and host applications; those without an answer are given back."""
         if self._evaluate_others is None:
             return
         answers, silent = await self._evaluate_others()

@@ -1,9 +1,9 @@
 """Other programs that write values which the ledger has written, too: when to give way, and for how long.
 
 Three overwrites within five minutes are a foreign writer: the field is left to it for ten minutes, then
-written again, and left for twice as long each time that it goes on, up to a day. Who finds a field as it was
-before (booked, original or the systemd unit's value) has found a reset and not an overwrite; that is the
-caller's to know.
+written again, and left for twice as long each time that it goes on, up to a day. A field that is back at
+its booked or original value, or at the systemd unit's, was reset and not overwritten: the caller tells these
+apart.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ForeignWriters:
         return not is_yielding(contest, now_s)
 
     def forget(self, path: Path, name: str | None = None) -> None:
-        """Forgets a field, or all of a cgroup: nobody claims it any more, or it is gone."""
+        """Forgets a field, or all of a cgroup: it has no claims any more, or is gone."""
         for key in [each for each in list(self._contests) if each[0] == path and name in (None, each[1])]:
             self._contests.pop(key, None)
 

@@ -1,7 +1,7 @@
-"""The ledger: who wants which value in which cgroup, what was resolved, and what was there before.
+"""The ledger: the wanted values of all cgroups, resolved, written and given back.
 
 Only its executor writes cgroup files. What is claimed is written, compared again from time to time, and given
-back when nobody claims it any more.
+back with its last claim.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from threading import Lock, RLock
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
@@ -20,41 +19,25 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
+from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
+from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.tree import BURST
-from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+from runtimeproxy.pods.records import Book, Level
 from runtimeproxy.units import measured_weight_formula
 
 logger = logging.getLogger(__name__)
 
-MOST_UNCLAIMED: Final = 256
-"""Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
-forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
-UNCLAIMED_S: Final = 600.0
-"""How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
-runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 SHARES: Final = "cpu.shares"
-MOST_WAIT_S: Final = 5.0
-"""How long a batch waits for another one that writes to the same cgroup. Lower than the kubelet's and the
-policies' limits, so that a write that hangs holds up threads for a short time only."""
-
 LOWERED_S: Final = 30.0
 """How long a pod's burst stays below the quota that the kubelet is about to write there, which the kernel
 would refuse otherwise. The kubelet writes it after it has updated the pod's containers."""
 
 _NEW: Final = "new"
 """Stands for the cgroup of a container that has none yet."""
-
-_Path = tuple[str, ...]
-
-
-class _Held(NamedTuple):
-    book: Book
-    since_s: float
-    target: Target
 
 
 class _Look(NamedTuple):
@@ -65,57 +48,10 @@ class _Look(NamedTuple):
     kept: set[str]
 
 
-class _IsBusyError(Exception):
-    """Another thread has not ended its write to a cgroup in time."""
+class Ledger(BookStore):
+    """The books of a node, and the files of its cgroups; safe for all threads.
 
-    def __init__(self, path: _Path) -> None:
-        super().__init__(path)
-        self.why = f"another write to {_identity(path)} has not ended"
-
-
-class _PathLocks:
-    """A lock for each cgroup that is being written; safe for all threads."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._found: dict[_Path, tuple[RLock, int]] = {}
-
-    @contextmanager
-    def held(self, paths: Iterable[_Path]) -> Iterator[None]:
-        """Holds the locks of some cgroups; a thread may hold one twice.
-
-        Raises:
-            _IsBusyError: Another thread holds one of them for long.
-        """
-        with ExitStack() as stack:
-            # In one order, or two batches might wait for each other.
-            for path in sorted(set(paths)):
-                lock = self._take(path)
-                stack.callback(self._drop, path)
-                if not lock.acquire(timeout=MOST_WAIT_S):
-                    raise _IsBusyError(path)
-                stack.callback(lock.release)
-            yield
-
-    def _take(self, path: _Path) -> RLock:
-        with self._lock:
-            lock, users = self._found.get(path) or (RLock(), 0)
-            self._found[path] = lock, users + 1
-            return lock
-
-    def _drop(self, path: _Path) -> None:
-        with self._lock:
-            lock, users = self._found[path]
-            if users > 1:
-                self._found[path] = lock, users - 1
-            else:
-                del self._found[path]
-
-
-class Ledger:
-    """The books of a node; safe for all threads.
-
-    Methods that write files are for worker threads; the others take no file and no long lock.
+    Methods of this class read and write files, in worker threads; those of `BookStore` do not.
 
     Args:
         files: Reads and writes cgroup files.
@@ -124,11 +60,10 @@ class Ledger:
         clock: In seconds.
 
     Attributes:
-        now_s: The clock.
         rule: Whose value counts when two policies set one parameter.
-        not_loaded: Policies that could not be loaded: what they wanted before still holds.
         observed: Parameters that another agent of this node writes: they are compared, and never written.
-        on_change: Called in any thread with the id of each cgroup whose book has changed.
+        is_v1: Whether quotas are those of cgroup version 1. Known from the first write on: before it, no pod
+            has a value of ours.
     """
 
     def __init__(
@@ -138,94 +73,23 @@ class Ledger:
         boot_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(files, boot_id, clock)
         self._files = files
         self._journal = journal
         self._executor = Executor(files, journal)
-        self._boot_id = boot_id
-        self._lock = Lock()
         # Held while a cgroup is read and written, and its book is changed: otherwise a thread could take the
         # value that another one has just written for the original.
-        self._write_locks = _PathLocks()
-        self._held: dict[_Path, _Held] = {}
+        self._write_locks = PathLocks()
         self._foreign_writers = ForeignWriters(clock)
         # Bounds of pods' bursts, and until when they hold.
-        self._lowered: dict[_Path, tuple[int, float]] = {}
-        self._prune_at = MOST_UNCLAIMED
-        self.now_s = clock
-        # Known from the first write on: before it, no pod has a value of ours.
+        self._lowered: dict[Path, tuple[int, float]] = {}
         self.is_v1 = False
         self.rule = ConflictRule.LATER
-        self.not_loaded: frozenset[str] = frozenset()
         self.observed: frozenset[str] = frozenset()
-        self.on_change: Callable[[str], None] | None = None
-
-    # --- queries, in any thread --------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Number of books."""
-        return len(self._held)
-
-    @property
-    def identities(self) -> tuple[str, ...]:
-        """The ids of all books."""
-        with self._lock:
-            return tuple(map(_identity, self._held))
-
-    def record(self, identity: str) -> Book | None:
-        """The book of a cgroup; None if nothing is wanted there."""
-        held = self._held.get(cgroup_path(identity))
-        return None if held is None else held.book
-
-    def is_managed(self, cgroup: str) -> bool:
-        """Whether `apply` might write to this cgroup."""
-        held = self._find(cgroup)
-        if held is None:
-            return False
-        return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
-
-    def owners(self) -> set[str]:
-        """The owners of all claims."""
-        with self._lock:
-            held = tuple(self._held.values())
-        return {
-            claim.owner for each in held for entry in each.book.entries.values() for claim in entry.claims
-        }
-
-    def resolved(self, cgroup: str) -> Mapping[str, Value]:
-        """What the files of a cgroup are to hold, by parameter, without what is observed only."""
-        held = self._find(cgroup)
-        if held is None:
-            return {}
-        return {
-            name: entry.resolved
-            for name, entry in held.book.entries.items()
-            if entry.resolved is not None and not entry.is_once
-        }
 
     def yielded(self) -> tuple[Yielded, ...]:
         """The values that are left to other programs for a time."""
         return self._foreign_writers.yielded()
-
-    # --- claims ------------------------------------------------------------------------------------------
-
-    def book(self, wanted: Wanted) -> None:
-        """Takes the answer of all policies, and writes nothing: a message carries it, or `apply` follows.
-
-        Raises:
-            CgroupPathError: The cgroup's path is none.
-        """
-        path = cgroup_path(wanted.target.cgroup)
-        wanted = self._with_silent(wanted)
-        with self._lock:
-            held = self._held.get(path)
-            before = self._blank(path, wanted.target) if held is None else held.book
-            after = books.with_wanted(before, wanted)
-            after = books.with_message(after)
-            if not after.entries and held is None:
-                return
-            self._held[path] = _Held(after, self.now_s(), wanted.target)
-        if held is None or after is not before:
-            self._report([path])
 
     def claim(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
         """Takes the answers of all policies for some cgroups, and writes what follows, as one batch.
@@ -234,7 +98,7 @@ class Ledger:
             One result per value that was to be written; never raises for an error of the kernel.
         """
         refused: list[WriteResult] = []
-        paths: list[_Path] = []
+        paths: list[Path] = []
         for each in wanted:
             try:
                 self.book(each)
@@ -247,32 +111,6 @@ class Ledger:
             else:
                 paths.append(cgroup_path(each.target.cgroup))
         return (*refused, *self._settle(paths))
-
-    def forget_owners(self, owners: Collection[str]) -> tuple[str, ...]:
-        """Ends all claims of policies or hook servers that are gone; returns the cgroups to `apply`."""
-        with self._lock:
-            changed: list[_Path] = []
-            for path, held in self._held.items():
-                book = books.without_owners(held.book, owners)
-                if book is not held.book:
-                    self._held[path] = held._replace(book=book)
-                    changed.append(path)
-        self._report(changed)
-        return tuple(map(_identity, changed))
-
-    def differs(self, wanted: Wanted) -> bool:
-        """Whether an answer claims something else than what is claimed now, or counts on other requests."""
-        held = self._find(wanted.target.cgroup)
-        if held is None:
-            return any(wanted.claims.values())
-        after = books.with_wanted(held.book, self._with_silent(wanted)).entries
-        before = held.book.entries
-        if wanted.target.level is Level.CONTAINER:
-            return after != before
-        # What is requested of a pod is known to evaluations only.
-        return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
-
-    # --- files, in worker threads ------------------------------------------------------------------------
 
     def apply(self, cgroup: str) -> None:
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
@@ -304,7 +142,7 @@ class Ledger:
             written: The values that it is known to have written: ours may be in the files again.
         """
         path = cgroup_path(cgroup)
-        with suppress(_IsBusyError, OSError), self._write_locks.held([path]):
+        with suppress(IsBusyError, OSError), self._write_locks.held([path]):
             held = self._held.get(path)
             if held is None:
                 return
@@ -319,7 +157,7 @@ class Ledger:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
             self.apply(cgroup)
 
-    def _take_requests(self, path: _Path) -> None:
+    def _take_requests(self, path: Path) -> None:
         """Takes what the kubelet has written to a pod's cgroup after its last call for it.
 
         Source: kubelet 1.27 to 1.32, doPodResizeAction: a pod is lowered after its containers.
@@ -340,7 +178,7 @@ class Ledger:
             if original is None or original.text is None or matches(name, requested, original.text):
                 continue
             if matches(name, requested, found.text) and not matches(name, resolved, found.text):
-                self.resized(_identity(path))
+                self.resized(identity_of(path))
                 return
 
     def needs_room(self, pod_cgroup: str) -> bool:
@@ -369,7 +207,7 @@ class Ledger:
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container or pod whose quota falls to this next."""
         path = cgroup_path(cgroup)
-        with suppress(_IsBusyError, OSError), self._write_locks.held([path]):
+        with suppress(IsBusyError, OSError), self._write_locks.held([path]):
             if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
                 self._lowered.pop(path, None)
             if not self._executor.lower_burst(cgroup, quota_us):
@@ -394,7 +232,7 @@ class Ledger:
         """
         if not self._held:
             return
-        live = None if pod_cgroups is None else _paths(pod_cgroups)
+        live = None if pod_cgroups is None else paths_of(pod_cgroups)
         with self._lock:
             paths = [
                 path
@@ -433,66 +271,13 @@ class Ledger:
 
     # --- checkpoint --------------------------------------------------------------------------------------
 
-    def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
-        """Adds the books of a checkpoint; what this process has claimed takes precedence.
-
-        Args:
-            saved: Books of the checkpoint.
-            outdated_s: Time from which on another process decided: what this process claimed before it does
-                not take precedence. None if there was no other process.
-        """
-        now_s = self.now_s()
-        for book in saved:
-            try:
-                path = cgroup_path(book.id)
-            except CgroupPathError:
-                continue
-            if book.boot_id != self._boot_id:
-                self._report([path])
-                continue
-            with self._lock:
-                held = self._held.get(path)
-                if held is None:
-                    loaded = _Held(book, now_s, Target(book.level, book.id))
-                elif outdated_s is not None and held.since_s <= outdated_s:
-                    loaded = held._replace(book=book, since_s=now_s)
-                else:
-                    loaded = held._replace(book=books.merged(book, held.book))
-                self._held[path] = loaded
-            if loaded.book != book:
-                self._report([path])
-
-    def note_requests(self, pod_cgroup: str, requested: Mapping[str, Value]) -> None:
-        """What a pod's containers ask for counts where the original of its file is not known.
-
-        Found in the file it is the kubelet's, and the original from then on.
-        """
-        held = self._find(pod_cgroup)
-        if held is not None:
-            entries = {
-                name: entry._replace(requested=requested.get(name, entry.requested))
-                for name, entry in held.book.entries.items()
-            }
-            with self._lock:
-                self._held[cgroup_path(pod_cgroup)] = held._replace(book=replace(held.book, entries=entries))
-
-    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
-        """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
-        found = []
-        for record, owners in records:
-            with suppress(CgroupPathError):
-                cgroup_path(record.id)
-                found.append(books.taken_over(record, owners, self._boot_id, self._files))
-        self.load(found)
-        self._report([cgroup_path(book.id) for book in found])
-
     def note_saved(self, identity: str, book: Book | None) -> None:
         """The checkpoint has this book now, or no longer has one of the cgroup."""
         self._journal.note_saved(identity, book)
 
     def read_journal(self) -> list[Book]:
         """The books that the journals of killed processes lead to; for a worker thread, `load` follows."""
-        found: dict[_Path, Book] = {}
+        found: dict[Path, Book] = {}
         for noted in self._journal.read():
             try:
                 path = cgroup_path(noted.cgroup)
@@ -504,66 +289,10 @@ class Ledger:
             found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
         return list(found.values())
 
-    def add_noted(self, noted: Iterable[Book]) -> None:
-        """Adds what the journal says to the books; the checkpoint is read already."""
-        for book in noted:
-            path = cgroup_path(book.id)
-            with self._lock:
-                held = self._held.get(path)
-                if held is None:
-                    self._held[path] = _Held(book, self.now_s(), Target(book.level, book.id))
-                else:
-                    self._held[path] = held._replace(book=books.with_newer(held.book, book))
-            self._report([path])
-
-    # --- cgroups that are gone ---------------------------------------------------------------------------
-
-    def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
-        if len(self._held) > self._prune_at:
-            self.forget_gone(pod_cgroups, container_ids)
-            self._prune_at = len(self._held) + MOST_UNCLAIMED
-
-    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets cgroups without a pod or container that have been so for long, or are too many.
-
-        Args:
-            pod_cgroups: Of all running pods.
-            container_ids: All known containers.
-        """
-        live, boxes = _paths(pod_cgroups), frozenset(container_ids)
-        with self._lock:
-            unclaimed = [
-                path for path, held in self._held.items() if not _is_claimed(path, held, live, boxes)
-            ]
-            too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
-            until_s = self.now_s() - UNCLAIMED_S
-            gone = [
-                path
-                for number, path in enumerate(unclaimed)
-                if number < too_many or self._held[path].since_s < until_s
-            ]
-            for path in gone:
-                del self._held[path]
-                self._foreign_writers.forget(path)
-        self._report(gone)
-
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _with_silent(self, wanted: Wanted) -> Wanted:
-        return wanted._replace(silent=wanted.silent | self.not_loaded) if self.not_loaded else wanted
-
-    def _find(self, cgroup: str) -> _Held | None:
-        try:
-            return self._held.get(cgroup_path(cgroup))
-        except CgroupPathError:
-            return None
-
-    def _blank(self, path: _Path, target: Target) -> Book:
-        return Book(_identity(path), target.level, boot_id=self._boot_id)
-
     def _settle(
-        self, paths: Sequence[_Path], new: Sequence[Job] = (), *, is_look: bool = False
+        self, paths: Sequence[Path], new: Sequence[Job] = (), *, is_look: bool = False
     ) -> tuple[WriteResult, ...]:
         """Writes the values of these cgroups as one batch.
 
@@ -581,18 +310,18 @@ class Ledger:
                 for path in {*paths, *pods}:
                     self._take_requests(path)
                 return self._settle_alone(paths, new, is_look=is_look)
-        except (_IsBusyError, OSError) as error:
+        except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
-            why = error.why if isinstance(error, _IsBusyError) else explain(error, "")
+            why = error.why if isinstance(error, IsBusyError) else explain(error, "")
             return tuple(
-                WriteResult(_identity(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
+                WriteResult(identity_of(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
                 for path in paths
                 if (held := self._held.get(path)) is not None
                 for name, entry in held.book.entries.items()
             )
 
     def _settle_alone(
-        self, paths: Sequence[_Path], new: Sequence[Job], *, is_look: bool
+        self, paths: Sequence[Path], new: Sequence[Job], *, is_look: bool
     ) -> tuple[WriteResult, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
         results: dict[tuple[str, str], WriteResult] = {}
@@ -611,11 +340,15 @@ class Ledger:
             left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
         return tuple(results.values())
 
-    def _level(self, path: _Path) -> Level | None:
+    def _forget(self, path: Path) -> None:
+        super()._forget(path)
+        self._foreign_writers.forget(path)
+
+    def _level(self, path: Path) -> Level | None:
         held = self._held.get(path)
         return None if held is None else held.book.level
 
-    def _jobs(self, batch: dict[_Path, _Held], new: Sequence[Job], *, is_look: bool) -> list[Job]:
+    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], *, is_look: bool) -> list[Job]:
         """Plans a batch; pods whose values have to fit to those of their containers join it.
 
         Args:
@@ -660,10 +393,10 @@ class Ledger:
                 child = self._held.get(path)
                 is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
                 if is_ours or self.is_v1:
-                    blank = Plan(Book(_identity(path), Level.CONTAINER))
+                    blank = Plan(Book(identity_of(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
-    def _look(self, path: _Path, held: _Held, names: Iterable[str], *, is_look: bool) -> _Look:
+    def _look(self, path: Path, held: Held, names: Iterable[str], *, is_look: bool) -> _Look:
         book = books.without_owners(held.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
@@ -678,7 +411,7 @@ class Ledger:
             kept |= book.entries.keys() - present.keys()
         return _Look(book, present, kept)
 
-    def _job(self, path: _Path, look: _Look, *, fitted: fitting.Changes = books.NO_VALUES) -> Job:
+    def _job(self, path: Path, look: _Look, *, fitted: fitting.Changes = books.NO_VALUES) -> Job:
         book = look.book
         if fitted:
             plain = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule)
@@ -686,12 +419,12 @@ class Ledger:
         plan = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule, fitted=fitted)
         return Job(path, plan, look.present)
 
-    def _unclaimed(self, path: _Path) -> _Held:
-        target = Target(Level.POD, _identity(path))
-        return _Held(self._blank(path, target), self.now_s(), target)
+    def _unclaimed(self, path: Path) -> Held:
+        target = Target(Level.POD, identity_of(path))
+        return Held(self._blank(path, target), self.now_s(), target)
 
     def _left_to_others(
-        self, path: _Path, held: _Held, book: Book, present: Mapping[str, FileText], *, is_look: bool
+        self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], *, is_look: bool
     ) -> set[str]:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: set[str] = set()
@@ -712,17 +445,17 @@ class Ledger:
                     left.add(name)
         return left
 
-    def _count_overwrite(self, path: _Path, target: Target, name: str, ours: Value, text: str) -> None:
+    def _count_overwrite(self, path: Path, target: Target, name: str, ours: Value, text: str) -> None:
         theirs = self._files.decode(name, text)
         theirs = text.strip() if theirs is None else theirs
         if self._foreign_writers.on_overwrite(path, name, ours, theirs):
             return
         yields_s = max(each.left_s for each in self.yielded() if (each.path, each.name) == (path, name))
         text = "another program keeps writing a cgroup value of %s: %s is %s, not %s, and is left so for %d s"
-        about = {"pod": target.name, "uid": target.uid, "cgroup": _identity(path), "field": name}
-        logger.warning(text, target.name or _identity(path), name, theirs, ours, yields_s, extra=about)
+        about = {"pod": target.name, "uid": target.uid, "cgroup": identity_of(path), "field": name}
+        logger.warning(text, target.name or identity_of(path), name, theirs, ours, yields_s, extra=about)
 
-    def _keep(self, job: Job, before: _Held, done: Mapping[tuple[str, str], WriteResult]) -> bool:
+    def _keep(self, job: Job, before: Held, done: Mapping[tuple[str, str], WriteResult]) -> bool:
         """Keeps the book of a batch; returns whether it is still the wanted one."""
         after = _as_written(job.plan, before.book, done)
         with self._lock:
@@ -742,11 +475,6 @@ class Ledger:
         if now is None or after != before.book:
             self._report([job.path])
         return is_same or now is None
-
-    def _report(self, paths: Iterable[_Path]) -> None:
-        if self.on_change is not None:
-            for path in paths:
-                self.on_change(_identity(path))
 
 
 def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteResult]) -> Book:
@@ -780,27 +508,6 @@ _LEFT_ALONE: Final = (books.UNKNOWN_BASE, books.UNKNOWN_ORIGINAL, books.CHANGED_
 def _shown(claims: Sequence[Claim]) -> Value:
     value = claims[0].value if claims else ""
     return value if isinstance(value, int | str) else str(value)
-
-
-def _is_claimed(path: _Path, held: _Held, live: set[_Path], container_ids: frozenset[str]) -> bool:
-    """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
-    if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
-        return True
-    return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
-
-
-def _identity(path: _Path) -> str:
-    return "/" + "/".join(path)
-
-
-def _paths(cgroups: Iterable[str]) -> set[_Path]:
-    paths: set[_Path] = set()
-    for cgroup in cgroups:
-        try:
-            paths.add(cgroup_path(cgroup))
-        except CgroupPathError:
-            continue
-    return paths
 
 
 def _log_again(level: int, target: Target, results: Sequence[WriteResult]) -> None:

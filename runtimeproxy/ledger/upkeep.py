@@ -127,6 +127,17 @@ class Upkeep:
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
 
+    @property
+    def summary(self) -> str:
+        """What keeps running pods from the values that are wanted; empty for nothing."""
+        left = len(self._ledger.yielded())
+        notes = (
+            self.evaluator.problem,
+            f"values left to other programs: {left}, see the log" if left else "",
+            f"hanging reads or writes of files: {len(self._hung)}" if self._hung else "",
+        )
+        return "; ".join(filter(None, notes))
+
     def configure(self, settings: Settings) -> None:
         """Takes changed settings."""
         self.evaluator.rates = Rates(

@@ -176,7 +176,7 @@ class Engine:
 
     @property
     def summary(self) -> str:
-        """One line for `systemctl status`: policies, hook servers and records."""
+        """One line for `systemctl status`: policies, hook servers, records, values and the node."""
         policies = f"{len(self._policies)} policies" if self.has_policies else "policies are loading"
         notes = [kernel_note(each, self._node.latest) for each in self._policies]
         if self._problems:
@@ -187,8 +187,8 @@ class Engine:
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self._checkpoint.problem else ""
         records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
-        node = f"; {self._node.summary}" if self._node.summary else ""
-        return f"{policies}{servers}; {records}{recovered}{node}"
+        more = "".join(f"; {each}" for each in (self._upkeep.summary, self._node.summary) if each)
+        return f"{policies}{servers}; {records}{recovered}{more}"
 
     async def load_policies(self, settings: Settings) -> None:
         """Loads the policies in a thread, for their imports may hang, and runs them from now on.

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.ledger import book_store, path_locks
 from runtimeproxy.ledger import ledger as module
+from runtimeproxy.ledger.book_store import UNCLAIMED_S
 from runtimeproxy.ledger.books import Change, Target, Wanted, change_of
 from runtimeproxy.ledger.journal import Journal, Noted
-from runtimeproxy.ledger.ledger import UNCLAIMED_S, Ledger
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, ManagedValue, Original
 from runtimeproxy.testing import CgroupFiles
 from runtimeproxy.units import cpu_shares_from_weight, cpu_weight_from_shares
@@ -672,7 +674,7 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_origina
 def test_a_write_that_hangs_holds_up_its_own_pod_only(
     files: CgroupFiles, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(path_locks, "MOST_WAIT_S", 0.01)
     hangs, go_on = threading.Event(), threading.Event()
 
     class Hanging(CgroupWriter):
@@ -708,7 +710,7 @@ def test_cgroups_of_pods_that_are_gone_are_forgotten(
     ledger: Ledger, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.claim([pod(sets(quota=50_000))])
-    monkeypatch.setattr(module, "MOST_UNCLAIMED", 20)
+    monkeypatch.setattr(book_store, "MOST_UNCLAIMED", 20)
     ledger._prune_at = 20
     for count in range(45):
         files.make(f"/kubepods/pod{count}")

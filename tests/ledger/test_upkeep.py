@@ -19,9 +19,10 @@ from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, PodView
-from runtimeproxy.ledger import evaluate, ledger
+from runtimeproxy.ledger import evaluate, path_locks
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.upkeep import Upkeep
@@ -210,6 +211,24 @@ async def until(is_done: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, is_done, "what is waited for")
 
 
+async def test_what_keeps_values_from_pods_is_in_the_status(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scene.upkeep.summary == ""
+    scene.ledger.claim([Wanted(Target(Level.POD, POD), quota(50_000))])
+    for _ in range(OVERWRITES):
+        (scene.files.folder(POD) / "cpu.max").write_text("70000 100000\n")
+        scene.ledger.verify([Level.POD])
+    scene.upkeep.evaluator.problem = "a change ended"
+    monkeypatch.setattr(module, "WORK_S", 0.01)
+    may_end = threading.Event()
+    with pytest.raises(TimeoutError):
+        await scene.upkeep._in_worker(lambda: may_end.wait(30))
+    values = "values left to other programs: 1, see the log"
+    assert scene.upkeep.summary == f"a change ended; {values}; hanging reads or writes of files: 1"
+    may_end.set()
+
+
 class Hangs:
     """A write to one cgroup that does not end."""
 
@@ -228,7 +247,7 @@ class Hangs:
 async def test_a_write_that_hangs_ends_neither_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WORK_S", 0.05)
     monkeypatch.setattr(module, "TICK_S", 0.001)
-    monkeypatch.setattr(ledger, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(path_locks, "MOST_WAIT_S", 0.01)
     monkeypatch.setattr(evaluate, "INTERVAL_S", 0.01)
     other = "/kubepods/besteffort/pod2"
     scene.files.make(other)

@@ -1,0 +1,292 @@
+"""The books of a node in memory: what is wanted in which cgroup, by whom, and what was there before.
+
+Nothing here reads or writes a file; `runtimeproxy.ledger.ledger` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from threading import Lock
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.ledger import books
+from runtimeproxy.ledger.books import Formats, Target, Value, Wanted
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+
+MOST_UNCLAIMED: Final = 256
+"""Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
+forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
+UNCLAIMED_S: Final = 600.0
+"""How long such a cgroup is remembered: longer than the start of a pod takes. Source: the kubelet gives the
+runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+
+Path: TypeAlias = tuple[str, ...]
+
+
+class Held(NamedTuple):
+    """A book, and since when it is here."""
+
+    book: Book
+    since_s: float
+    target: Target
+
+
+class BookStore:
+    """The books of a node; safe for all threads.
+
+    Args:
+        formats: Of the files.
+        boot_id: Of this boot of the kernel.
+        clock: In seconds.
+
+    Attributes:
+        now_s: The clock.
+        not_loaded: Policies that could not be loaded: what they wanted before still holds.
+        on_change: Called in any thread with the id of each cgroup whose book has changed.
+    """
+
+    def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._formats = formats
+        self._boot_id = boot_id
+        self._lock = Lock()
+        self._held: dict[Path, Held] = {}
+        self._prune_at = MOST_UNCLAIMED
+        self.now_s = clock
+        self.not_loaded: frozenset[str] = frozenset()
+        self.on_change: Callable[[str], None] | None = None
+
+    # --- queries -----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of books."""
+        return len(self._held)
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """The ids of all books."""
+        with self._lock:
+            return tuple(map(identity_of, self._held))
+
+    def record(self, identity: str) -> Book | None:
+        """The book of a cgroup; None if nothing is wanted there."""
+        held = self._held.get(cgroup_path(identity))
+        return None if held is None else held.book
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether `apply` might write to this cgroup."""
+        held = self._find(cgroup)
+        if held is None:
+            return False
+        return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
+
+    def owners(self) -> set[str]:
+        """The owners of all claims."""
+        with self._lock:
+            held = tuple(self._held.values())
+        return {
+            claim.owner for each in held for entry in each.book.entries.values() for claim in entry.claims
+        }
+
+    def resolved(self, cgroup: str) -> Mapping[str, Value]:
+        """What the files of a cgroup are to hold, by parameter, without what is observed only."""
+        held = self._find(cgroup)
+        if held is None:
+            return {}
+        return {
+            name: entry.resolved
+            for name, entry in held.book.entries.items()
+            if entry.resolved is not None and not entry.is_once
+        }
+
+    # --- claims ------------------------------------------------------------------------------------------
+
+    def book(self, wanted: Wanted) -> None:
+        """Takes the answer of all policies, and writes nothing: a message carries it, or `apply` follows.
+
+        Raises:
+            CgroupPathError: The cgroup's path is none.
+        """
+        path = cgroup_path(wanted.target.cgroup)
+        wanted = self._with_silent(wanted)
+        with self._lock:
+            held = self._held.get(path)
+            before = self._blank(path, wanted.target) if held is None else held.book
+            after = books.with_wanted(before, wanted)
+            after = books.with_message(after)
+            if not after.entries and held is None:
+                return
+            self._held[path] = Held(after, self.now_s(), wanted.target)
+        if held is None or after is not before:
+            self._report([path])
+
+    def forget_owners(self, owners: Collection[str]) -> tuple[str, ...]:
+        """Ends all claims of policies or hook servers that are gone; returns the cgroups to `apply`."""
+        with self._lock:
+            changed: list[Path] = []
+            for path, held in self._held.items():
+                book = books.without_owners(held.book, owners)
+                if book is not held.book:
+                    self._held[path] = held._replace(book=book)
+                    changed.append(path)
+        self._report(changed)
+        return tuple(map(identity_of, changed))
+
+    def differs(self, wanted: Wanted) -> bool:
+        """Whether an answer claims something else than what is claimed now, or counts on other requests."""
+        held = self._find(wanted.target.cgroup)
+        if held is None:
+            return any(wanted.claims.values())
+        after = books.with_wanted(held.book, self._with_silent(wanted)).entries
+        before = held.book.entries
+        if wanted.target.level is Level.CONTAINER:
+            return after != before
+        # What is requested of a pod is known to evaluations only.
+        return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, Value]) -> None:
+        """What a pod's containers ask for counts where the original of its file is not known.
+
+        Found in the file it is the kubelet's, and the original from then on.
+        """
+        held = self._find(pod_cgroup)
+        if held is not None:
+            entries = {
+                name: entry._replace(requested=requested.get(name, entry.requested))
+                for name, entry in held.book.entries.items()
+            }
+            with self._lock:
+                self._held[cgroup_path(pod_cgroup)] = held._replace(book=replace(held.book, entries=entries))
+
+    # --- checkpoint --------------------------------------------------------------------------------------
+
+    def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
+        """Adds the books of a checkpoint; what this process has claimed takes precedence.
+
+        Args:
+            saved: Books of the checkpoint.
+            outdated_s: Time from which on another process decided: what this process claimed before it does
+                not take precedence. None if there was no other process.
+        """
+        now_s = self.now_s()
+        for book in saved:
+            try:
+                path = cgroup_path(book.id)
+            except CgroupPathError:
+                continue
+            if book.boot_id != self._boot_id:
+                self._report([path])
+                continue
+            with self._lock:
+                held = self._held.get(path)
+                if held is None:
+                    loaded = Held(book, now_s, Target(book.level, book.id))
+                elif outdated_s is not None and held.since_s <= outdated_s:
+                    loaded = held._replace(book=book, since_s=now_s)
+                else:
+                    loaded = held._replace(book=books.merged(book, held.book))
+                self._held[path] = loaded
+            if loaded.book != book:
+                self._report([path])
+
+    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
+        """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
+        found = []
+        for record, owners in records:
+            with suppress(CgroupPathError):
+                cgroup_path(record.id)
+                found.append(books.taken_over(record, owners, self._boot_id, self._formats))
+        self.load(found)
+        self._report([cgroup_path(book.id) for book in found])
+
+    def add_noted(self, noted: Iterable[Book]) -> None:
+        """Adds what the journal says to the books; the checkpoint is read already."""
+        for book in noted:
+            path = cgroup_path(book.id)
+            with self._lock:
+                held = self._held.get(path)
+                if held is None:
+                    self._held[path] = Held(book, self.now_s(), Target(book.level, book.id))
+                else:
+                    self._held[path] = held._replace(book=books.with_newer(held.book, book))
+            self._report([path])
+
+    # --- cgroups that are gone ---------------------------------------------------------------------------
+
+    def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
+        if len(self._held) > self._prune_at:
+            self.forget_gone(pod_cgroups, container_ids)
+            self._prune_at = len(self._held) + MOST_UNCLAIMED
+
+    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets cgroups without a pod or container that have been so for long, or are too many.
+
+        Args:
+            pod_cgroups: Of all running pods.
+            container_ids: All known containers.
+        """
+        live, boxes = paths_of(pod_cgroups), frozenset(container_ids)
+        with self._lock:
+            unclaimed = [
+                path for path, held in self._held.items() if not _is_claimed(path, held, live, boxes)
+            ]
+            too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
+            until_s = self.now_s() - UNCLAIMED_S
+            gone = [
+                path
+                for number, path in enumerate(unclaimed)
+                if number < too_many or self._held[path].since_s < until_s
+            ]
+            for path in gone:
+                self._forget(path)
+        self._report(gone)
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _with_silent(self, wanted: Wanted) -> Wanted:
+        return wanted._replace(silent=wanted.silent | self.not_loaded) if self.not_loaded else wanted
+
+    def _find(self, cgroup: str) -> Held | None:
+        try:
+            return self._held.get(cgroup_path(cgroup))
+        except CgroupPathError:
+            return None
+
+    def _blank(self, path: Path, target: Target) -> Book:
+        return Book(identity_of(path), target.level, boot_id=self._boot_id)
+
+    def _forget(self, path: Path) -> None:
+        """Forgets a book; with the lock held."""
+        del self._held[path]
+
+    def _report(self, paths: Iterable[Path]) -> None:
+        if self.on_change is not None:
+            for path in paths:
+                self.on_change(identity_of(path))
+
+
+def _is_claimed(path: Path, held: Held, live: set[Path], container_ids: frozenset[str]) -> bool:
+    """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
+    if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
+        return True
+    return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
+
+
+def identity_of(path: Path) -> str:
+    """The id of a cgroup's book."""
+    return "/" + "/".join(path)
+
+
+def paths_of(cgroups: Iterable[str]) -> set[Path]:
+    """The paths of cgroups, without those that are none."""
+    paths: set[Path] = set()
+    for cgroup in cgroups:
+        try:
+            paths.add(cgroup_path(cgroup))
+        except CgroupPathError:
+            continue
+    return paths
