@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.units import is_cpu_list, quantity_bytes, quantity_millicores
@@ -30,9 +30,21 @@ BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
 """In bytes. Source: policies spec 1.5."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
-"""Size of the cache of parsed texts, per annotation: all containers of a pod have the same one."""
+"""Size of the cache of parsed texts, per annotation."""
+MAX_LENGTH: Final = 16_384
+"""Longer texts are invalid, as those of annotations with strategies: any pod's author may write 256 KiB,
+which take a third of a second to read."""
+REMEMBERED_LENGTH: Final = 2_048
+"""The longest text that is remembered: what is made of a text may take 25 times its memory."""
 
+ValueT = TypeVar("ValueT")
 JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
+
+
+def remembered(read: Callable[[str], ValueT]) -> Callable[[str], ValueT]:
+    """Remember what is read from the texts of an annotation: all containers of a pod have the same one."""
+    kept = lru_cache(maxsize=REMEMBERED_ANNOTATIONS)(read)
+    return lambda text: kept(text) if len(text) <= REMEMBERED_LENGTH else read(text)
 
 
 class AnnotationError(RuntimeProxyError):
@@ -118,7 +130,7 @@ def read(annotations: Mapping[str, str], name: str) -> Place | None:
     """Return the JSON value of an annotation; None if the annotation is absent.
 
     Raises:
-        AnnotationError: the annotation is not JSON.
+        AnnotationError: the annotation is not JSON, or too long.
     """
     text = annotations.get(name)
     return None if text is None else parse(name, text)
@@ -128,8 +140,10 @@ def parse(name: str, text: str) -> Place:
     """Return the JSON value in the text of the annotation `name`.
 
     Raises:
-        AnnotationError: the text is not JSON.
+        AnnotationError: the text is not JSON, or too long.
     """
+    if len(text) > MAX_LENGTH:
+        raise AnnotationError(f"annotation {name} is longer than {MAX_LENGTH:,} characters")
     try:
         value: JSON = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -167,7 +181,7 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
     return _NO_STATUS if text is None else _resource_status(text)
 
 
-@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+@remembered
 def _resource_status(text: str) -> ResourceStatus:
     status = parse(RESOURCE_STATUS, text)
     place = status.member("cpuset")
@@ -220,7 +234,7 @@ def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
     return BatchSpecification() if text is None else _batch_specification(text)
 
 
-@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+@remembered
 def _batch_specification(text: str) -> BatchSpecification:
     entries = parse(EXTENDED_RESOURCE_SPEC, text).member("containers").entries()
     containers: dict[str, BatchContainer] = {}

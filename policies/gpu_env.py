@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
 from policies.annotations import (
     DEVICE_ALLOCATED,
-    REMEMBERED_ANNOTATIONS,
     AnnotationError,
     Place,
     parse,
+    remembered,
 )
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 from runtimeproxy.node.snapshot import Node
@@ -87,7 +86,7 @@ def allocation(annotations: Mapping[str, str]) -> Allocation:
     return Allocation() if text is None else _allocation(text)
 
 
-@lru_cache(maxsize=REMEMBERED_ANNOTATIONS)
+@remembered
 def _allocation(text: str) -> Allocation:
     problems: list[str] = []
     items = parse(DEVICE_ALLOCATED, text).entries().get("gpu", Place("", None)).items()

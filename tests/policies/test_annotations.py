@@ -25,7 +25,7 @@ def test_an_absent_annotation_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "nan", "NaN", '{"a": Infinity}', "[" * 100_000, "{'a': 1}", "1" * 5_000]
+    "text", ["", "{", "nan", "NaN", '{"a": Infinity}', "[" * 10_000, "{'a': 1}", "1" * 5_000]
 )
 def test_what_is_no_json_is_an_error_that_names_the_annotation(text: str) -> None:
     with pytest.raises(AnnotationError, match=r"example\.com/spec is not valid JSON"):

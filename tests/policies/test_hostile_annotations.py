@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from policies.annotations import DEVICE_ALLOCATED, EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
+from policies.annotations import (
+    DEVICE_ALLOCATED,
+    EXTENDED_RESOURCE_SPEC,
+    MAX_LENGTH,
+    RESOURCE_STATUS,
+    AnnotationError,
+    parse,
+)
 from policies.batch_resource import BatchResource
 from policies.cpu_burst import CpuBurst
 from policies.cpu_normalization import CpuNormalization
@@ -61,6 +69,9 @@ NODE = Node(
     normalization_ratio=1.2,
 )
 
+KEPT_BYTES = 100_000
+"""What a policy may keep of the annotations of pods that it was asked about."""
+
 TURNS: dict[str, Callable[[ContainerView], object]] = {
     "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
     "batch-resource": lambda view: BatchResource().container(view, Node()),
@@ -87,3 +98,39 @@ def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], obj
         with suppress(RuntimeProxyError):
             turn(view)
         assert time.thread_time() - before_s < MOST_CPU_S
+
+
+def longest(begin: str, item: str, end: str) -> str:
+    """As many items as an annotation may hold."""
+    number = (MAX_LENGTH - len(begin) - len(end) - 8) // (len(item) + 4)
+    return begin + ",".join(item.replace("?", f"{each:04}") for each in range(number)) + end
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        pytest.param("batch-resource", longest('{"containers":{', '"?":{}', "}}"), id="batch-resource"),
+        pytest.param("gpu-env", longest('{"gpu":[', '{"minor":1?}', "]}"), id="gpu-env"),
+    ],
+)
+def test_nothing_is_kept_of_long_annotations(turn: str, text: str) -> None:
+    """What is made of them takes up to 25 times their memory, and pods come and go."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(4):
+            annotations = dict.fromkeys(KEYS, text + " " * number)
+            pod = PodView(qos=QoSClass.BE, annotations=annotations, cgroup_parent="/kubepods/pod1")
+            TURNS[turn](ContainerView(name="0001", pod=pod))
+            del annotations, pod
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < KEPT_BYTES
+
+
+@pytest.mark.parametrize("key", [RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED])
+def test_an_annotation_has_a_longest_text(key: str) -> None:
+    assert parse(key, "{}" + " " * (MAX_LENGTH - 2)).entries() == {}
+    with pytest.raises(AnnotationError, match=f"{key} is longer than 16,384 characters"):
+        parse(key, "{}" + " " * (MAX_LENGTH - 1))
