@@ -20,6 +20,8 @@ swapped looks like one, and so does an editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
 which each but the last may look complete. A ConfigMap's files are swapped as a whole."""
+MOST_SETTLE_S: Final = 5.0
+"""Longest time without a look into a file that changes again and again."""
 
 T = TypeVar("T")
 
@@ -75,8 +77,9 @@ class WatchedFile(Generic[T]):
         self._parse = parse
         self._settle_s = settle_s
         self._stamp: Stamp | None = None
-        self._changed: tuple[Stamp | None, float] | None = None
-        """The stamp of a new content that is not read yet, and since when it is the same."""
+        self._changed: tuple[Stamp | None, float, float] | None = None
+        """The stamp of a new content that is not read yet, since when it is the same, and since when the file
+        has changed."""
         self._missing_since_s: float | None = None
         self._later: Parsed[T] | None = None
         self._later_since_s = 0.0
@@ -171,9 +174,12 @@ class WatchedFile(Generic[T]):
     def _has_settled(self, stamp: Stamp, now_s: float) -> bool:
         if self._settle_s == 0 or _is_swapped(self.path):
             return True
-        if self._changed is None or self._changed[0] != stamp:
-            self._changed = stamp, now_s
-        left_s = self._changed[1] + self._settle_s - now_s
+        if self._changed is None:
+            self._changed = stamp, now_s, now_s
+        elif self._changed[0] != stamp:
+            self._changed = stamp, now_s, self._changed[2]
+        _, same_since_s, changed_since_s = self._changed
+        left_s = min(same_since_s + self._settle_s, changed_since_s + MOST_SETTLE_S) - now_s
         if left_s > 0:
             self._wait_s = left_s
             return False

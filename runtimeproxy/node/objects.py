@@ -309,7 +309,10 @@ _READ: Final = (
 
 def _pools(value: object, cpus: frozenset[int] | None) -> tuple[Pool, ...]:
     pools = []
-    for index, item in enumerate(list_of(value)):
+    items = list_of(value)
+    if len(items) > _MAX_NODES:
+        raise InputError(f"has more than {_MAX_NODES} pools")
+    for index, item in enumerate(items):
         with within(f"[{index}]"):
             pool = mapping_of(item)
             pools.append(

@@ -28,6 +28,10 @@ OnChange = Callable[[Node, frozenset[Input]], None]
 FIRST_READ_S: Final = 3.0
 """How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
 
+MOST_LINES: Final = 100
+"""Lines of the log about problems and notes in a minute; the others are logged later."""
+_MINUTE_S: Final = 60.0
+
 _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
@@ -89,6 +93,7 @@ class NodeSources:
         self._made_of: tuple[object, object, object] = (None, None, None)
         self._problems: tuple[str, ...] = ()
         self._reported: set[str] = set()
+        self._lines, self._lines_since_s = 0, clock()
         self._wake = asyncio.Event()
         self._is_restored = False
         self._is_polled = False
@@ -198,9 +203,19 @@ class NodeSources:
 
     def _report(self, texts: Iterable[str], level: int) -> None:
         for text in texts:
-            if text not in self._reported:
+            if text not in self._reported and self._may_log():
                 self._reported.add(text)
                 logger.log(level, "node: %s", text)
+
+    def _may_log(self) -> bool:
+        """Whether a line is one of this minute's first: a file may go bad many times a second."""
+        now_s = self._clock()
+        if now_s - self._lines_since_s >= _MINUTE_S:
+            self._lines, self._lines_since_s = 0, now_s
+        self._lines += 1
+        if self._lines == MOST_LINES + 1:
+            logger.warning("node: more than %d lines in a minute, the others are logged later", MOST_LINES)
+        return self._lines <= MOST_LINES
 
     def _report_events(self, no_events: str | None) -> None:
         if no_events and not self._is_polled:

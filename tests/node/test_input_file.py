@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.node.documents import InputError
-from runtimeproxy.node.input_file import GRACE_S, SETTLE_S, Parsed, WatchedFile
+from runtimeproxy.node.input_file import GRACE_S, MOST_SETTLE_S, SETTLE_S, Parsed, WatchedFile
 
 
 def number(data: bytes, before: int | None) -> Parsed[int]:
@@ -142,6 +143,24 @@ def test_a_change_is_read_once_it_has_settled(path: Path) -> None:
     assert file.look(1 + 1.5 * SETTLE_S)
     assert seen(file).value == 44
     assert seen(file).wait_s is None
+
+
+def test_a_file_that_never_settles_is_read_all_the_same(path: Path) -> None:
+    file = WatchedFile(path, 16, number)
+    path.write_text("2")
+    file.look(0, is_first=True)
+    read_s = [0.0]
+    for step in range(1, 200):
+        now_s = step / 8
+        new = path.with_name("new")
+        new.write_text(str(2 * step))
+        new.replace(path)
+        if file.look(now_s):
+            read_s.append(now_s)
+        else:
+            assert 0 < (seen(file).wait_s or 0) <= SETTLE_S
+    pauses_s = {later - earlier for earlier, later in pairwise(read_s)}
+    assert pauses_s == {MOST_SETTLE_S + 1 / 8}
 
 
 def test_a_restored_value_counts_until_the_file_is_another_one(path: Path) -> None:

@@ -212,6 +212,7 @@ def test_annotations_that_are_absent_or_null_say_nothing() -> None:
     [
         (LS_POOLS, "", "is empty"),
         (LS_POOLS, "{}", "is a mapping, not a list"),
+        (LS_POOLS, f"[{'{},' * 1024}{{}}]", "has more than 1024 pools"),
         (LS_POOLS, "[1]", "[0]: is a number, not a mapping"),
         (LS_POOLS, '[{"socket":"0"}]', "[0].socket: is not a number of this kind"),
         (LS_POOLS, '[{"node":-1}]', "[0].node: is not a number of this kind"),

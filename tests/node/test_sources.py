@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from runtimeproxy.node import sources as node_sources
-from runtimeproxy.node.inputs import NodeInputs, Places
+from runtimeproxy.node.inputs import Look, NodeInputs, Places
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
 from runtimeproxy.node.sources import NodeSources, WatchSettings
 from runtimeproxy.qos import QoSClass
@@ -215,6 +215,23 @@ async def test_what_was_known_before_counts_at_the_start(
     assert warnings[0].startswith(f"node: {path}: line 2 column 1: while parsing a flow node")
     assert warnings[0].endswith("; what was there before stays")
     assert watched.sources.summary == "node: cgroups unknown, 1 problem"
+
+
+async def test_problems_that_come_and_go_fill_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    sources = NodeSources(Places(tmp_path, tmp_path, tmp_path), ThreadPoolExecutor(1), clock=lambda: now_s)
+    look = Look(Node(), frozenset(), (), (), wait_s=None, needs_polling=False)
+    for number in range(1000):
+        sources._publish(look._replace(problems=(f"a.yaml: {number}",)))
+        sources._publish(look)
+    assert len(caplog.records) == node_sources.MOST_LINES + 1
+    assert "the others are logged later" in caplog.messages[-1]
+    sources._publish(look._replace(problems=("b.yaml: stays",)))
+    now_s = 60.0
+    sources._publish(look._replace(problems=("b.yaml: stays",)))
+    assert caplog.messages[-1] == "node: b.yaml: stays"
 
 
 async def test_a_fifo_keeps_nothing_waiting(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
