@@ -104,6 +104,7 @@ def test_a_runtime_that_refuses_a_pod_is_cleaned_up_and_replaced_by_the_fake(
     assert not fake_runtime.state.sandboxes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_ends")
 def test_nothing_is_left_behind_when_it_is_ended(fake_runtime: FakeRuntime) -> None:
     fake_runtime.state.images.add("busybox:latest")
