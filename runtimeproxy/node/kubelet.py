@@ -281,6 +281,9 @@ def _read_config(data: bytes, _: KubeletConfig | None) -> Parsed[KubeletConfig]:
         # A file that is being written is empty at first, and no kubelet starts with it.
         raise InputError("is empty")
     document = mapping_of(documents[0])
+    if not document.get("kind"):
+        # No kubelet starts with it either: kubeadm sorts the keys, and the file is cut off before this one.
+        raise InputError("is missing", "kind")
     config = parse_config(document)
     return Parsed(config, {key: document[key] for key in _CONFIG_KEYS if key in document})
 

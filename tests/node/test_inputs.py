@@ -724,7 +724,7 @@ def test_of_many_files_with_the_same_object_some_are_named(watched: Watched) -> 
 
 
 def test_the_tree_tells_the_cgroup_driver_before_the_configuration(watched: Watched) -> None:
-    (watched.kubelet / "config.yaml").write_text("cgroupDriver: cgroupfs\n")
+    (watched.kubelet / "config.yaml").write_text("kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n")
     assert watched.look().cgroup_driver == "cgroupfs"
     watched.machine.cgroups.mkdir()
     CgroupFiles(watched.machine.cgroups, 2).make("/kubepods.slice")
@@ -739,3 +739,21 @@ def test_an_empty_configuration_of_the_kubelet_is_no_configuration(watched: Watc
         (watched.kubelet / "config.yaml").write_text(text)
         assert watched.look().kubelet == before
         assert watched.problems == (f"{watched.kubelet / 'config.yaml'}: is empty{STAYS}",)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "cpu_manager_state", "allocated_pods_state"])
+def test_a_file_of_the_kubelet_that_is_cut_off_keeps_its_values(watched: Watched, name: str) -> None:
+    resources = json.dumps({"entries": {"u": {"ContainerResources": {"c": {"requests": {"cpu": "1"}}}}}})
+    texts = {
+        "config.yaml": "cgroupDriver: systemd\ncpuManagerPolicy: static\nkind: KubeletConfiguration",
+        "cpu_manager_state": '{"policyName":"static","entries":{"u":{"c":"3"}}}',
+        "allocated_pods_state": json.dumps({"data": resources}),
+    }
+    for each, text in texts.items():
+        (watched.kubelet / each).write_text(text)
+    good = watched.look()
+    for size in range(len(texts[name])):
+        (watched.kubelet / name).write_text(texts[name][:size])
+        node = watched.look(0.01)
+        assert (node.kubelet, node.requests) == (good.kubelet, good.requests)
+        assert [str(watched.kubelet / name) in text for text in watched.problems] == [True]
