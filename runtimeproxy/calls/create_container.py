@@ -17,16 +17,17 @@ from runtimeproxy.calls.to_views import (
     requested_pod,
     requested_summary,
 )
-from runtimeproxy.hooks import ContainerChange, Hook
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
+from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import ContainerView, PodView, Resources
+    from runtimeproxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.hooks import PodView, Resources
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, MergedField
@@ -127,11 +128,19 @@ class CreateContainer(CriCall):
         parent = pod.cgroup_parent if pod is not None else ""
         writer = self.services.writer
         self.room_cgroup = parent if writer.is_v1 and writer.needs_room(parent) else ""
+        if self.services.allocations is not None:
+            annotations = request.sandbox_config.annotations if pod is None else pod.annotations
+            self.owns_cpus = RESOURCE_STATUS in annotations
         return pod is not None and pod.detailed
 
     def room(self) -> Mapping[str, int | str]:
         """Those of the edited request."""
         return by_parameter(read_resources(self._request.config.linux.resources))
+
+    async def take_cpus(self, allocations: CpuAllocations) -> None:
+        """Those that the pod has by its record, if there is one: the pod began with them."""
+        pod = self._pod_view() if self._pod is None else recorded_pod(self._pod)
+        await allocations.create(ContainerView(pod=pod))
 
     async def fetch_records(self) -> None:
         if self._request.pod_sandbox_id:

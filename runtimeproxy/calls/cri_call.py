@@ -22,7 +22,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from runtimeproxy.calls.interceptor import CallServices
+    from runtimeproxy.calls.interceptor import CallServices, CpuAllocations
     from runtimeproxy.hooks import ContainerView
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
@@ -149,6 +149,7 @@ class CriCall(ABC):
         written_there: What the kubelet has written there, by cgroup parameter, as far as the call says it.
         room_cgroup: The pod's cgroup if it may have to be raised before the runtime makes or starts a
             container; else empty.
+        owns_cpus: Whether its pod may have CPUs for itself, which others leave before the call is forwarded.
         sets_quota: Whether the kubelet sets the quota of a container which, or whose pod, may have a burst of
             policies.
         disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
@@ -167,6 +168,7 @@ class CriCall(ABC):
     is_resize = True
     written_there: Mapping[str, int | str] = NO_ENTRIES
     room_cgroup = ""
+    owns_cpus = False
     sets_quota = False
     disturbed_cgroup = ""
     due_writes: tuple[DueWrites, ...] = ()
@@ -203,6 +205,10 @@ class CriCall(ABC):
     def room(self) -> Mapping[str, int | str]:
         """The values of a container that its pod's cgroup has to have room for, by cgroup parameter."""
         return NO_ENTRIES
+
+    async def take_cpus(self, allocations: CpuAllocations) -> None:
+        """Takes the pod's own CPUs, and waits until others have left them; may be cancelled."""
+        return
 
     def new_quotas_us(self) -> Mapping[str, int]:
         """The CPU quotas that cgroups get by this call, its pod's first."""

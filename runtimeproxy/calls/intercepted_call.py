@@ -233,8 +233,8 @@ class InterceptedCall:
         is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
         must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
-        needs_thread = call.is_long or call.room_cgroup or call.sets_quota
-        if must_wait or needs_thread or (has_hooks and not call.has_one_question):
+        has_work = call.is_long or call.room_cgroup or call.sets_quota or call.owns_cpus
+        if must_wait or has_work or (has_hooks and not call.has_one_question):
             self._turn = services.order.enter(self._turn_key)
             self._task = services.spawn(self._decide_in_task(call))
             return
@@ -331,9 +331,9 @@ class InterceptedCall:
                 if not call.has_one_question:
                     self._audit(decisions, await run(executor, self._write_all, decisions))
             frame = self._edited_frame(call)
+            await self._make_ready(call)
             if call.is_long:
                 await self._prepare_long(call)
-            await self._make_ready(call)
             if self._call is not None:
                 self._forward(call, frame)
             elif self._is_unseen:
@@ -408,8 +408,15 @@ class InterceptedCall:
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
 
     async def _make_ready(self, call: CriCall) -> None:
-        """Writes what the kernel would otherwise refuse the request for."""
+        """Writes what the kernel would otherwise refuse the request for, and frees the pod's own CPUs."""
         run, services = asyncio.get_running_loop().run_in_executor, self._services
+        if call.owns_cpus and services.allocations is not None:
+            try:
+                async with asyncio.timeout_at(self._until_s):
+                    await call.take_cpus(services.allocations)
+            except TimeoutError:
+                text = "other pods have not left its CPUs in time"
+                services.failures.report(self._method.kind, text, text)
         if call.room_cgroup:
             await run(services.executor, services.writer.make_room, call.room_cgroup, call.room())
         if call.sets_quota:

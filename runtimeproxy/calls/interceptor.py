@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.long_work import LongWork
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks import Resources
+    from runtimeproxy.hooks import ContainerView, PodView, Resources
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.ledger.books import Wanted
     from runtimeproxy.pods.lookup import Lookups
@@ -115,6 +115,22 @@ class CgroupWriter(Protocol):
         """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
 
 
+class CpuAllocations(Protocol):
+    """The CPUs that pods have for themselves. The coroutines may be cancelled."""
+
+    async def admit(self, pod: PodView) -> None:
+        """Allocates a pod's CPUs before its sandbox is created, and waits until other pods have left them."""
+
+    async def create(self, container: ContainerView) -> None:
+        """The same before one of its containers is created, if that has not been done."""
+
+    def settle(self, uid: str) -> None:
+        """The call that creates a pod's sandbox has ended; if it succeeded, the record follows at once."""
+
+    def release(self, uid: str) -> None:
+        """The pod's sandbox was not created."""
+
+
 class PendingUpdate(NamedTuple):
     """An update of a container that the runtime has not answered."""
 
@@ -139,6 +155,7 @@ class CallServices:
         spawn: Starts background tasks.
         on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
             records should be compared with the runtime then.
+        allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
         runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.
         order: The order of calls.
@@ -155,6 +172,7 @@ class CallServices:
     long_work: LongWork
     spawn: Spawn
     on_unsettled: Callable[[], None]
+    allocations: CpuAllocations | None = None
     runtime_name: str = ""
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: CallOrder = field(default_factory=CallOrder)

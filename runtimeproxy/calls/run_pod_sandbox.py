@@ -14,12 +14,14 @@ from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.ledger.answers import target_of, wanted_of
 from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import CallServices
+    from runtimeproxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
     from runtimeproxy.hooks.decision import Decision
 
@@ -38,6 +40,10 @@ class PodDraft:
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._late: Wanted | None = None
         self._make_record: Callable[..., PodRecord] | None = None
+
+    def view(self) -> PodView:
+        """The pod as the configuration describes it now."""
+        return requested_pod(self.config, None, requested_summary(self.config, None), self.runtime_handler)
 
     def question(self) -> Question:
         """The question before it is created."""
@@ -110,8 +116,22 @@ class NewSandbox(CriCall):
         self._record: PodRecord | None = None
 
     def find_records(self) -> bool:
-        self.turn_key = self.pod_key = f"uid:{self._draft.config.metadata.uid}"
+        config = self._draft.config
+        self.turn_key = self.pod_key = f"uid:{config.metadata.uid}"
+        self.owns_cpus = self.services.allocations is not None and RESOURCE_STATUS in config.annotations
         return True
+
+    async def take_cpus(self, allocations: CpuAllocations) -> None:
+        """Those of the pod as policies have changed it."""
+        await allocations.admit(self._draft.view())
+
+    def on_end(self) -> None:
+        if self.services.allocations is not None:
+            self.services.allocations.settle(self._draft.config.metadata.uid)
+
+    def on_failure(self) -> None:
+        if self.services.allocations is not None:
+            self.services.allocations.release(self._draft.config.metadata.uid)
 
     @property
     def pod_keys(self) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ class NodeSettings:
     """Name of this node's objects; empty for the host's name in lower case, as the kubelet uses it."""
     shared_pools: Literal["nrt", "computed"] = "nrt"
     """Where the CPUs come from that pods share: `nrt`, from what koordlet publishes in the
-    NodeResourceTopology; `computed`, from this node's pods, as koordlet computes it."""
+    NodeResourceTopology; `computed`, from this node's pods, as koordlet computes it. Then the pods that share
+    CPUs leave those of a new pod with `resource-status` before the runtime makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

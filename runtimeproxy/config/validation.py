@@ -336,7 +336,7 @@ def _check_node(reading: Reading, findings: Findings) -> None:
 
     places = places_of(reading.settings)._replace(state_dir=None)
     inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
-    problems = inputs.look(0, {}, is_first=True).problems
+    problems = inputs.look(0, is_first=True).problems
     findings.warnings += (ConfigError("node", "", problem) for problem in problems)
 
 

@@ -16,7 +16,9 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.books import Formats, Target, Value, Wanted
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+from runtimeproxy.units import parse_cpu_list
 
+CPUS: Final = "cpuset.cpus"
 MOST_UNCLAIMED: Final = 256
 """Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
 forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
@@ -101,6 +103,23 @@ class BookStore:
             for name, entry in held.book.entries.items()
             if entry.resolved is not None and not entry.is_once
         }
+
+    def users_of(self, cpus: Collection[int]) -> frozenset[tuple[Level, Path]]:
+        """Levels and paths of cgroups that values of ours let run on some CPUs; for a container its pod's."""
+        with self._lock:
+            held = tuple(self._held.items())
+        meets: dict[Value, bool] = {}
+        found: set[tuple[Level, Path]] = set()
+        for path, each in held:
+            entry = each.book.entries.get(CPUS)
+            if entry is None or not entry.resolved:
+                continue
+            if entry.resolved not in meets:
+                meets[entry.resolved] = not parse_cpu_list(str(entry.resolved)).isdisjoint(cpus)
+            if meets[entry.resolved]:
+                is_container = each.book.level is Level.CONTAINER
+                found.add((Level.POD, path[:-1]) if is_container else (each.book.level, path))
+        return frozenset(found)
 
     # --- claims ------------------------------------------------------------------------------------------
 

@@ -165,6 +165,29 @@ class Evaluator:
         await self._make(changed, is_large=len(changed) > large)
         await self._make_others()
 
+    async def leave(self, cpus: frozenset[int]) -> bool:
+        """Evaluates at once, at no bounded rate, what values of ours let run on some CPUs.
+
+        Args:
+            cpus: They belong to a pod now.
+
+        Returns:
+            Whether all values that follow are written.
+        """
+        if self._is_standby():
+            return False
+        users = self._ledger.users_of(cpus)
+        pods = {path for level, path in users if level is Level.POD}
+        is_done = True
+        for pod in tuple(self._store.pods):
+            if _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
+                # Also what was claimed before and could not be written.
+                wanted = (await self._wanted(pod)).wanted
+                is_done = await self._write(pod, wanted) and is_done
+        if any(level < Level.POD for level, _ in users):
+            await self._make_others()
+        return is_done
+
     async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> None:
         """Writes the values of one pod after the other."""
         self.problem = ""
@@ -181,20 +204,23 @@ class Evaluator:
                 if pod is None or not _is_evaluated(pod):
                     continue
                 wanted = (await self._wanted(pod)).wanted
-            results: tuple[WriteResult, ...] = ()
-            try:
-                results = await self._in_worker(lambda wanted=wanted: self._ledger.claim(wanted))  # type: ignore[misc]
-            except TimeoutError:
-                # The others go on. What is wanted is booked: the next comparison writes it.
-                failed += 1
-            about = {"pod": f"{each.pod.namespace}/{each.pod.name}", "uid": each.pod.uid}
-            _log_changes({**about, "sandbox": each.pod.id}, wanted, results)
-            failed += any(result.outcome is WriteOutcome.FAILED for result in results)
+            failed += not await self._write(each.pod, wanted)
             if is_large and number >= FEW_PODS and failed * 100 > (number + 1) * self.rates.failed_percent:
                 left = len(changed) - number - 1
                 self.problem = f"a change ended: {failed} of {number + 1} pods failed, {left} are left"
                 logger.error(self.problem, extra={"failed": failed, "done": number + 1, "left": left})
                 return
+
+    async def _write(self, pod: PodRecord, wanted: Sequence[Wanted]) -> bool:
+        """Writes the values of a pod and its containers; returns whether none has failed."""
+        try:
+            results = await self._in_worker(lambda: self._ledger.claim(wanted))
+        except TimeoutError:
+            # The others go on. What is wanted is booked: the next comparison writes it.
+            return False
+        about = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
+        _log_changes(about, wanted, results)
+        return all(result.outcome is not WriteOutcome.FAILED for result in results)
 
     async def _wanted(self, pod: PodRecord) -> _Changed:
         """What the policies want of a pod and its containers now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from runtimeproxy.node.documents import (
     InputError,
@@ -80,6 +80,18 @@ def computed_pools(
         system_cpus=system,
         is_system_exclusive=topology.is_system_exclusive,
     )
+
+
+class SharedCpus(NamedTuple):
+    """What computed pools follow from, but for the pods."""
+
+    cpus: tuple[Cpu, ...]
+    static_cpus: tuple[frozenset[int], ...]
+    topology: TopologyFacts
+
+    def pools(self, pods: Iterable[PodCpus]) -> Pools:
+        """The pools beside these pods."""
+        return computed_pools(self.cpus, self.static_cpus, pods, self.topology)
 
 
 def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, str]) -> TopologyFacts:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from runtimeproxy.node.derived import RATIO, computed_pools, normalization_ratio, published_pools, topology_of
+from runtimeproxy.node.derived import RATIO, SharedCpus, normalization_ratio, published_pools, topology_of
 from runtimeproxy.node.documents import InputError, parse_json, printable, shortened
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import read_file, replace_file
@@ -33,7 +33,6 @@ from runtimeproxy.node.snapshot import (
     InputState,
     KubeletFacts,
     Node,
-    PodCpus,
     Pools,
 )
 from runtimeproxy.slo.strategies import Strategies
@@ -80,6 +79,8 @@ class Look(NamedTuple):
     """Time after which another look is due even without an event; None: none."""
     needs_polling: bool
     """Whether there are changes without an event."""
+    shared: SharedCpus | None = None
+    """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
 
 
 _TELLING: Final = frozenset({"cpu", "memory"})
@@ -107,6 +108,7 @@ class NodeInputs:
         self._local = _Local()
         self._local_read_s: float | None = None
         self._pools: Pools | None = None
+        self._shared: SharedCpus | None = None
         self._ratio: float | None = None
         self._problems: list[str] = []
         self._saved: dict[str, Any] | None = None
@@ -125,17 +127,14 @@ class NodeInputs:
             except Exception as error:  # noqa: BLE001 - whatever the file holds, the daemon starts
                 problem = f"{printable(path)}: is not usable: {shortened(str(error))}"
         self._saved = self._to_save()
-        look = self._assemble(None, is_restored=True)
+        look = self._assemble(is_restored=True)
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
-    def look(
-        self, now_s: float, allocations: Mapping[str, PodCpus] | None, *, is_first: bool = False
-    ) -> Look:
+    def look(self, now_s: float, *, is_first: bool = False) -> Look:
         """Looks at everything.
 
         Args:
             now_s: Monotonic time.
-            allocations: CPUs of pods, for computed pools; None: not known.
             is_first: Whether this is the first look of the process, which waits for nothing.
         """
         if self._local_read_s is None or now_s - self._local_read_s >= SLOW_S or not self._local.is_complete:
@@ -144,7 +143,7 @@ class NodeInputs:
             self._kubelet.look(now_s, is_first=is_first)
         if self._objects is not None:
             self._objects.look(now_s, self._object_reader(), is_first=is_first)
-        look = self._assemble(allocations)
+        look = self._assemble()
         problem = self._save()
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
@@ -171,7 +170,7 @@ class NodeInputs:
 
     # Making a snapshot
 
-    def _assemble(self, allocations: Mapping[str, PodCpus] | None, *, is_restored: bool = False) -> Look:
+    def _assemble(self, *, is_restored: bool = False) -> Look:
         kubelet, objects, local = self._kubelet, self._objects, self._local
         found = objects.found if objects is not None else FolderObjects()
         self._problems = []
@@ -189,7 +188,7 @@ class NodeInputs:
         strategies = self._strategies.update(found, node)
         has_bad = bool({Kind.CONFIG_MAP, Kind.NODE_SLO} & found.unknown) or self._strategies.is_unknown
         states[Input.STRATEGIES] = _state(strategies is not NO_STRATEGIES, has_bad)
-        states[Input.POOLS] = self._update_pools(found, of_kubelet, allocations)
+        states[Input.POOLS] = self._update_pools(found, of_kubelet)
         unknown = {
             each for each in (Input.NODE_OBJECT, Input.STRATEGIES) if states[each] is InputState.UNKNOWN
         }
@@ -233,6 +232,7 @@ class NodeInputs:
             notes=(*(objects.notes if objects is not None else ()), *self._strategies.notes),
             wait_s=min((part.wait_s for part in parts if part.wait_s is not None), default=None),
             needs_polling=any(part.needs_polling for part in parts),
+            shared=self._shared,
         )
 
     def _publish(self, node: Node, states: Mapping[Input, InputState]) -> frozenset[Input]:
@@ -251,25 +251,22 @@ class NodeInputs:
             self.node = replace(node, states=states, generations=generations)
         return changed
 
-    def _update_pools(
-        self,
-        found: FolderObjects,
-        kubelet: KubeletFacts | None,
-        allocations: Mapping[str, PodCpus] | None,
-    ) -> InputState:
+    def _update_pools(self, found: FolderObjects, kubelet: KubeletFacts | None) -> InputState:
         if self._places.pools == "nrt":
             self._pools = published_pools(found.topology) if found.topology is not None else None
             return _state(self._pools is not None, Kind.TOPOLOGY in found.unknown)
-        if self._local.cpus is None or allocations is None:
-            return InputState.UNKNOWN if self._pools is None else InputState.KNOWN
-        try:
-            topology = topology_of(found.topology, found.node.annotations if found.node else {})
-        except InputError as error:
-            self._problems.append(f"Node: {error}; the pools stay as they are")
-            return _known(self._pools)
-        static = kubelet.static_cpus.values() if kubelet is not None else ()
-        self._pools = computed_pools(self._local.cpus, static, allocations.values(), topology)
-        return InputState.KNOWN
+        cpus = self._local.cpus
+        if cpus is not None:
+            try:
+                topology = topology_of(found.topology, found.node.annotations if found.node else {})
+            except InputError as error:
+                self._problems.append(f"Node: {error}; the pools stay as they are")
+            else:
+                static = kubelet.static_cpus.values() if kubelet is not None else ()
+                shared = SharedCpus(cpus, tuple(static), topology)
+                self._shared = self._shared if shared == self._shared else shared
+        # They are known once the pods are.
+        return InputState.UNKNOWN
 
     def _update_ratio(
         self, node: NodeObject, strategies: Strategies, topology: TopologyFacts | None, is_unknown: bool

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.node.derived import SharedCpus
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import Look, NodeInputs, Places
-from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
+from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
     from inotify_simple import INotify
@@ -90,7 +91,12 @@ class NodeSources:
         self.fresh_until_s = 0.0
         # Held while `latest` is made; who reads it needs no lock.
         self._lock = threading.Lock()
-        self._made_of: tuple[object, object, object] = (None, None, None)
+        self._made_of: tuple[object, ...] = (None,) * 4
+        # What computed pools follow from, and the pools.
+        self._shared: SharedCpus | None = None
+        self._pools: Pools | None = None
+        self._pools_generation = 0
+        self._reported_pools: Pools | None = None
         self._problems: tuple[str, ...] = ()
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
@@ -108,10 +114,25 @@ class NodeSources:
         with self._lock:
             # First, because another thread may read the facts again just now.
             fresh_until_s = self._facts.fresh_until_s
-            base, facts, allocations = made_of = self._base, self._facts.latest, self._allocations
+            base, facts, allocations, shared = made_of = (
+                self._base,
+                self._facts.latest,
+                self._allocations,
+                self._shared,
+            )
             if any(new is not old for new, old in zip(made_of, self._made_of, strict=True)):
-                self._made_of = made_of
-                self.latest = replace(base, facts=facts, allocations=allocations or {})
+                node = replace(base, facts=facts, allocations=allocations or {})
+                if shared is not None and allocations is not None:
+                    if (pools := shared.pools(allocations.values())) != self._pools:
+                        self._pools = pools
+                        self._pools_generation += 1
+                    node = replace(
+                        node,
+                        pools=self._pools,
+                        states={**base.states, Input.POOLS: InputState.KNOWN},
+                        generations={**base.generations, Input.POOLS: self._pools_generation},
+                    )
+                self._made_of, self.latest = made_of, node
             self.fresh_until_s = fresh_until_s
             return self.latest
 
@@ -120,7 +141,7 @@ class NodeSources:
         """A part of the status line; empty if everything is known and usable."""
         unknown = [
             each
-            for each, state in self._base.states.items()
+            for each, state in self.latest.states.items()
             if state is InputState.UNKNOWN and each not in _NOT_MISSED
         ]
         parts = [f"{', '.join(unknown)} unknown"] if unknown else []
@@ -145,7 +166,7 @@ class NodeSources:
         try:
             while True:
                 self._wake.clear()
-                job = self._executor.submit(self._look, self._allocations, is_first)
+                job = self._executor.submit(self._look, is_first)
                 look, no_events = await asyncio.wrap_future(job)
                 changed_s = self._clock() if self._publish(look) else None
                 self._report_events(no_events)
@@ -168,16 +189,15 @@ class NodeSources:
             logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
     def allocate(self, allocations: Mapping[str, PodCpus]) -> None:
-        """Takes other allocations; the next look begins at once, because pools may follow from them."""
+        """Takes other allocations; pools that are computed from them count at once."""
         if allocations != self._allocations:
             self._allocations = allocations
-            self._renewed()
-            self._wake.set()
+            self._announce(frozenset())
 
-    def _look(self, allocations: Mapping[str, PodCpus] | None, is_first: bool) -> tuple[Look, str | None]:
+    def _look(self, is_first: bool) -> tuple[Look, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
-        look = self._guarded(partial(self._inputs.look, self._clock(), allocations, is_first=is_first))
+        look = self._guarded(partial(self._inputs.look, self._clock(), is_first=is_first))
         return look, next(filter(None, reasons), "") if reasons else None
 
     def _guarded(self, read: Callable[[], Look]) -> Look:
@@ -187,19 +207,34 @@ class NodeSources:
         except Exception as error:
             logger.debug("node: internal error", exc_info=True)
             problem = f"internal error: {described(error)}; what was there before stays"
-            return Look(self._base, frozenset(), (problem,), (), wait_s=None, needs_polling=False)
+            return Look(
+                self._base,
+                frozenset(),
+                (problem,),
+                (),
+                wait_s=None,
+                needs_polling=False,
+                shared=self._shared,
+            )
 
     def _publish(self, look: Look) -> bool:
         """Makes the look's node the present one; returns whether something has changed."""
-        self._base = look.node
-        node = self._renewed()
+        self._base, self._shared = look.node, look.shared
         self._problems = look.problems
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
         self._reported &= {*look.problems, *look.notes}
-        if look.changed and self.on_change is not None:
-            self.on_change(node, look.changed)
-        return bool(look.changed)
+        return self._announce(look.changed)
+
+    def _announce(self, changed: frozenset[Input]) -> bool:
+        """Makes the present node; returns whether an input has changed, pools included."""
+        node = self._renewed()
+        if node.pools != self._reported_pools:
+            changed |= {Input.POOLS}
+        self._reported_pools = node.pools
+        if changed and self.on_change is not None:
+            self.on_change(node, changed)
+        return bool(changed)
 
     def _report(self, texts: Iterable[str], level: int) -> None:
         for text in texts:

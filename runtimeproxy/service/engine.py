@@ -23,22 +23,22 @@ from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import kernel_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.ledger.allocations import AllocationFile, NodeAllocations
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -163,6 +163,15 @@ class Engine:
         )
         self._upkeep.configure(settings.ledger)
         self._node.on_change = self._upkeep.on_node_changed
+        self._allocations: NodeAllocations | None = None
+        if settings.node.shared_pools == "computed":
+            self._services.allocations = self._allocations = NodeAllocations(
+                SharePools(),
+                AllocationFile(Path(settings.state.dir), boot_id),
+                self._node,
+                self._upkeep.evaluator.leave,
+                self._checkpoint_thread,
+            )
 
     @property
     def internal_errors(self) -> int:
@@ -187,7 +196,8 @@ class Engine:
         recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self._checkpoint.problem else ""
         records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
-        more = "".join(f"; {each}" for each in (self._upkeep.summary, self._node.summary) if each)
+        owned = self._allocations.summary if self._allocations is not None else ""
+        more = "".join(f"; {each}" for each in (owned, self._upkeep.summary, self._node.summary) if each)
         return f"{policies}{servers}; {records}{recovered}{more}"
 
     async def load_policies(self, settings: Settings) -> None:
@@ -264,15 +274,22 @@ class Engine:
     async def load_state(self) -> None:
         """Reads the checkpoint; to be awaited before the first intercepted call."""
         await self._checkpoint.load()
+        await self._load_allocations()
 
     async def merge_state(self) -> None:
         """Reads the checkpoint again, for ids without an event in this process since."""
         await self._checkpoint.merge()
+        await self._load_allocations()
 
     async def take_back_state(self) -> None:
         """Reads the checkpoint of a successor that has failed; to be awaited before calls are accepted."""
         await self._checkpoint.take_back()
+        await self._load_allocations()
         self.compare_soon()
+
+    async def _load_allocations(self) -> None:
+        if self._allocations is not None:
+            await self._allocations.load()
 
     async def flush_state(self) -> bool:
         """Writes all changes of the records; returns whether they are on disk now."""
@@ -296,18 +313,10 @@ class Engine:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self._store.pods)
         self._cgroups.prune(parents, (container.id for container in self._store.containers))
-        if self._settings.node.shared_pools == "computed" and self._recovery.recovered.is_set():
-            self._update_allocations()
-
-    def _update_allocations(self) -> None:
-        """Tells the node which CPUs its pods have of their own."""
-        allocations = {
-            pod.uid: cpus
-            for pod in self._store.pods
-            if pod.state is not Lifecycle.STOPPED
-            and (cpus := pod_cpus(pod.labels, pod.annotations)) is not None
-        }
-        self._node.allocate(allocations)
+        if self._allocations is not None and self._recovery.recovered.is_set() and not self._is_standby():
+            saving = self._allocations.follow(self._store.pods)
+            if saving is not None:
+                self._spawn(saving)
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a Version call; for health probes."""

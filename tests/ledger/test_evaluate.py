@@ -461,3 +461,51 @@ def test_the_cgroups_of_qos_classes_with_systemd() -> None:
         BURSTABLE: "/kubepods.slice/kubepods-burstable.slice",
         BEST_EFFORT: "/kubepods.slice/kubepods-besteffort.slice",
     }
+
+
+def cpus(value: str) -> dict[str, tuple[Claim, ...]]:
+    return {"cpuset.cpus": (Claim("cpuset", Role.SET, value),)}
+
+
+def cpus_of(scene: Scene) -> list[str]:
+    found = sorted(scene.files.root.glob("kubepods/besteffort/pod*/box*/cpuset.cpus"))
+    return [path.read_text().strip() for path in found]
+
+
+async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
+    """Only pods with values there are asked, at no rate, whatever else is requested."""
+    scene.add(3)
+    scene.evaluator.rates = Rates(pods_per_s=0.001, large_percent=0)
+    for number, value in enumerate(("0-3", "0-3", "4-7")):
+        scene.box_claims = cpus(value)
+        path = f"{CLASS}/pod{number}/box{number}"
+        scene.ledger.claim([Wanted(Target(Level.CONTAINER, path), scene.box_claims)])
+    scene.box_claims = cpus("0-1")
+    scene.evaluator.request("the same")
+    assert await scene.evaluator.leave(frozenset({2, 3}))
+    assert cpus_of(scene) == ["0-1", "0-1", "4-7"]
+    assert scene.asked == ["web0", "web1"]
+    # Nobody is there any more.
+    assert await scene.evaluator.leave(frozenset({2, 3}))
+    assert scene.asked == ["web0", "web1"]
+
+
+async def test_who_cannot_leave_is_told(scene: Scene) -> None:
+    scene.add(2)
+    scene.box_claims = cpus("0-3")
+    await scene.evaluator.evaluate_all()
+    scene.box_claims = cpus("0-1")
+    scene.writer.refuses = lambda cgroup: "box0" in cgroup
+    assert not await scene.evaluator.leave(frozenset({2}))
+    assert cpus_of(scene) == ["0-3", "0-1"]
+    scene.writer.refuses = lambda cgroup: False
+    assert await scene.evaluator.leave(frozenset({2}))
+    assert cpus_of(scene) == ["0-1", "0-1"]
+
+
+async def test_another_process_makes_them_leave(scene: Scene) -> None:
+    scene.add(1)
+    scene.box_claims = cpus("0-3")
+    await scene.evaluator.evaluate_all()
+    scene.is_standby = True
+    assert not await scene.evaluator.leave(frozenset({2}))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from runtimeproxy.node.derived import SharedCpus
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import GRACE_S
 from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolSource
@@ -51,7 +52,7 @@ class Watched:
         self.state = root / "state"
         self.now_s = 0.0
         self.pools: PoolSource = pools
-        self.allocations: dict[str, PodCpus] | None = {}
+        self.shared: SharedCpus | None = None
         self.changed: frozenset[Input] = frozenset()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
@@ -78,10 +79,10 @@ class Watched:
     def look(self, after_s: float = 1.0) -> Node:
         """The node after the next look; a change has settled by then."""
         self.now_s += after_s
-        first = self.inputs.look(self.now_s, self.allocations, is_first=self._is_first)
+        first = self.inputs.look(self.now_s, is_first=self._is_first)
         self._is_first = False
         self.now_s += 1
-        second = self.inputs.look(self.now_s, self.allocations)
+        second = self.inputs.look(self.now_s)
         return self._take(second._replace(changed=first.changed | second.changed))
 
     def _take(self, look: Look) -> Node:
@@ -91,6 +92,7 @@ class Watched:
             look.notes,
             look.wait_s,
         )
+        self.shared = look.shared
         return look.node
 
 
@@ -115,7 +117,7 @@ def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
     places = Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path)
     inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
     inputs.restore(0)
-    node = inputs.look(0, {}, is_first=True).node
+    node = inputs.look(0, is_first=True).node
     local = (Input.CPUS, Input.MEMORY, Input.CGROUPS)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
@@ -588,25 +590,26 @@ def test_without_files_of_the_kubelet_the_topology_counts(watched: Watched) -> N
     assert node.kubelet.cpu_manager_policy == "none"
 
 
-def test_computed_pools_follow_allocations_and_the_kubelet(tmp_path: Path) -> None:
+def test_computed_pools_follow_from_cpus_the_kubelet_and_the_node(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "computed")
     watched.objects.mkdir()
     watched.kubelet.mkdir()
-    watched.allocations = None
+    # The pods make them known, and those are known elsewhere.
     assert watched.look().state_of(Input.POOLS) is UNKNOWN
-    watched.allocations = {}
-    node = watched.look()
-    assert node.state_of(Input.POOLS) is KNOWN
-    assert watched.changed == {Input.POOLS}
-    watched.allocations = {"u": PodCpus(QoSClass.LSR, frozenset(range(4)))}
+    assert watched.shared is not None
+    first = watched.shared
+    watched.look()
+    assert watched.shared is first
     (watched.kubelet / "cpu_manager_state").write_text('{"policyName":"static","entries":{"v":{"c":"4"}}}')
     write(watched.objects / "node.yaml", node_object(annotations={SYSTEM_QOS: '{"cpuset":"7"}'}))
-    node = watched.look()
-    assert node.pools is not None
-    assert node.pools.ls == (Pool(socket=1, numa_node=1, cpus=frozenset({5, 6})),)
-    assert node.pools.system_cpus == {7}
+    watched.look()
+    pools = watched.shared.pools([PodCpus(QoSClass.LSR, frozenset(range(4)))])
+    assert pools.ls == (Pool(socket=1, numa_node=1, cpus=frozenset({5, 6})),)
+    assert pools.system_cpus == {7}
     write(watched.objects / "node.yaml", node_object(annotations={SYSTEM_QOS: '{"cpuset":"x"}'}))
-    assert watched.look().pools == node.pools
+    before = watched.shared
+    watched.look()
+    assert watched.shared is before
     assert len(watched.problems) == 1
 
 

@@ -278,6 +278,49 @@ async def test_facts_and_allocations_are_those_of_the_moment(watched: Watched) -
     assert after.facts.online_cpus == frozenset(range(8))
 
 
+async def test_computed_pools_follow_pods_at_once(watched: Watched) -> None:
+    await watched.stop()
+    watched.places = watched.places._replace(pools="computed")
+    watched.start()
+    await watched.settle()
+    sources = watched.sources
+    assert sources.latest.pools is not None
+    assert {each.cpus for each in sources.latest.pools.ls} == {frozenset(range(4)), frozenset(range(4, 8))}
+    watched.changes.clear()
+    sources.allocate({"u": PodCpus(QoSClass.LSR, frozenset(range(5)))})
+    # No file is read for it.
+    node = sources.latest
+    assert node.pools is not None
+    assert [each.cpus for each in node.pools.ls] == [frozenset({5, 6, 7})]
+    assert [sum(len(each.cpus) for each in node.pools.be)] == [8]
+    assert watched.changes == [{Input.POOLS}]
+    generation = node.generations[Input.POOLS]
+    # The same CPUs of another pod are no change of the pools.
+    sources.allocate({"v": PodCpus(QoSClass.LSR, frozenset(range(5)))})
+    assert sources.latest.pools is node.pools
+    # Neither is a look at other inputs.
+    write(watched.objects / "node.yaml", node_object())
+    node = await watched.until(lambda node: node.labels == {"pool": "a"})
+    assert all(Input.POOLS not in each for each in watched.changes[1:])
+    assert node.generations[Input.POOLS] == generation
+    assert node.state_of(Input.POOLS) is InputState.KNOWN
+    (watched.kubelet / "cpu_manager_state").write_text('{"policyName":"static","entries":{"w":{"c":"7"}}}')
+    node = await watched.until(lambda node: node.generations[Input.POOLS] > generation)
+    assert node.pools is not None
+    assert [each.cpus for each in node.pools.ls] == [frozenset({5, 6})]
+
+
+async def test_computed_pools_are_unknown_before_the_pods_are(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    places = Places(sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups, pools="computed")
+    with ThreadPoolExecutor(1) as executor:
+        sources = NodeSources(places, executor)
+        await sources.restore()
+        assert sources.latest.state_of(Input.POOLS) is InputState.UNKNOWN
+        sources.allocate({})
+        assert sources.latest.state_of(Input.POOLS) is InputState.KNOWN
+
+
 async def test_the_status_names_what_is_unknown(tmp_path: Path) -> None:
     executor = ThreadPoolExecutor(1)
     sources = NodeSources(Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
@@ -323,7 +366,7 @@ async def test_no_error_ends_the_watch(
         handler = logging.Handler()
         monkeypatch.setattr(handler, "handle", lambda _: looked.set())
         logging.getLogger(node_sources.__name__).addHandler(handler)
-        watched.sources.allocate({"u": PodCpus(QoSClass.LSR, frozenset({1}))})
+        write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
         async with asyncio.timeout(DEADLINE_S):
             await looked.wait()
         logging.getLogger(node_sources.__name__).removeHandler(handler)

@@ -1,0 +1,234 @@
+"""The allocations of this node: which pods have CPUs for themselves, and when the others leave these.
+
+1. RunPodSandbox: `admit` allocates the pod's CPUs. From then on no other pod is given them. The state is
+   saved, and running pods leave the CPUs, by file, before the call goes on; it waits within its own time.
+2. CreateContainer: `create` does the same for a pod whose CPUs were not all left, or that was not admitted.
+3. The call has ended: `settle`; if it has failed, `release`.
+4. About every second `follow` makes the state that of the records: the CPUs of a pod without a running
+   sandbox are free again, and an event that was missed holds none for long.
+
+Nothing of this refuses a call. What fails is logged, and done again with the pod's next container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from runtimeproxy.errors import described
+from runtimeproxy.hooks.allocator import (
+    NO_ALLOCATIONS,
+    Allocations,
+    Allocator,
+    from_text,
+    gained_cpus,
+    overlaps,
+    to_text,
+)
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.node.documents import InputError
+from runtimeproxy.node.input_file import read_file, replace_file
+from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.units import format_cpu_list
+
+logger = logging.getLogger(__name__)
+
+FILE: Final = "allocations.json"
+"""In the state folder."""
+MOST_BYTES: Final = 4 * 1024 * 1024
+IN_FLIGHT_S: Final = 600.0
+"""How long a pod counts whose sandbox is being created. Longer than that takes. Source: the kubelet gives the
+runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+NO_CPUS: Final[frozenset[int]] = frozenset()
+
+
+class AllocationFile:
+    """Where allocations are saved; for a worker thread.
+
+    Args:
+        state_folder: Of the daemon.
+        boot_id: Of this boot: those of another one do not count.
+    """
+
+    def __init__(self, state_folder: Path, boot_id: str) -> None:
+        self._path = state_folder / FILE
+        self._boot_id = boot_id
+
+    def load(self) -> Allocations | None:
+        """The saved state; None if there is none that counts."""
+        try:
+            text = read_file(self._path, MOST_BYTES)[0].decode()
+            return from_text(text, self._boot_id)
+        except FileNotFoundError:
+            return None
+        except (InputError, ValueError) as error:
+            logger.warning("allocations: %s is not usable: %s", self._path, described(error))
+            return None
+
+    def save(self, allocations: Allocations) -> None:
+        """Puts a state on disk.
+
+        Raises:
+            OSError: It cannot be written; the old one stays.
+        """
+        replace_file(self._path, to_text(allocations, self._boot_id).encode())
+
+
+class NodePlace(Protocol):
+    """Where allocations count; see `NodeSources`."""
+
+    def allocate(self, allocations: Allocations) -> None: ...
+
+
+class _InFlight(NamedTuple):
+    pod: PodView
+    until_s: float
+
+
+class NodeAllocations:
+    """The allocations of a node. Used in the event loop's thread, which orders all events.
+
+    Args:
+        rules: Those of the allocator.
+        file: Where the state is saved.
+        node: Is given each new state.
+        leave: Makes what runs leave some CPUs; returns whether all has left them.
+        executor: One thread for the file.
+        clock: In seconds.
+    """
+
+    def __init__(
+        self,
+        rules: Allocator,
+        file: AllocationFile,
+        node: NodePlace,
+        leave: Callable[[frozenset[int]], Awaitable[bool]],
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules = rules
+        self._file = file
+        self._node = node
+        self._leave = leave
+        self._executor = executor
+        self._now_s = clock
+        self._allocations = NO_ALLOCATIONS
+        # Before it is known which pods are there, nobody is asked to leave any CPU.
+        self._is_known = False
+        self._saved: Allocations | None = None
+        # The CPUs that others may still run on, by the pod that owns them.
+        self._occupied: dict[str, frozenset[int]] = {}
+        self._leaving = asyncio.Lock()
+        # Pods that the records may not have yet.
+        self._in_flight: dict[str, _InFlight] = {}
+        self._followed: tuple[object, ...] | None = None
+
+    @property
+    def summary(self) -> str:
+        """A part of the status line; empty if no pod owns CPUs."""
+        count, cpus = len(self._allocations), {n for each in self._allocations.values() for n in each.cpus}
+        pods = "1 pod owns" if count == 1 else f"{count} pods own"
+        return f"{pods} CPUs {format_cpu_list(cpus)}" if count else ""
+
+    async def load(self) -> None:
+        """Takes the saved state, which counts until the records are those of the runtime."""
+        found = await asyncio.get_running_loop().run_in_executor(self._executor, self._file.load)
+        if found is not None:
+            self._is_known, self._saved, self._followed = True, found, None
+            self._take(found)
+
+    async def admit(self, pod: PodView) -> None:
+        """Allocates the CPUs of a pod before its sandbox is created.
+
+        May be cancelled: the CPUs are the pod's at once, and what has not left them is asked to again when
+        the pod's next container is created.
+        """
+        self._in_flight[pod.uid] = _InFlight(pod, self._now_s() + IN_FLIGHT_S)
+        await self._give(pod.uid, self._rules.admit(pod, self._allocations))
+
+    async def create(self, container: ContainerView) -> None:
+        """Makes sure of a pod's CPUs before one of its containers is created; as `admit`."""
+        await self._give(container.pod.uid, self._rules.create(container, self._allocations))
+
+    def settle(self, uid: str) -> None:
+        """The call that creates a pod's sandbox has ended; whether the pod is there is in the records."""
+        self._in_flight.pop(uid, None)
+
+    def release(self, uid: str) -> None:
+        """The pod's sandbox was not created: its CPUs are free.
+
+        If it has another one, `follow` allocates them again.
+        """
+        self._in_flight.pop(uid, None)
+        self._occupied.pop(uid, None)
+        self._followed = None
+        self._take(self._rules.release(uid, self._allocations))
+
+    def follow(self, pods: Iterable[PodRecord]) -> Coroutine[Any, Any, None] | None:
+        """Makes the state that of the records and of the calls that create pods.
+
+        Returns:
+            Work with the disk, to be awaited in the background; None if nothing has changed.
+        """
+        now_s = self._now_s()
+        self._in_flight = {uid: each for uid, each in self._in_flight.items() if each.until_s > now_s}
+        owners = [pod for pod in pods if pod.state is not Lifecycle.STOPPED and owns_cpus(pod.annotations)]
+        followed = (*owners, *self._in_flight.values())
+        if followed == self._followed:
+            return None
+        self._followed, self._is_known = followed, True
+        views = [*map(recorded_pod, owners), *(each.pod for each in self._in_flight.values())]
+        after = self._rules.rebuild(views)
+        self._occupied = {uid: cpus for uid, cpus in self._occupied.items() if uid in after}
+        self._take(after)
+        return self._save() if after != self._saved else None
+
+    def _take(self, after: Allocations) -> None:
+        self._allocations = after
+        if self._is_known:
+            self._node.allocate(after)
+
+    async def _give(self, uid: str, after: Allocations) -> None:
+        before = self._allocations
+        if after != before:
+            self._followed = None
+        self._take(after)
+        if not self._is_known:
+            return
+        occupied = gained_cpus(before, after)
+        if occupied:
+            self._occupied[uid] = self._occupied.get(uid, NO_CPUS) | occupied
+            for problem in overlaps(uid, after):
+                logger.warning("pod uid %s: %s", uid, problem, extra={"uid": uid})
+        if after != self._saved:
+            await self._save()
+        async with self._leaving:
+            # One round is for all pods that have come meanwhile.
+            if uid in self._occupied:
+                asked = dict(self._occupied)
+                if await self._leave(NO_CPUS.union(*asked.values())):
+                    for owner, cpus in asked.items():
+                        if self._occupied.get(owner) == cpus:
+                            del self._occupied[owner]
+
+    async def _save(self) -> None:
+        state = self._allocations
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._file.save, state)
+        except OSError as error:
+            # A full disk must not stop pods, and after a restart the runtime's lists have the same pods.
+            logger.warning("allocations cannot be saved: %s", described(error))
+        else:
+            self._saved = state
+
+
+def owns_cpus(annotations: Mapping[str, str]) -> bool:
+    """Whether the scheduler may have given a pod CPUs of its own."""
+    return RESOURCE_STATUS in annotations
