@@ -417,6 +417,8 @@ class InterceptedCall:
             except TimeoutError:
                 text = "other pods have not left its CPUs in time"
                 services.failures.report(self._method.kind, text, text)
+            except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
+                self._report(error)
         if call.room_cgroup:
             await run(services.executor, services.writer.make_room, call.room_cgroup, call.room())
         if call.sets_quota:

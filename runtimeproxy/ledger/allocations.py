@@ -142,6 +142,8 @@ class NodeAllocations:
         found = await asyncio.get_running_loop().run_in_executor(self._executor, self._file.load)
         if found is not None:
             self._is_known, self._saved, self._followed = True, found, None
+            # The process before this one may have ended before they were left.
+            self._occupied = {uid: each.cpus for uid, each in found.items()}
             self._take(found)
 
     async def admit(self, pod: PodView) -> None:

@@ -179,11 +179,12 @@ class Evaluator:
         users = self._ledger.users_of(cpus)
         pods = {path for level, path in users if level is Level.POD}
         is_done = True
-        for pod in tuple(self._store.pods):
-            if _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
+        for identity in [pod.id for pod in self._store.pods]:
+            pod = self._store.pods.get(identity)
+            if pod is not None and _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
+                found = await self._wanted(pod)
                 # Also what was claimed before and could not be written.
-                wanted = (await self._wanted(pod)).wanted
-                is_done = await self._write(pod, wanted) and is_done
+                is_done = self._is_current(found) and await self._write(pod, found.wanted) and is_done
         if any(level < Level.POD for level, _ in users):
             await self._make_others()
         return is_done

@@ -206,7 +206,8 @@ async def test_a_restart_knows_the_allocations_before_the_runtimes_lists(scene: 
     assert scene.owners() == {"a"}
     await restarted.admit(pod("b", "5"))
     assert scene.owners() == {"a", "b"}
-    assert scene.left == [{5}]
+    # The process before may have ended before others had left the first.
+    assert scene.left == [{2, 3, 5}]
     # The lists have another one that came meanwhile, and not the first.
     await scene.follow(record("c", "6"))
     assert scene.owners() == {"b", "c"}
