@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
 from runtimeproxy.units import is_cpu_list, quantity_bytes, quantity_millicores
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
@@ -31,9 +32,6 @@ BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
 
 REMEMBERED_ANNOTATIONS: Final = 256
 """Size of the cache of parsed texts, per annotation."""
-MAX_LENGTH: Final = 16_384
-"""Longer texts are invalid, as those of annotations with strategies: any pod's author may write 256 KiB,
-which take a third of a second to read."""
 REMEMBERED_LENGTH: Final = 2_048
 """The longest text that is remembered: what is made of a text may take 25 times its memory."""
 
@@ -142,8 +140,8 @@ def parse(name: str, text: str) -> Place:
     Raises:
         AnnotationError: the text is not JSON, or too long.
     """
-    if len(text) > MAX_LENGTH:
-        raise AnnotationError(f"annotation {name} is longer than {MAX_LENGTH:,} characters")
+    if len(text) > MAX_ANNOTATION_LENGTH:
+        raise AnnotationError(f"annotation {name} is longer than {MAX_ANNOTATION_LENGTH:,} characters")
     try:
         value: JSON = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

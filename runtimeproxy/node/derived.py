@@ -19,6 +19,7 @@ from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import RESERVATION, SYSTEM_QOS, TopologyFacts, parse_topology
 from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
 from runtimeproxy.qos import QoSClass, qos_class
+from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
 from runtimeproxy.slo.schema import CpuNormalization
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
@@ -28,7 +29,7 @@ RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 def pod_cpus(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodCpus | None:
     """The CPUs in a pod's annotation; None without any. An invalid annotation is the policies' affair."""
     text = annotations.get(RESOURCE_STATUS)
-    if text is None:
+    if text is None or len(text) > MAX_ANNOTATION_LENGTH:
         return None
     try:
         cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")))

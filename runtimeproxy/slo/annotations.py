@@ -16,12 +16,12 @@ from runtimeproxy.slo.names import (
     CPU_QOS,
     EVICTION_POLICY,
     EVICTION_PRIORITY,
+    MAX_ANNOTATION_LENGTH,
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
 )
 from runtimeproxy.slo.reading import (
-    MAX_ANNOTATION_LENGTH,
     InvalidError,
     Overlay,
     Problem,

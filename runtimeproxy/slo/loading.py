@@ -27,11 +27,11 @@ from runtimeproxy.slo.keys import (
 from runtimeproxy.slo.names import (
     COLOCATION_STRATEGY,
     CPU_NORMALIZATION_ENABLED,
+    MAX_ANNOTATION_LENGTH,
     NETWORK_BANDWIDTH,
     RATIO_LABELS,
 )
 from runtimeproxy.slo.reading import (
-    MAX_ANNOTATION_LENGTH,
     InvalidError,
     Overlay,
     Path,

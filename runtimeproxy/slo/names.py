@@ -36,3 +36,6 @@ EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
 """Annotations. Source: Koordinator apis/extension (policies spec 1.2)."""
 EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
 """Label. Source: Koordinator apis/extension (policies spec 1.1)."""
+
+MAX_ANNOTATION_LENGTH: Final = 16 << 10
+"""In characters: many times the longest useful annotation. It is read while a call of its pod waits."""

@@ -36,8 +36,6 @@ from runtimeproxy.units import quantity_bytes
 
 MAX_TEXT_LENGTH: Final = 1 << 20
 """Of a ConfigMap's key, in characters. Source: Kubernetes, the largest ConfigMap (1 MiB)."""
-MAX_ANNOTATION_LENGTH: Final = 16 << 10
-"""In characters: many times the longest useful one. It is read while a call of its pod waits."""
 MAX_VALUES: Final = 1 << 15
 """Of a text: its parsing holds up all other threads, and so the relay, for some milliseconds at most."""
 MAX_ITEMS: Final = 256

@@ -154,6 +154,7 @@ def test_the_nodes_own_annotations_count_before_their_copies() -> None:
         ('{"cpuset":1}', None),
         ('{"cpuset":"x"}', None),
         (None, None),
+        ('{"cpuset": "0-1"}' + " " * 16_384, None),  # as for the policies
     ],
 )
 def test_cpus_of_a_pod(text: str | None, found: frozenset[int] | None) -> None:

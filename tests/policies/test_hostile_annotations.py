@@ -12,7 +12,6 @@ import pytest
 from policies.annotations import (
     DEVICE_ALLOCATED,
     EXTENDED_RESOURCE_SPEC,
-    MAX_LENGTH,
     RESOURCE_STATUS,
     AnnotationError,
     parse,
@@ -28,7 +27,7 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.slo.names import CPU_BURST, CPU_QOS, MEMORY_QOS
+from runtimeproxy.slo.names import CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
 from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy
 from runtimeproxy.slo.schema import MemoryQoS as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
@@ -102,7 +101,7 @@ def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], obj
 
 def longest(begin: str, item: str, end: str) -> str:
     """As many items as an annotation may hold."""
-    number = (MAX_LENGTH - len(begin) - len(end) - 8) // (len(item) + 4)
+    number = (MAX_ANNOTATION_LENGTH - len(begin) - len(end) - 8) // (len(item) + 4)
     return begin + ",".join(item.replace("?", f"{each:04}") for each in range(number)) + end
 
 
@@ -131,6 +130,6 @@ def test_nothing_is_kept_of_long_annotations(turn: str, text: str) -> None:
 
 @pytest.mark.parametrize("key", [RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED])
 def test_an_annotation_has_a_longest_text(key: str) -> None:
-    assert parse(key, "{}" + " " * (MAX_LENGTH - 2)).entries() == {}
+    assert parse(key, "{}" + " " * (MAX_ANNOTATION_LENGTH - 2)).entries() == {}
     with pytest.raises(AnnotationError, match=f"{key} is longer than 16,384 characters"):
-        parse(key, "{}" + " " * (MAX_LENGTH - 1))
+        parse(key, "{}" + " " * (MAX_ANNOTATION_LENGTH - 1))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.slo.keys import MAX_STRATEGIES, SECTIONS
 from runtimeproxy.slo.loading import NodeSlo, Text, load
-from runtimeproxy.slo.names import BLKIO_QOS, MEMORY_QOS, RESCTRL
-from runtimeproxy.slo.reading import MAX_ANNOTATION_LENGTH, MAX_TEXT_LENGTH
+from runtimeproxy.slo.names import BLKIO_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS, RESCTRL
+from runtimeproxy.slo.reading import MAX_TEXT_LENGTH
 from tests.slo.configs import good, loaded, pod
 
 KEYS = [section.key for section in SECTIONS]
