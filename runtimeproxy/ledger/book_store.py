@@ -171,13 +171,13 @@ class BookStore:
 
         Found in the file it is the kubelet's, and the original from then on.
         """
-        held = self._find(pod_cgroup)
-        if held is not None:
-            entries = {
-                name: entry._replace(requested=requested.get(name, entry.requested))
-                for name, entry in held.book.entries.items()
-            }
-            with self._lock:
+        with self._lock:
+            held = self._find(pod_cgroup)
+            if held is not None:
+                entries = {
+                    name: entry._replace(requested=requested.get(name, entry.requested))
+                    for name, entry in held.book.entries.items()
+                }
                 self._held[cgroup_path(pod_cgroup)] = held._replace(book=replace(held.book, entries=entries))
 
     # --- checkpoint --------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class Ledger(BookStore):
         # value that another one has just written for the original.
         self._write_locks = PathLocks()
         self._foreign_writers = ForeignWriters(clock)
+        # By parameter, the last text of another program that was written over.
+        self._repaired: dict[Path, dict[str, str]] = {}
         # Bounds of pods' bursts, and until when they hold.
         self._lowered: dict[Path, tuple[int, float]] = {}
         self.is_v1 = False
@@ -158,9 +160,10 @@ class Ledger(BookStore):
             self.apply(cgroup)
 
     def _take_requests(self, path: Path) -> None:
-        """Takes what the kubelet has written to a pod's cgroup after its last call for it.
+        """Takes what the kubelet has written to a pod's cgroup without a call for it.
 
-        Source: kubelet 1.27 to 1.32, doPodResizeAction: a pod is lowered after its containers.
+        Source: kubelet 1.27 to 1.32, doPodResizeAction: a pod is raised before its containers, and lowered
+        after them. What was raised may have been repaired before the containers' calls told the request.
         """
         held = self._held.get(path)
         if held is None or held.book.level is not Level.POD:
@@ -179,6 +182,9 @@ class Ledger(BookStore):
                 continue
             if matches(name, requested, found.text) and not matches(name, resolved, found.text):
                 self.resized(identity_of(path))
+                return
+            if matches(name, requested, self._repaired.get(path, {}).get(name, "")):
+                self.resized(identity_of(path), {name: requested})
                 return
 
     def needs_room(self, pod_cgroup: str) -> bool:
@@ -343,6 +349,7 @@ class Ledger(BookStore):
     def _forget(self, path: Path) -> None:
         super()._forget(path)
         self._foreign_writers.forget(path)
+        self._repaired.pop(path, None)
 
     def _level(self, path: Path) -> Level | None:
         held = self._held.get(path)
@@ -438,6 +445,7 @@ class Ledger(BookStore):
                 if is_look:
                     left.add(name)
             elif change is Change.FOREIGN and entry.claims:
+                self._repaired.setdefault(path, {})[name] = present[name].text
                 # After an event that resets values, the event is the likelier cause.
                 if is_look and not self._foreign_writers.is_yielding(path, name):
                     self._count_overwrite(path, held.target, name, entry.resolved, present[name].text)

@@ -348,6 +348,27 @@ def test_a_pod_that_the_kubelet_lowers_after_its_containers(
     assert ledger.yielded() == ()
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_pod_that_the_kubelet_raises_before_its_containers(
+    ledger: Ledger, files: CgroupFiles, *, looks: bool
+) -> None:
+    """Before the containers' calls nothing tells its value from that of another program."""
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    ledger.claim([pod(scale)])
+    put(files, POD, "cpu.cfs_quota_us", 240_000)
+    if looks:
+        ledger.verify([Level.POD])
+    else:
+        ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    ledger.note_requests(POD, {"cpu.cfs_quota_us": 240_000})
+    ledger.apply(POD)
+    assert number(files, POD, "cpu.cfs_quota_us") == 120_000
+    ledger.claim([pod({})])
+    assert number(files, POD, "cpu.cfs_quota_us") == 240_000
+
+
 @pytest.mark.parametrize("is_resized", [False, True])
 def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     ledger: Ledger, files: CgroupFiles, *, is_resized: bool
