@@ -249,9 +249,16 @@ def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
     return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
 
 
-def kernel_note(policy: LoadedPolicy, node: Node) -> str:
-    """Return what the kernel lacks for a policy, for the status; empty where the policy has nothing to do."""
-    if any(node.state_of(each) is not InputState.KNOWN for each in policy.inputs):
+def status_note(policy: LoadedPolicy, node: Node) -> str:
+    """Return why a policy is off on this node, or in part, for the status; empty if it is not.
+
+    Also empty where the policy has nothing to do, as an input is withdrawn.
+    """
+    states = {each: node.state_of(each) for each in policy.inputs if each is not Input.PRIORITY}
+    unknown = [each for each, state in states.items() if state is InputState.UNKNOWN]
+    if unknown:
+        return f"{policy.name} is off: not known: {', '.join(unknown)}"
+    if InputState.WITHDRAWN in states.values():
         return ""
     if missing := _missing(policy.features, node):
         return f"{policy.name} is off: {missing}"

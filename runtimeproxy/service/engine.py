@@ -26,7 +26,7 @@ from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.decision import kernel_note
+from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.workers import Workers
@@ -187,7 +187,7 @@ class Engine:
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers, records, values and the node."""
         policies = f"{len(self._policies)} policies" if self.has_policies else "policies are loading"
-        notes = [kernel_note(each, self._node.latest) for each in self._policies]
+        notes = [status_note(each, self._node.latest) for each in self._policies]
         if self._problems:
             notes.append(f"{', '.join(each.name for each in self._problems)}: not loaded, see the log")
         if any(notes):

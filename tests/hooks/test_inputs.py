@@ -25,7 +25,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.decision import Off, evaluate, kernel_note, off_reason
+from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.views import ClassView
 from runtimeproxy.hooks.workers import Workers
@@ -124,7 +124,15 @@ def test_a_policy_is_off_on_a_kernel_that_lacks_something(node: Node, is_off: bo
     assert not is_off or (decision.audit, decision.without_answer) == ((), frozenset())
     expected = Off("the kernel lacks bvt", is_temporary=False) if is_off else None
     assert off_reason(policy, VIEW, node) == expected
-    assert kernel_note(policy, node) == ("a is off: the kernel lacks bvt" if is_off else "")
+    assert status_note(policy, node) == ("a is off: the kernel lacks bvt" if is_off else "")
+
+
+def test_the_status_names_policies_that_are_off_while_an_input_is_not_known() -> None:
+    inputs = frozenset({Input.STRATEGIES, Input.NORMALIZATION, Input.PRIORITY})
+    policy = scripted("a", shares(5), inputs=inputs)
+    states = {Input.NORMALIZATION: InputState.KNOWN, Input.STRATEGIES: InputState.UNKNOWN}
+    assert status_note(policy, Node(states=states)) == "a is off: not known: strategies"
+    assert status_note(policy, Node(states={**states, Input.STRATEGIES: InputState.WITHDRAWN})) == ""
 
 
 @pytest.mark.parametrize("hook", [Hook.POST_START_CONTAINER, Hook.POST_STOP_CONTAINER])

@@ -12,7 +12,7 @@ from policies.cpu_burst import MAX_BURST_US, CpuBurst, burst_us
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks import ContainerView, PodView, Resources, Scale
 from runtimeproxy.hooks.algebra import claims_of, resolve
-from runtimeproxy.hooks.decision import Off, evaluate, kernel_note, off_reason
+from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.node.snapshot import Feature, Input, Node
@@ -180,5 +180,5 @@ def test_a_kernel_without_bursts_is_named_in_the_status() -> None:
     without = replace(node(), features=frozenset({Feature.BVT}))
     assert off_reason(policy, view, without) == Off("the kernel lacks burst", is_temporary=False)
     assert evaluate([policy], view, without).audit == ()
-    assert kernel_note(policy, without) == "cpu-burst is off: the kernel lacks burst"
-    assert kernel_note(policy, replace(node(), features=frozenset({Feature.BURST}))) == ""
+    assert status_note(policy, without) == "cpu-burst is off: the kernel lacks burst"
+    assert status_note(policy, replace(node(), features=frozenset({Feature.BURST}))) == ""

@@ -16,7 +16,7 @@ from policies.group_identity import (
     is_on,
 )
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.hooks.decision import Off, evaluate, kernel_note, off_reason
+from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass
@@ -204,8 +204,8 @@ def test_a_kernel_without_group_identity_is_named_in_the_status() -> None:
     off = off_reason(policy, pod(QoSClass.LS), without)
     assert off == Off("the kernel lacks bvt", is_temporary=False)
     assert evaluate([policy], pod(QoSClass.LS), without).audit == ()
-    assert kernel_note(policy, without) == "group-identity is off: the kernel lacks bvt"
+    assert status_note(policy, without) == "group-identity is off: the kernel lacks bvt"
     # Nothing to say where it has nothing to do, or where the kernel is not known yet.
-    assert kernel_note(policy, replace(without, states={Input.STRATEGIES: InputState.WITHDRAWN})) == ""
-    assert kernel_note(policy, Node(strategies=strategies)) == ""
-    assert kernel_note(policy, node()) == ""
+    assert status_note(policy, replace(without, states={Input.STRATEGIES: InputState.WITHDRAWN})) == ""
+    assert status_note(policy, Node(strategies=strategies)) == ""
+    assert status_note(policy, node()) == ""

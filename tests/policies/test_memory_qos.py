@@ -25,7 +25,7 @@ from policies.memory_qos import (
     protected_bytes,
 )
 from runtimeproxy.hooks import ContainerView, PodView, ResolvedPod, Resources
-from runtimeproxy.hooks.decision import kernel_note
+from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.snapshot import Feature, Input, InputState, KubeletFacts, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
@@ -340,9 +340,9 @@ def test_what_the_kernel_lacks_is_left_out_without_a_problem(feature: str) -> No
     assert len(fewer.cgroup) == 4
     assert not fewer.problems
     policy = bind(MemoryQoS())
-    assert kernel_note(policy, node(everything)) == ""
+    assert status_note(policy, node(everything)) == ""
     without = node(everything, features=FEATURES - {feature})
-    assert kernel_note(policy, without) == f"memory-qos in part: the kernel lacks {feature}"
+    assert status_note(policy, without) == f"memory-qos in part: the kernel lacks {feature}"
 
 
 def pods(*protected: int) -> list[ResolvedPod]:
