@@ -37,7 +37,7 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
 	@$(BIN)/koord-runtime-proxy demo
 
-test: $(INSTALLED)  ## the tests of every change, in all cores; 3 minutes on two
+test: $(INSTALLED)  ## the tests of every change, in all cores; 3½ minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
 		-o tmp_path_retention_policy=failed
 

@@ -81,7 +81,9 @@ def terminate(daemon: ProxyProcess) -> None:
     assert daemon.terminate() == 0
 
 
-ENDS = pytest.mark.parametrize("end", [kill, terminate], ids=lambda end: end.__name__)
+ENDS = pytest.mark.parametrize(
+    "end", [kill, pytest.param(terminate, marks=pytest.mark.slow)], ids=lambda end: end.__name__
+)
 End = Callable[[ProxyProcess], None]
 
 

@@ -131,6 +131,7 @@ def test_a_successor_that_fails_tells_nothing(manager: Manager, daemons: Daemons
         assert manager.main_pid == daemon.pid
 
 
+@pytest.mark.slow
 @BOTH_LOOPS
 def test_a_socket_that_was_passed(daemons: Daemons, passed: socket.socket) -> None:
     path = Path(passed.getsockname())
