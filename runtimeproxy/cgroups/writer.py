@@ -14,6 +14,7 @@ from typing import NamedTuple
 from runtimeproxy.cgroups.formats import FileFormat, Value, weight_v2
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, plan
+from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.units import WeightFormula
@@ -214,6 +215,7 @@ class CgroupWriter:
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self._root = root
         self._mounts: dict[str, Mount] = {}
+        self._located: dict[str, tuple[Path, FileFormat] | str] = {}
 
     @property
     def mounts(self) -> dict[str, Mount]:
@@ -239,6 +241,7 @@ class CgroupWriter:
         Raises:
             OSError: this process, or the node, has no descriptor or memory left to read any file.
         """
+        rest()
         files: dict[Path, dict[str, str]] = {}
         for name in names:
             located = self._locate(name) if name in PARAMETERS else ""
@@ -328,6 +331,7 @@ class CgroupWriter:
                         _compare(target, batch)
         try:
             for step in plan(batch.pending, batch.current):
+                rest()
                 result = _carry_out(step, batch)
                 if step.is_final:
                     batch.results[step.key] = result
@@ -385,6 +389,15 @@ class CgroupWriter:
 
     def _locate(self, name: str) -> tuple[Path, FileFormat] | str:
         """The folder and file that carry a parameter, or why there are none."""
+        located = self._located.get(name)
+        if located is None:
+            located = self._find(name)
+            # Without any mount they are looked for again.
+            if self._mounts:
+                self._located[name] = located
+        return located
+
+    def _find(self, name: str) -> tuple[Path, FileFormat] | str:
         parameter = PARAMETERS[name]
         mount = self.mounts.get(parameter.controller)
         if mount is None:

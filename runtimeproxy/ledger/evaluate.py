@@ -11,8 +11,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.decision import Decision
@@ -33,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 """Least time between the starts of two evaluations of everything."""
-SLICE_S: Final = 0.005
-"""How long the loop works on it at a time; the pause is as long."""
 FEW_PODS: Final = 10
 """A change of fewer pods is never a large one."""
 
@@ -116,6 +116,7 @@ class Evaluator:
         self._evaluate_others = evaluate_others
         self._now_s = clock
         self._sleep = sleep
+        self._pace = Pace(clock)
         self._requested = asyncio.Event()
         self._reasons: list[str] = []
         self.rates = Rates()
@@ -147,13 +148,13 @@ class Evaluator:
     async def evaluate_all(self, reasons: Sequence[str] = ()) -> None:
         """Evaluates all running pods, and makes what has changed; ends early if it is requested anew."""
         self.rounds += 1
-        since_s = self._now_s()
+        self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         changed: list[_Changed] = []
         for pod in running:
-            if self._now_s() - since_s > SLICE_S:
-                await self._sleep(SLICE_S)
-                since_s = self._now_s()
+            if rest_s := self._pace.rest_s():
+                await self._sleep(rest_s)
+                self._pace.resume()
             found = await self._wanted(pod)
             if any(map(self._ledger.differs, found.wanted)):
                 changed.append(found)
@@ -183,8 +184,9 @@ class Evaluator:
             pod = self._store.pods.get(identity)
             if pod is not None and _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
                 found = await self._wanted(pod)
+                claim = partial(self._ledger.claim, found.wanted)
                 # Also what was claimed before and could not be written.
-                is_done = self._is_current(found) and await self._write(pod, found.wanted) and is_done
+                is_done = self._is_current(found) and await self._write(pod, found.wanted, claim) and is_done
         if any(level < Level.POD for level, _ in users):
             await self._make_others()
         return is_done
@@ -205,17 +207,20 @@ class Evaluator:
                 if pod is None or not _is_evaluated(pod):
                     continue
                 wanted = (await self._wanted(pod)).wanted
-            failed += not await self._write(each.pod, wanted)
+            claim = partial(with_rests, partial(self._ledger.claim, wanted))
+            failed += not await self._write(each.pod, wanted, claim)
             if is_large and number >= FEW_PODS and failed * 100 > (number + 1) * self.rates.failed_percent:
                 left = len(changed) - number - 1
                 self.problem = f"a change ended: {failed} of {number + 1} pods failed, {left} are left"
                 logger.error(self.problem, extra={"failed": failed, "done": number + 1, "left": left})
                 return
 
-    async def _write(self, pod: PodRecord, wanted: Sequence[Wanted]) -> bool:
-        """Writes the values of a pod and its containers; returns whether none has failed."""
+    async def _write(
+        self, pod: PodRecord, wanted: Sequence[Wanted], claim: Callable[[], tuple[WriteResult, ...]]
+    ) -> bool:
+        """Has the values of a pod and its containers written; returns whether none has failed."""
         try:
-            results = await self._in_worker(lambda: self._ledger.claim(wanted))
+            results = await self._in_worker(claim)
         except TimeoutError:
             # The others go on. What is wanted is booked: the next comparison writes it.
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -370,7 +370,7 @@ class Ledger(BookStore):
                 held = batch.get(path) or self._held.get(path) or self._unclaimed(path)
                 looks[path] = self._look(path, held, names, is_look=is_look)
                 jobs[path] = self._job(path, looks[path])
-        children = [each for job in jobs.values() for each in self._children(job) if each.path not in jobs]
+        children = [each for job in jobs.values() for each in self._children(job, jobs)]
         changes = fitting.fitted((*jobs.values(), *children, *new), self._files)
         for path, job in jobs.items():
             most_us, until_s = self._lowered.get(path, (0, 0.0))
@@ -387,8 +387,8 @@ class Ledger(BookStore):
                     batch[path] = self._held.setdefault(path, self._unclaimed(path))
         return [job for path, job in jobs.items() if path in batch]
 
-    def _children(self, job: Job) -> Iterator[Job]:
-        """The containers of a pod, as they are: on version 2 those with values of ours.
+    def _children(self, job: Job, known: Container[Path]) -> Iterator[Job]:
+        """The other containers of a pod, as they are: on version 2 those with values of ours.
 
         Only version 1 refuses a pod that has less than what the kubelet gave to one of its containers.
         """
@@ -399,7 +399,7 @@ class Ledger(BookStore):
                 path = (*job.path, name)
                 child = self._held.get(path)
                 is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
-                if is_ours or self.is_v1:
+                if path not in known and (is_ours or self.is_v1):
                     blank = Plan(Book(identity_of(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 

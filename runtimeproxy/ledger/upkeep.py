@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.policy import Hook
@@ -153,9 +154,13 @@ class Upkeep:
         """Evaluates on request, until it is cancelled."""
         await self.evaluator.run()
 
-    async def verify(self) -> None:
-        """Compares the files at the intervals of their levels, until it is cancelled."""
-        due_s = dict.fromkeys(VERIFY_S, time.monotonic())
+    async def verify(self, among: Collection[Level] = tuple(VERIFY_S)) -> None:
+        """Compares the files at the intervals of their levels, until it is cancelled.
+
+        Args:
+            among: The levels to compare. Those of all pods take seconds, and others would wait for them.
+        """
+        due_s = dict.fromkeys(among, time.monotonic())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
@@ -167,7 +172,7 @@ class Upkeep:
                 running = [
                     pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
                 ]
-                await self._in_worker(partial(self._ledger.verify, levels, running))
+                await self._in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
                 if self._sysctls is not None and Level.NODE in levels:
                     await self._in_worker(self._sysctls.verify)
             except TimeoutError as error:

@@ -39,6 +39,7 @@ from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
+from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
@@ -301,7 +302,8 @@ class Engine:
         self._spawn(self._checkpoint.follow())
         self._spawn(self._recovery.run())
         self._spawn(self._upkeep.run())
-        self._spawn(self._upkeep.verify())
+        self._spawn(self._upkeep.verify((Level.NODE, Level.QOS_CLASS)))
+        self._spawn(self._upkeep.verify((Level.POD, Level.CONTAINER)))
         self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cgroups.pace import PIECE_S, SHARE, Pace
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.decision import Decision
@@ -244,6 +245,7 @@ async def test_a_large_change_has_a_rate(scene: Scene) -> None:
         now_s[0] += seconds
 
     scene.evaluator._sleep, scene.evaluator._now_s = sleep, lambda: now_s[0]
+    scene.evaluator._pace = Pace(lambda: now_s[0])
     scene.add(20)
     scene.evaluator.rates = Rates(pods_per_s=4)
     scene.pod_claims = quota(50_000)
@@ -256,6 +258,25 @@ async def test_a_large_change_has_a_rate(scene: Scene) -> None:
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["60000"] * 20
     assert slept == []
+
+
+async def test_an_evaluation_rests_after_each_piece(scene: Scene) -> None:
+    slept: list[float] = []
+    now_s = [100.0]
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now_s[0] += seconds
+
+    def ask(name: str) -> None:
+        now_s[0] += PIECE_S / 2
+
+    scene.evaluator._sleep, scene.on_asked = sleep, ask
+    scene.evaluator._pace = Pace(lambda: now_s[0])
+    scene.add(20)
+    await scene.evaluator.evaluate_all()
+    # The last piece ends with the evaluation.
+    assert slept == pytest.approx([PIECE_S / SHARE - PIECE_S] * 9)
 
 
 async def test_a_large_change_ends_when_too_much_fails(
