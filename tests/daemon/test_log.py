@@ -161,6 +161,7 @@ def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemon
                 successor = family.upgrade()
                 assert daemon.wait() == 0
                 wait_until(lambda: sum(RECOVERED in line for line in lines) == 2, "the successor's records")
+                wait_until_threads_sleep(successor)
                 family.signal(signal.SIGABRT)
                 family.wait_until_ended(successor)
         finally:
@@ -172,13 +173,17 @@ def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemon
 
 
 def wait_until_idle(daemon: ProxyProcess) -> None:
-    """The stack of a thread that runs cannot be read: it changes meanwhile."""
     wait_until(lambda: any(RECOVERED in line for line in daemon.log), "the records")
+    wait_until_threads_sleep(daemon.pid)
+
+
+def wait_until_threads_sleep(pid: int) -> None:
+    """The stack of a thread that runs cannot be read: it changes meanwhile."""
     looks: list[bool] = []
 
     def is_idle() -> bool:
         # What follows the records takes a moment, and its threads sleep between two steps of it.
-        looks.append(thread_states(daemon.pid) == {"S"})
+        looks.append(thread_states(pid) == {"S"})
         return looks[-10:] == [True] * 10
 
     wait_until(is_idle, "threads that sleep")
