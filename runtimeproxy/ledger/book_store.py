@@ -104,6 +104,18 @@ class BookStore:
             if entry.resolved is not None and not entry.is_once
         }
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there are values that nobody wants and that could not be given back yet."""
+        with self._lock:
+            held = tuple(self._held.values())
+        # What the runtime's specification still holds is in no file any more.
+        return any(
+            not entry.claims and entry.resolved is not None and entry.booked is None
+            for each in held
+            for entry in each.book.entries.values()
+        )
+
     def users_of(self, cpus: Collection[int]) -> frozenset[tuple[Level, Path]]:
         """Levels and paths of cgroups that values of ours let run on some CPUs; for a container its pod's."""
         with self._lock:

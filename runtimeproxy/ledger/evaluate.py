@@ -46,6 +46,8 @@ EvaluatePod: TypeAlias = Callable[
 EvaluateOthers: TypeAlias = Callable[[], Awaitable[tuple[Sequence[Wanted], frozenset[str]]]]
 """Asks all policies about QoS classes and host applications, once all pods are written; returns also the
 policies without an answer."""
+SetSysctls: TypeAlias = Callable[[bool], Awaitable[None]]
+"""Sets the sysctls that policies want; if true, it gives the others back, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class Evaluator:
         in_worker: Runs something in a worker thread.
         is_standby: Whether this process leaves the cgroups alone.
         evaluate_others: Asks the policies about cgroups of no pod; None for no such question.
+        set_sysctls: Before the values that need them, and after these are given back; None for no sysctls.
         clock: In seconds.
         sleep: Waits for so many seconds.
 
@@ -104,6 +107,7 @@ class Evaluator:
         in_worker: Callable[[Callable[[], tuple[WriteResult, ...]]], Awaitable[tuple[WriteResult, ...]]],
         is_standby: Callable[[], bool] = lambda: False,
         evaluate_others: EvaluateOthers | None = None,
+        set_sysctls: SetSysctls | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -114,6 +118,7 @@ class Evaluator:
         self._in_worker = in_worker
         self._is_standby = is_standby
         self._evaluate_others = evaluate_others
+        self._set_sysctls = set_sysctls
         self._now_s = clock
         self._sleep = sleep
         self._pace = Pace(clock)
@@ -163,8 +168,12 @@ class Evaluator:
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
             logger.info("policies want other values of %d running pods: %s", len(changed), why, extra=about)
         large = max(FEW_PODS, len(running) * self.rates.large_percent / 100)
-        await self._make(changed, is_large=len(changed) > large)
+        if self._set_sysctls is not None:
+            await self._set_sysctls(False)
+        is_complete = await self._make(changed, is_large=len(changed) > large)
         await self._make_others()
+        if self._set_sysctls is not None and is_complete:
+            await self._set_sysctls(True)
 
     async def leave(self, cpus: frozenset[int]) -> bool:
         """Evaluates at once, at no bounded rate, what values of ours let run on some CPUs.
@@ -191,13 +200,13 @@ class Evaluator:
             await self._make_others()
         return is_done
 
-    async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> None:
-        """Writes the values of one pod after the other."""
+    async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> bool:
+        """Writes the values of one pod after the other; returns whether it came to the end."""
         self.problem = ""
         failed, begun_s = 0, self._now_s()
         for number, each in enumerate(changed):
             if self._requested.is_set() and number:
-                return
+                return False
             if is_large:
                 await self._sleep(max(0.0, begun_s + number / self.rates.pods_per_s - self._now_s()))
             wanted = each.wanted
@@ -213,7 +222,8 @@ class Evaluator:
                 left = len(changed) - number - 1
                 self.problem = f"a change ended: {failed} of {number + 1} pods failed, {left} are left"
                 logger.error(self.problem, extra={"failed": failed, "done": number + 1, "left": left})
-                return
+                return False
+        return True
 
     async def _write(
         self, pod: PodRecord, wanted: Sequence[Wanted], claim: Callable[[], tuple[WriteResult, ...]]

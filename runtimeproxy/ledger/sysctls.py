@@ -75,6 +75,9 @@ class Sysctls:
     def apply(self, wanted: Mapping[str, int | str], *, releases: bool = True) -> tuple[SysctlChange, ...]:
         """Write what policies want, in this order, and give back what they want no more; in a worker thread.
 
+        What was written last is given back first: one may exclude another, as group identity and core
+        scheduling do.
+
         Args:
             wanted: by name, such as `kernel.sched_core`. One that the kernel lacks is left out.
             releases: whether values that are not in `wanted` are given back; not while some policy has no
@@ -84,7 +87,7 @@ class Sysctls:
             held = self._load()
             changes: list[SysctlChange] = []
             if releases:
-                for name in [each for each in held if each not in wanted]:
+                for name in [each for each in reversed(held) if each not in wanted]:
                     changes += self._release(held, name)
                 self._wanted = dict(wanted)
             else:
@@ -105,7 +108,7 @@ class Sysctls:
     def planned(self) -> tuple[SysctlChange, ...]:
         """Return what giving everything back would change."""
         with self._lock:
-            found = [(name, each, self._read(name)) for name, each in self._load().items()]
+            found = [(name, each, self._read(name)) for name, each in reversed(self._load().items())]
         return tuple(
             SysctlChange(name, present, each.original)
             for name, each, present in found

@@ -122,8 +122,17 @@ class Upkeep:
         self._executor = executor
         self._is_idle = is_idle
         self.evaluator = Evaluator(
-            store, ledger, self._evaluate, cgroup_of, self._in_worker, is_idle, self._evaluate_others
+            store,
+            ledger,
+            self._evaluate,
+            cgroup_of,
+            self._in_worker,
+            is_idle,
+            self._evaluate_others,
+            None if sysctls is None else self._set_sysctls,
         )
+        # Whether sysctls wait until some values are given back.
+        self._owes_sysctls = False
         self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
@@ -175,6 +184,9 @@ class Upkeep:
                 await self._in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
                 if self._sysctls is not None and Level.NODE in levels:
                     await self._in_worker(self._sysctls.verify)
+                if self._owes_sysctls and not self._ledger.has_leftovers:
+                    self._owes_sysctls = False
+                    self.evaluator.request("sysctls")
             except TimeoutError as error:
                 logger.warning("cgroup values could not be compared: %s", error)
             except Exception:  # a bug costs this look, not the next one
@@ -259,16 +271,27 @@ class Upkeep:
                 )
                 decision = await chain.evaluate(ClassView(qos=qos, pods=below))
                 wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
-        sysctls: dict[str, int | str] = {}
-        held = chain.unsettled
+        if Hook.EVALUATE_NODE not in chain.hooks:
+            return wanted, chain.unsettled
+        decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
+        return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
+
+    async def _set_sysctls(self, releases: bool) -> None:
+        """Sets the sysctls that policies want, and gives the others back.
+
+        Not before the values that were wanted with them are given back: with core scheduling on again, no
+        cgroup may have an identity.
+        """
+        chain = self._chain()
+        wanted: dict[str, int | str] = {}
+        held = chain.unsettled | self._ledger.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
-            wanted += wanted_of_node(decision)
-            sysctls, held = sysctls_of(decision), decision.without_answer
-        if self._sysctls is not None:
-            releases = not held and not self._ledger.not_loaded
-            await self._in_worker(partial(self._sysctls.apply, sysctls, releases=releases))
-        return wanted, held | chain.unsettled
+            wanted, held = sysctls_of(decision), held | decision.without_answer
+        self._owes_sysctls = releases and self._ledger.has_leftovers
+        releases = releases and not held and not self._owes_sysctls
+        if self._sysctls is not None and (wanted or releases):
+            await self._in_worker(partial(self._sysctls.apply, wanted, releases=releases))
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         """Reads or writes files in a worker thread.

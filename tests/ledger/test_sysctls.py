@@ -50,7 +50,8 @@ def test_they_are_set_in_order_and_given_back(kernel: Kernel) -> None:
     assert sysctls.apply(WANTED) == (SysctlChange(CORE, "1", "0"), SysctlChange(IDENTITY, "0", "1"))
     assert kernel.texts() == ("1\n", "0\n")
     assert sysctls.apply(WANTED) == ()
-    sysctls.apply({})
+    # The kernel refuses one while the other is on.
+    assert sysctls.apply({}) == (SysctlChange(IDENTITY, "1", "0"), SysctlChange(CORE, "0", "1"))
     assert kernel.texts() == ("0\n", "1\n")
     assert sysctls.apply({}) == ()
 
@@ -106,7 +107,7 @@ def test_a_foreign_value_is_overwritten_while_it_is_wanted_and_is_no_original(ke
 def test_restore_gives_them_back(kernel: Kernel) -> None:
     kernel.daemon().apply(WANTED)
     planned = restore_sysctls(kernel.daemon(), dry_run=True)
-    assert planned == (Line("sysctl", CORE, "0", "1"), Line("sysctl", IDENTITY, "1", "0"))
+    assert planned == (Line("sysctl", IDENTITY, "1", "0"), Line("sysctl", CORE, "0", "1"))
     assert kernel.texts() == ("1\n", "0\n")
     done = restore_sysctls(kernel.daemon(), dry_run=False)
     assert done == tuple(replace(each, status=Status.RESTORED) for each in planned)
