@@ -44,8 +44,9 @@ class ContainerDraft:
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """
 
-    def __init__(self, config: api_pb2.ContainerConfig) -> None:
+    def __init__(self, config: api_pb2.ContainerConfig, evaluation: int) -> None:
         self.config = config
+        self._evaluation = evaluation
         self.owners: Mapping[str, str] = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
         self.fields: Mapping[Field, MergedField] = NO_FIELDS
@@ -90,6 +91,7 @@ class ContainerDraft:
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
             owners=dict(self.owners) or NO_ENTRIES,
             pending_cgroup=dict(self.pending) or NO_ENTRIES,
+            evaluation=self._evaluation,
         )
         return self.make_record
 
@@ -112,7 +114,7 @@ class CreateContainer(CriCall):
     def __init__(self, services: CallServices, request: api_pb2.CreateContainerRequest) -> None:
         super().__init__(services, request)
         self._request = request
-        self._draft = ContainerDraft(request.config)
+        self._draft = ContainerDraft(request.config, services.evaluation)
         self._pod: PodRecord | None = None
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None

@@ -115,6 +115,17 @@ class CgroupWriter(Protocol):
         """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
 
 
+class Evaluator(Protocol):
+    """Asks the policies about what runs when something has changed."""
+
+    @property
+    def rounds(self) -> int:
+        """How many evaluations of everything have begun."""
+
+    async def evaluate_pod(self, identity: str) -> None:
+        """Asks about one sandbox and its running containers, and writes what follows."""
+
+
 class CpuAllocations(Protocol):
     """The CPUs that pods have for themselves. The coroutines may be cancelled."""
 
@@ -155,6 +166,7 @@ class CallServices:
         spawn: Starts background tasks.
         on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
             records should be compared with the runtime then.
+        evaluator: Of what runs; None if nothing is evaluated.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
         runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.
@@ -172,12 +184,26 @@ class CallServices:
     long_work: LongWork
     spawn: Spawn
     on_unsettled: Callable[[], None]
+    evaluator: Evaluator | None = None
     allocations: CpuAllocations | None = None
     runtime_name: str = ""
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: CallOrder = field(default_factory=CallOrder)
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
+
+    @property
+    def evaluation(self) -> int:
+        """How many evaluations of everything have begun."""
+        return self.evaluator.rounds if self.evaluator is not None else 0
+
+    def catch_up(self, pod_id: str, evaluation: int) -> None:
+        """Evaluates a sandbox if an evaluation of everything has begun since policies decided on it.
+
+        That one has not seen it, or not its container.
+        """
+        if self.evaluator is not None and evaluation != self.evaluator.rounds:
+            self.spawn(self.evaluator.evaluate_pod(pod_id))
 
 
 class CallInterceptor:

@@ -29,7 +29,8 @@ class RestorePod(NewSandbox):
     def __init__(self, services: CallServices, request: api_pb2.RestorePodRequest) -> None:
         super().__init__(services, request)
         self._containers = {
-            config.metadata.name: ContainerDraft(config) for config in request.container_configs
+            config.metadata.name: ContainerDraft(config, services.evaluation)
+            for config in request.container_configs
         }
         self._restored: tuple[ContainerRecord, ...] = ()
 

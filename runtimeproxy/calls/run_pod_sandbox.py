@@ -114,6 +114,7 @@ class NewSandbox(CriCall):
         super().__init__(services, request)
         self._draft = PodDraft(request.config, request.runtime_handler)
         self._record: PodRecord | None = None
+        self._evaluation = services.evaluation
 
     def find_records(self) -> bool:
         config = self._draft.config
@@ -161,6 +162,7 @@ class NewSandbox(CriCall):
         # The sandbox's scope was started in the pod's slice.
         self.disturbed_cgroup = slice_of(self._record)
         self.due_writes = self._draft.due_writes(self._record)
+        self.services.catch_up(identity, self._evaluation)
 
 
 class RunPodSandbox(NewSandbox):

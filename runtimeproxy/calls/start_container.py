@@ -62,6 +62,7 @@ class StartContainer(ContainerCall):
             return
         running = replace(record, state=Lifecycle.RUNNING, pending_cgroup=NO_ENTRIES)
         self.services.store.containers.put(running)
+        self.services.catch_up(running.pod_id, running.evaluation)
         # The container's scope was started in the pod's slice.
         self.disturbed_cgroup = slice_of(pod)
         values = {**record.pending_cgroup, **self._pending}

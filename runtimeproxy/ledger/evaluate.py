@@ -175,6 +175,12 @@ class Evaluator:
         if self._set_sysctls is not None and is_complete:
             await self._set_sysctls(True)
 
+    async def evaluate_pod(self, identity: str) -> None:
+        """Evaluates a pod of which the last evaluation of everything has not seen all."""
+        pod = self._store.pods.get(identity)
+        if pod is not None and _is_evaluated(pod) and not self._is_standby():
+            await self._evaluate_now(pod)
+
     async def leave(self, cpus: frozenset[int]) -> bool:
         """Evaluates at once, at no bounded rate, what values of ours let run on some CPUs.
 
@@ -192,13 +198,25 @@ class Evaluator:
         for identity in [pod.id for pod in self._store.pods]:
             pod = self._store.pods.get(identity)
             if pod is not None and _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
-                found = await self._wanted(pod)
-                claim = partial(self._ledger.claim, found.wanted)
                 # Also what was claimed before and could not be written.
-                is_done = self._is_current(found) and await self._write(pod, found.wanted, claim) and is_done
+                is_done = await self._evaluate_now(pod) and is_done
         if any(level < Level.POD for level, _ in users):
             await self._make_others()
         return is_done
+
+    async def _evaluate_now(self, pod: PodRecord) -> bool:
+        """Evaluates a pod and writes its values; returns whether none has failed."""
+        found = await self._up_to_date(await self._wanted(pod))
+        return found is None or await self._write(
+            pod, found.wanted, partial(self._ledger.claim, found.wanted)
+        )
+
+    async def _up_to_date(self, changed: _Changed) -> _Changed | None:
+        """What is wanted of a pod which a call may have changed meanwhile; None if it is gone."""
+        if self._is_current(changed):
+            return changed
+        pod = self._store.pods.get(changed.pod.id)
+        return await self._wanted(pod) if pod is not None and _is_evaluated(pod) else None
 
     async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> bool:
         """Writes the values of one pod after the other; returns whether it came to the end."""
@@ -209,15 +227,11 @@ class Evaluator:
                 return False
             if is_large:
                 await self._sleep(max(0.0, begun_s + number / self.rates.pods_per_s - self._now_s()))
-            wanted = each.wanted
-            if not self._is_current(each):
-                # A call has changed it meanwhile.
-                pod = self._store.pods.get(each.pod.id)
-                if pod is None or not _is_evaluated(pod):
-                    continue
-                wanted = (await self._wanted(pod)).wanted
-            claim = partial(with_rests, partial(self._ledger.claim, wanted))
-            failed += not await self._write(each.pod, wanted, claim)
+            found = await self._up_to_date(each)
+            if found is None:
+                continue
+            claim = partial(with_rests, partial(self._ledger.claim, found.wanted))
+            failed += not await self._write(each.pod, found.wanted, claim)
             if is_large and number >= FEW_PODS and failed * 100 > (number + 1) * self.rates.failed_percent:
                 left = len(changed) - number - 1
                 self.problem = f"a change ended: {failed} of {number + 1} pods failed, {left} are left"

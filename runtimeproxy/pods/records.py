@@ -85,6 +85,8 @@ class ContainerRecord:
     """Changed field to the policy that changed it."""
     pending_cgroup: Mapping[str, int | str] = field(default_factory=_no_entries)
     """Cgroup values to be written when the container is started, because its cgroup exists only then."""
+    evaluation: int = 0
+    """How many evaluations of everything had begun when policies decided on it; not saved."""
     state: Lifecycle = Lifecycle.CREATED
     detailed: bool = True
     """Whether the resources are known; a list of the runtime has none."""

@@ -163,6 +163,7 @@ class Engine:
             Sysctls(Path(settings.state.dir), boot_id) if settings.cgroups.enabled else None,
         )
         self._upkeep.configure(settings.ledger)
+        self._services.evaluator = self._upkeep.evaluator
         self._node.on_change = self._upkeep.on_node_changed
         self._allocations: NodeAllocations | None = None
         if settings.node.shared_pools == "computed":

@@ -281,3 +281,37 @@ async def test_a_pod_that_is_too_small_gets_room_before_its_container(desk: Surr
     await start.succeeded(api_pb2.StartContainerResponse())
     quotas = [(cgroup, values["cpu.cfs_quota_us"]) for cgroup, values in desk.writer.rooms]
     assert quotas == [(config.linux.cgroup_parent, 50_000)] * 2
+
+
+class Rounds:
+    """Counts evaluations of everything, and keeps the pods that are evaluated apart from these."""
+
+    def __init__(self) -> None:
+        self.rounds = 1
+        self.pods: list[str] = []
+
+    async def evaluate_pod(self, identity: str) -> None:
+        self.pods.append(identity)
+
+
+async def test_what_was_decided_before_an_evaluation_is_evaluated_when_it_runs(desk: Surroundings) -> None:
+    desk.services.evaluator = found = Rounds()
+    await desk.load()
+    config = pod_sandbox_config("web")
+    call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=config))
+    found.rounds += 1
+    await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
+    await desk.idle()
+    assert found.pods == [POD_ID]
+    await desk.create(POD_ID, config, container_config("main", pod=config), CONTAINER_ID)
+    found.rounds += 1
+    await done(desk, "StartContainer")
+    assert found.pods == [POD_ID] * 2
+
+
+async def test_what_was_decided_after_the_last_evaluation_is_not_evaluated_again(desk: Surroundings) -> None:
+    desk.services.evaluator = found = Rounds()
+    await desk.load()
+    await with_settled_container(desk)
+    await done(desk, "StartContainer")
+    assert found.pods == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import (
     KubeletQos,
     container_config,
@@ -83,3 +85,54 @@ def test_strategies_count_for_a_pod_that_runs_and_are_given_back(
         )
         write(file, config_map())
         wait_until(lambda: texts(cgroup_files) == before, "the original values")
+
+
+def test_a_pod_that_starts_while_strategies_change_has_the_new_values(
+    daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles
+) -> None:
+    """Decided with the old ones: a sandbox that is being made, a container that is not started yet."""
+    daemon = daemons.prepare()
+    daemon.objects_folder.mkdir()
+    file = daemon.objects_folder / "slo.yaml"
+    write(file, config_map(cpu_burst_config=burst(10)))
+    daemon.start()
+
+    def sandbox(name: str) -> api_pb2.PodSandboxConfig:
+        config = pod_sandbox_config(name, qos="LS", kubelet_qos=KubeletQos.GUARANTEED)
+        config.linux.resources.CopyFrom(LIMITS)
+        cgroup_files.make(config.linux.cgroup_parent)
+        (cgroup_files.folder(config.linux.cgroup_parent) / "cpu.max").write_text("150000 100000\n")
+        return config
+
+    def bursts(cgroup: str) -> str:
+        return cgroup_files.read(cgroup, "cpu.max.burst").strip()
+
+    ready, making = sandbox("ready"), sandbox("making")
+    with CriClient(daemon.socket) as client, ThreadPoolExecutor(1) as executor:
+
+        def run(config: api_pb2.PodSandboxConfig) -> str:
+            request = api_pb2.RunPodSandboxRequest(config=config)
+            return client.runtime.RunPodSandbox(request, timeout=CALL_TIMEOUT_S).pod_sandbox_id
+
+        ready_id = run(ready)
+        config = container_config("main", pod=ready, resources=LIMITS)
+        create = create_container_request(ready_id, config, ready)
+        container = client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
+        runtime.on("RunPodSandbox", hang=True, times=1)
+        running = executor.submit(run, making)
+        wait_until(lambda: bursts(making.linux.cgroup_parent) == "15000", "the old value of the second pod")
+        runtime.recorded.wait("RunPodSandbox", 2)
+        write(file, config_map(cpu_burst_config=burst(20)))
+        wait_until(lambda: bursts(ready.linux.cgroup_parent) == "30000", "the new value of the first pod")
+        runtime.release("RunPodSandbox")
+        running.result(30)
+        wait_until(lambda: bursts(making.linux.cgroup_parent) == "30000", "the new value of the second pod")
+        start = api_pb2.StartContainerRequest(container_id=container)
+        client.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
+        path = f"{ready.linux.cgroup_parent}/{container}"
+        wait_until(lambda: bursts(path) == "30000", "the new value of the container")
+
+
+def burst(percent: int) -> Mapping[str, object]:
+    """A strategy of CPU burst."""
+    return {"clusterStrategy": {"policy": "auto", "cpuBurstPercent": percent}}

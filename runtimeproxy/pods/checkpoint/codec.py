@@ -105,7 +105,7 @@ def encode(record: Record) -> str:
     document: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
-        if field.name != "id" and value != getattr(blank, field.name):
+        if field.name not in _NOT_IN_BODY and value != getattr(blank, field.name):
             document[_KEYS.get(field.name, field.name)] = _plain(value)
     # Mostly no policy has changed anything: then both are one object, here and after the next start.
     if record.booked == record.requested:
@@ -115,6 +115,7 @@ def encode(record: Record) -> str:
     return json_text(document, is_long=entries > SHORT_ENTRIES)
 
 
+_NOT_IN_BODY: Final = frozenset({"id", "evaluation"})
 _KEYS: Final[Mapping[str, str]] = {"booked": "applied"}
 """Fields with another name in the file: version 0.1 reads it too, after a failed upgrade or a downgrade."""
 
