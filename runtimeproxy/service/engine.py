@@ -281,7 +281,6 @@ class Engine:
     async def merge_state(self) -> None:
         """Reads the checkpoint again, for ids without an event in this process since."""
         await self._checkpoint.merge()
-        await self._load_allocations()
 
     async def take_back_state(self) -> None:
         """Reads the checkpoint of a successor that has failed; to be awaited before calls are accepted."""
