@@ -121,6 +121,7 @@ _RANGES: Final[Mapping[str, _Range]] = {
 """By cgroup parameter, or by the field's own name where there is none. Source: Linux kernel/sched/core.c
 (tg_set_cfs_bandwidth, sched_group_set_shares), include/uapi/linux/oom.h; policies spec 5.5."""
 
+_IDLE: Final = "cpu.idle"
 _UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
     "cpu.weight": _Range(units.MIN_CPU_WEIGHT, units.MAX_CPU_WEIGHT),
     "cpu.idle": _Range(0, 1),
@@ -281,6 +282,24 @@ def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, s
     return _fitted_value(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
 
 
+def _fitted_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Of a pod, a container or a QoS class."""
+    _check_idle(name, value)
+    return _fitted_parameter(name, value, node)
+
+
+def _check_idle(name: str, value: Value) -> None:
+    """Weights of an idle cgroup cannot be written. Source: Linux kernel/sched/fair.c, sched_group_set_shares.
+
+    Raises:
+        ValueError: The cgroup would be idle.
+    """
+    if name == _IDLE and str(value).strip() == "1":
+        raise ValueError(
+            "the kubelet and the runtime write weights, and the kernel refuses these while it is 1"
+        )
+
+
 def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.parameter_problem(name)
     if problem:
@@ -363,6 +382,7 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.unified_problem(name)
     if problem:
         raise ValueError(problem)
+    _check_idle(name, value)
     if name in _LISTS:
         return _fitted_value(name, value, node)
     if name == "cpu.max":
@@ -445,7 +465,7 @@ def _fitted_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, s
 
 _FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
     flat.RESOURCES: _fitted_resource,
-    flat.CGROUP: _fitted_parameter,
+    flat.CGROUP: _fitted_pod_parameter,
     flat.NODE_CGROUP: _fitted_node_file,
     flat.SYSCTL: _fitted_sysctl,
     flat.UNIFIED: _fitted_file,

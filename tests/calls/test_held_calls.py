@@ -263,7 +263,7 @@ async def test_an_update_of_a_pod_that_fails_was_made_by_the_kubelet_all_the_sam
 async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) -> None:
     found = policy(
         pod=PodChange(labels={"restored": "1"}, cgroup={"cpu.shares": 3}),
-        container=replace(SHARES, cgroup={"cpu.idle": 0}),
+        container=replace(SHARES, cgroup={"memory.use_priority_oom": 0}),
         on_started=None,
     )
     await desk.load(found)
@@ -286,7 +286,7 @@ async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) ->
     record = record_of(desk)
     assert (record.state, record.booked.cpu_shares) == (Lifecycle.RUNNING, 2048)
     assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
-    values = {"cpu.idle": 0}
+    values = {"memory.use_priority_oom": 0}
     assert desk.writer.written[1:] == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", values)]
     assert record.pending_cgroup == {}
 

@@ -47,12 +47,12 @@ def known(desk: Surroundings) -> None:
 
 
 async def test_a_value_that_cannot_be_written_keeps_nobody_from_being_asked(desk: Surroundings) -> None:
-    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1}), on_started=None)
+    found = policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1}), on_started=None)
     await desk.load(found)
     await with_settled_container(desk)
     desk.writer.error = "EINVAL"
     await done(desk, "StartContainer")
-    assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
+    assert desk.writer.written == [(CGROUP, {"memory.use_priority_oom": 1})]
     assert [hook for hook, _ in found.seen] == ["container", "on_started"]
 
 
@@ -73,7 +73,7 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
 
 @pytest.mark.parametrize("error", ["", "EBUSY: no"])
 async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundings, error: str) -> None:
-    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1, "memory.high": 9}))
+    found = policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1, "memory.high": 9}))
     hooks = server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.cfs_burst_us": 5})})
     await desk.load(found, hooks)
     await with_settled_container(desk)
@@ -82,7 +82,7 @@ async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundin
     await done(desk, "StartContainer")
     late = [entry for entry in desk.audit if entry.hook == "post_start_container"]
     assert {entry.field: entry.policy for entry in late} == {
-        "cgroup[cpu.idle]": "test",
+        "cgroup[memory.use_priority_oom]": "test",
         "cgroup[memory.high]": "test",
         "cgroup[cpu.cfs_burst_us]": "server.json",
     }
@@ -93,19 +93,19 @@ async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundin
 
 async def test_a_waiting_value_has_its_own_owner_in_the_audit(desk: Surroundings) -> None:
     """Whatever other policy has set the parameter before a start, of a container that runs already."""
-    await desk.load(server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.idle": 0})}))
+    await desk.load(server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"memory.use_priority_oom": 0})}))
     known(desk)
     running = desk.store.containers.get(CONTAINER_ID)
     assert running is not None
-    owners = {"cgroup[cpu.idle]": "other"}
-    desk.store.containers.put(replace(running, pending_cgroup={"cpu.idle": 1}, owners=owners))
+    owners = {"cgroup[memory.use_priority_oom]": "other"}
+    desk.store.containers.put(replace(running, pending_cgroup={"memory.use_priority_oom": 1}, owners=owners))
     await done(desk, "StartContainer")
     assert [(entry.policy, entry.new) for entry in desk.audit] == [("server.json", "0"), ("other", "1")]
 
 
 async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surroundings) -> None:
     """The pod has no cgroup parent: what is called pending must have an end."""
-    await desk.load(policy(container=ContainerChange(cgroup={"cpu.idle": 1})))
+    await desk.load(policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1})))
     pod = pod_sandbox_config()
     pod.linux.cgroup_parent = ""
     await desk.run_pod(pod, POD_ID)
@@ -120,23 +120,25 @@ async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surro
 
 
 async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Surroundings) -> None:
-    await desk.load(policy(container=ContainerChange(cgroup={"cpu.idle": 1})))
+    await desk.load(policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1})))
     await with_settled_container(desk)
     await done(desk, "StartContainer")
-    assert desk.writer.written == [(CGROUP, {"cpu.idle": 1})]
+    assert desk.writer.written == [(CGROUP, {"memory.use_priority_oom": 1})]
 
 
 async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> None:
     await desk.load()
     desk.store.pods.put(PodRecord(id=POD_ID, cgroup_parent="kubepods-podu1.slice"))
-    desk.store.containers.put(ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, pending_cgroup={"cpu.idle": 1}))
+    desk.store.containers.put(
+        ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, pending_cgroup={"memory.use_priority_oom": 1})
+    )
     desk.services.runtime_name = "cri-o"
     await done(desk, "StartContainer")
     assert desk.writer.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 
 
 async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
-    found = policy(container=ContainerChange(cgroup={"cpu.idle": 1}), on_started=None)
+    found = policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1}), on_started=None)
     await desk.load(found)
     await with_settled_container(desk)
     call = desk.call("StartContainer", request_for("StartContainer"))
@@ -145,7 +147,7 @@ async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
     assert not desk.writer.written
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
-    assert (record.state, record.pending_cgroup) == (Lifecycle.CREATED, {"cpu.idle": 1})
+    assert (record.state, record.pending_cgroup) == (Lifecycle.CREATED, {"memory.use_priority_oom": 1})
 
 
 @pytest.mark.conformance(97, 98)

@@ -7,7 +7,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from tests.calls.scripted import CONTAINER_ID, POD_ID, Surroundings
 
 PARENT = "/kubepods/besteffort/podu1"
-VALUES = {"cpu.idle": 1}
+VALUES = {"memory.use_priority_oom": 1}
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,9 @@ async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again
 
 
 SEVERAL = ContainerChange(
-    resources=ResourceChange(cpu_shares=2048, cpu_quota_us=20_000, cpuset_cpus="3", unified={"cpu.idle": "1"})
+    resources=ResourceChange(
+        cpu_shares=2048, cpu_quota_us=20_000, cpuset_cpus="3", unified={"memory.high": "1"}
+    )
 )
 
 

@@ -15,6 +15,7 @@ from runtimeproxy.hooks import (
     DeviceSpec,
     Hook,
     MountSpec,
+    NodeChange,
     PodChange,
     PodView,
     ResourceChange,
@@ -118,7 +119,7 @@ def test_values_of_resources(
         ("cpu.cfs_quota_us", (-1, 1_000), {500: 1_000}, (0,)),
         ("memory.limit_in_bytes", (-1, PAGE), {}, (0, 1)),
         ("cpu.bvt_warp_ns", (-1, 2), {}, (-2, 3)),
-        ("cpu.idle", (0, 1), {}, (2,)),
+        ("cpu.idle", (0,), {}, (1, 2)),
         ("cpuset.cpus", ("0-1",), {"0-1,": "0-1"}, ("", "x")),
         ("memory.high", (-1, 0), {}, (-2,)),
         ("memory.usage_in_bytes", (), {}, (5,)),
@@ -409,8 +410,10 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
             CREATE,
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="wr"),)),
         ),
-        (Hook.PRE_START_CONTAINER, CgroupChange(cgroup={"cpu.idle": 1})),
-        (Hook.EVALUATE_QOS_CLASS, CgroupChange(cgroup={"cpu.idle": 1})),
+        (Hook.PRE_START_CONTAINER, CgroupChange(cgroup={"cpu.bvt_warp_ns": 1})),
+        (Hook.EVALUATE_QOS_CLASS, CgroupChange(cgroup={"cpu.bvt_warp_ns": 1})),
+        # Nobody writes weights there.
+        (Hook.EVALUATE_NODE, NodeChange(cgroups={"host": {"cpu.idle": 1}})),
     ],
 )
 def test_what_makes_sense_is_used(hook: Hook, change: CgroupChange) -> None:
