@@ -126,12 +126,19 @@ class Journal:
                 unsaved.update(noted.values)
         return lines
 
-    def forget(self, cgroup: str, names: Iterable[str]) -> None:
-        """These parameters and files of a cgroup hold no value of ours any more."""
+    def settle(self, book: Book) -> None:
+        """A batch is over: what was noted of its cgroup is to be saved as its book has it.
+
+        A value that could not be written, and one that was given back, need not be.
+        """
         with self._lock:
-            unsaved = self._unsaved.get(cgroup, {})
-            for name in names:
-                unsaved.pop(name, None)
+            unsaved = self._unsaved.get(book.id)
+            if unsaved is not None:
+                known: dict[str, object] = dict(book.originals)
+                for name, entry in book.entries.items():
+                    if entry.resolved is not None:
+                        known[name] = entry.resolved
+                self._unsaved[book.id] = {key: known[key] for key in unsaved if key in known}
 
     def note_saved(self, cgroup: str, book: Book | None) -> None:
         """The checkpoint has a book now, or has deleted it."""

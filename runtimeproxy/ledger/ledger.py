@@ -157,6 +157,7 @@ class Ledger(BookStore):
                     now = self._held.get(path)
                     if now is not None:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
+                self._report([path])
             self.apply(cgroup)
 
     def _take_requests(self, path: Path) -> None:
@@ -293,6 +294,8 @@ class Ledger(BookStore):
             with suppress(OSError):
                 present = self._files.look(path, noted.values)
             found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
+        for book in found.values():
+            self._journal.settle(book)
         return list(found.values())
 
     # --- inside ------------------------------------------------------------------------------------------
@@ -475,12 +478,12 @@ class Ledger(BookStore):
                 del self._held[job.path]
             elif now is not None and after != now.book:
                 self._held[job.path] = now._replace(book=after)
-        if job.plan.given_back:
-            files = before.book.originals.keys() - after.originals.keys()
-            self._journal.forget(after.id, {*job.plan.given_back, *files})
-            for name in job.plan.given_back:
-                self._foreign_writers.forget(job.path, name)
-        if now is None or after != before.book:
+        is_noted = job.plan.noted is not None
+        if is_noted or job.plan.given_back:
+            self._journal.settle(after)
+        for name in job.plan.given_back:
+            self._foreign_writers.forget(job.path, name)
+        if now is None or is_noted or after != before.book:
             self._report([job.path])
         return is_same or now is None
 

@@ -925,6 +925,73 @@ def test_a_journal_is_emptied(ledger: Ledger, journal: Journal, tmp_path: Path) 
     assert not path.exists()
 
 
+class Refuses(CgroupWriter):
+    """A kernel that refuses all values."""
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        return tuple(
+            WriteResult(each.cgroup, name, value, WriteOutcome.FAILED, error="EBUSY: no")
+            for level in levels
+            for each in level
+            for name, value in each.values.items()
+        )
+
+
+def journals(folder: Path) -> str:
+    """What all journals hold."""
+    return "".join(path.read_text() for path in folder.glob("state/journal-*"))
+
+
+def saving(ledger: Ledger) -> Ledger:
+    """The checkpoint gets all changes at once."""
+    ledger.on_change = lambda identity: ledger.note_saved(identity, ledger.record(identity))
+    return ledger
+
+
+def test_a_value_that_is_refused_for_ever_does_not_fill_the_disk(
+    files: CgroupFiles, journal: Journal, tmp_path: Path
+) -> None:
+    ledger = saving(Ledger(Refuses(files.root), journal, BOOT))
+    ledger.claim([pod(sets(quota=50_000))])
+    ledger.verify({Level.POD})
+    assert journals(tmp_path) == ""
+
+
+def test_a_limit_that_the_usage_keeps_up_does_not_fill_the_disk(
+    ledger: Ledger, files: CgroupFiles, tmp_path: Path
+) -> None:
+    usage = "memory.usage_in_bytes" if files.version == 1 else "memory.current"
+    (files.folder(POD, "memory") / usage).write_text(f"{100 << 20}\n")
+    saving(ledger).claim([pod(sets(memory=50 << 20))])
+    assert number(files, POD, "memory.limit_in_bytes") == 110 << 20
+    assert journals(tmp_path) == ""
+
+
+def test_a_resize_is_in_the_checkpoint_although_the_value_stays(
+    ledger: Ledger, files: CgroupFiles, tmp_path: Path
+) -> None:
+    saving(ledger)
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    ledger.claim([pod(sets(quota=50_000))])
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    ledger.resized(POD)
+    assert journals(tmp_path) == ""
+
+
+def test_a_journal_of_a_value_that_was_not_written_is_removed(
+    ledger: Ledger, files: CgroupFiles, journal: Journal, tmp_path: Path
+) -> None:
+    """The process was killed before it wrote the second value."""
+    ledger.claim([pod(sets(quota=50_000))])
+    journal.note(Noted(POD, Level.POD, {}, {"cpu.cfs_quota_us": 60_000}, {"cpu.cfs_quota_us": 50_000}))
+    os.close(journal._descriptor)
+    journal._descriptor = -1
+    again = saving(Ledger(CgroupWriter(files.root), Journal(tmp_path / "state", BOOT), BOOT))
+    again.add_noted(again.read_journal())
+    assert not list((tmp_path / "state").iterdir())
+    assert again.resolved(POD) == {"cpu.cfs_quota_us": 50_000}
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[1,2,3,4,5,6]", '["boot-1","/a",2,{"f":[1]},{},{}]', "\x00"]
 )
