@@ -185,12 +185,17 @@ class BookStore:
         """
         with self._lock:
             held = self._find(pod_cgroup)
-            if held is not None:
-                entries = {
-                    name: entry._replace(requested=requested.get(name, entry.requested))
-                    for name, entry in held.book.entries.items()
-                }
-                self._held[cgroup_path(pod_cgroup)] = held._replace(book=replace(held.book, entries=entries))
+            if held is None:
+                return
+            entries = {
+                name: entry._replace(requested=requested.get(name, entry.requested))
+                for name, entry in held.book.entries.items()
+            }
+            if entries == held.book.entries:
+                return
+            path = cgroup_path(pod_cgroup)
+            self._held[path] = held._replace(book=replace(held.book, entries=entries))
+        self._report([path])
 
     # --- checkpoint --------------------------------------------------------------------------------------
 

@@ -116,9 +116,9 @@ class Ledger(BookStore):
 
     def apply(self, cgroup: str) -> None:
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
-        path = cgroup_path(cgroup)
-        if path in self._held:
-            _log_again(logging.DEBUG, self._held[path].target, self._settle([path]))
+        held = self._find(cgroup)
+        if held is not None:
+            _log_again(logging.DEBUG, held.target, self._settle([cgroup_path(cgroup)]))
 
     def apply_all(self, cgroups: Iterable[str]) -> None:
         """Writes the values of some cgroups, one after the other."""
@@ -127,14 +127,14 @@ class Ledger(BookStore):
 
     def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:
         """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
-        held = self._find(wanted.target.cgroup)
+        with self._lock:
+            held = self._find(wanted.target.cgroup)
+            if held is not None:
+                book = books.with_missing(held.book, wanted.claims)
+                self._held[cgroup_path(wanted.target.cgroup)] = held._replace(book=book)
         if held is None:
             return self.claim([wanted])
-        path = cgroup_path(wanted.target.cgroup)
-        with self._lock:
-            held = self._held[path]
-            self._held[path] = held._replace(book=books.with_missing(held.book, wanted.claims))
-        return self._settle([path])
+        return self._settle([cgroup_path(wanted.target.cgroup)])
 
     def resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original.

@@ -369,6 +369,38 @@ def test_a_pod_that_the_kubelet_raises_before_its_containers(
     assert number(files, POD, "cpu.cfs_quota_us") == 240_000
 
 
+def test_a_kill_before_the_kubelet_lowers_the_pod(
+    ledger: Ledger, files: CgroupFiles, journal: Journal
+) -> None:
+    put(files, POD, "cpu.cfs_quota_us", 200_000)
+    saved: dict[str, Book | None] = {}
+    ledger.on_change = lambda identity: saved.update({identity: ledger.record(identity)})
+    ledger.claim([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    ledger.note_requests(POD, {"cpu.cfs_quota_us": 50_000})
+    again = Ledger(CgroupWriter(files.root), journal, BOOT)
+    again.load(book for book in saved.values() if book is not None)
+    put(files, POD, "cpu.cfs_quota_us", 50_000)
+    again.verify([Level.POD])
+    assert number(files, POD, "cpu.cfs_quota_us") == 25_000
+
+
+def test_a_container_whose_values_are_given_back_while_it_starts(
+    files: CgroupFiles, journal: Journal
+) -> None:
+    class Forgets(Ledger):
+        """Another thread drops the book after any look at it."""
+
+        def _find(self, cgroup: str) -> book_store.Held | None:
+            found = super()._find(cgroup)
+            self._held.clear()
+            return found
+
+    ledger = Forgets(CgroupWriter(files.root), journal, BOOT)
+    ledger.book(box(sets(quota=50_000)))
+    ledger.start(box(sets(burst=1000)))
+    assert number(files, BOX, "cpu.cfs_burst_us") == 1000
+
+
 @pytest.mark.parametrize("is_resized", [False, True])
 def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     ledger: Ledger, files: CgroupFiles, *, is_resized: bool
