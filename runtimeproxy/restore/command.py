@@ -130,8 +130,9 @@ def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
     ledger.load(saved.books)
     ledger.add_noted(ledger.read_journal())
     for pod in saved.pods:
-        containers = [each for each in saved.containers if each.pod_id == pod.id]
-        ledger.note_requests(pod.cgroup_parent, pod_values(containers))
+        members = (each for each in saved.containers if each.pod_id == pod.id)
+        running = [each for each in members if each.state is not Lifecycle.STOPPED]
+        ledger.note_requests(pod.cgroup_parent, pod_values(running))
     return ledger
 
 

@@ -303,6 +303,23 @@ def test_a_killed_daemon_leaves_its_journal(files: CgroupFiles, writer: CgroupWr
     assert files.read(POD, "cpu.max") == before
 
 
+def test_a_container_that_has_ended_is_not_in_the_sum_of_its_pod(
+    files: CgroupFiles, writer: CgroupWriter, tmp_path: Path
+) -> None:
+    """The original is not known; the container was started again, and the kubelet keeps the one of before."""
+    writer.write(POD, {"cpu.cfs_quota_us": 50_000})
+    requested = Resources(cpu_quota_us=100_000)
+    box = ContainerRecord(id="box", pod_id="pod", requested=requested, state=Lifecycle.RUNNING)
+    saved = Saved(
+        pods=(PodRecord(id="pod", cgroup_parent=POD),),
+        containers=(replace(box, id="before", state=Lifecycle.STOPPED), box),
+        cgroups=(CgroupRecord(POD, {"cpu.cfs_quota_us": ManagedValue(50_000, None)}),),
+    )
+    node = NodeState({}, states(ledger_of(saved, tmp_path, writer), writer))
+    (line,) = restore_cgroups(writer, plan(saved, node, writer).cgroups)
+    assert (line.new, line.status) == (100_000, Status.RESTORED)
+
+
 @pytest.mark.parametrize(
     ("kept", "expected"),
     [
