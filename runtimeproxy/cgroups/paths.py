@@ -16,7 +16,7 @@ class CgroupPathError(RuntimeProxyError):
     """A cgroup path that is empty, leaves the cgroup tree, or names its root."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2_048)  # two forms of each of the 750 cgroups of 250 pods
 def cgroup_path(text: str) -> tuple[str, ...]:
     """Path components below a controller's mount, for every form that the CRI and runtimes use.
 

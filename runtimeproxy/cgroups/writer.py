@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,8 +34,11 @@ def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
     Raises:
         OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
-    with _folder(folder, path) as held:
+    held = _open_folder(folder, path)
+    try:
         return _read(file, held)
+    finally:
+        os.close(held)
 
 
 def _read(file: str, folder: int) -> str:
@@ -64,15 +68,6 @@ class FileText(NamedTuple):
     """Of the cgroup's folder."""
 
 
-@contextmanager
-def _folder(folder: Path, path: tuple[str, ...]) -> Iterator[int]:
-    held = _open_folder(folder, path)
-    try:
-        yield held
-    finally:
-        os.close(held)
-
-
 def _open_folder(folder: Path, path: tuple[str, ...]) -> int:
     """A descriptor of a cgroup; no part of its path may be a symbolic link."""
     held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -84,6 +79,41 @@ def _open_folder(folder: Path, path: tuple[str, ...]) -> int:
             os.close(held)
         held = inner
     return held
+
+
+_MOST_OPEN = 16
+"""Cgroups that one thread keeps open: a pod may have more containers than a process descriptors."""
+
+
+class _Folders:
+    """Open descriptors of the cgroups that one batch reads and writes. Used in one thread."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Path, tuple[str, ...]], int] = {}
+
+    def open(self, folder: Path, path: tuple[str, ...]) -> int:
+        """A descriptor of a cgroup, valid until the next call; raises OSError as `_open_folder`."""
+        held = self._found.get((folder, path))
+        if held is None:
+            if len(self._found) >= _MOST_OPEN:
+                os.close(self._found.pop(next(iter(self._found))))
+            parent = self._found.get((folder, path[:-1]))
+            if parent is None:
+                held = _open_folder(folder, path)
+            else:
+                held = os.open(path[-1], _FOLDER_FLAGS, dir_fd=parent)
+            self._found[folder, path] = held
+        return held
+
+    def close(self) -> None:
+        for descriptor in self._found.values():
+            os.close(descriptor)
+
+
+class _Open(threading.local):
+    """The cgroups that this thread keeps open; None outside of `CgroupWriter.keeping_open`."""
+
+    folders: _Folders | None = None
 
 
 class WriteOutcome(StrEnum):
@@ -191,22 +221,14 @@ class _Target:
 class _Batch:
     """The state of one call of `write_levels`."""
 
+    folders: _Folders
     results: dict[Key | tuple[str, str], WriteResult] = field(default_factory=dict)
     targets: dict[Key, _Target] = field(default_factory=dict)
     pending: list[dict[Key, Value]] = field(default_factory=list)
     current: dict[Key, Value | None] = field(default_factory=dict)
-    folders: dict[tuple[Path, tuple[str, ...]], int] = field(default_factory=dict)
-    """Open descriptors of the cgroups that are written to."""
 
     def folder(self, target: _Target) -> int:
-        place = target.folder, target.key.path
-        if place not in self.folders:
-            self.folders[place] = _open_folder(*place)
-        return self.folders[place]
-
-    def close(self) -> None:
-        for descriptor in self.folders.values():
-            os.close(descriptor)
+        return self.folders.open(target.folder, target.key.path)
 
 
 class CgroupWriter:
@@ -216,6 +238,7 @@ class CgroupWriter:
         self._root = root
         self._mounts: dict[str, Mount] = {}
         self._located: dict[str, tuple[Path, FileFormat] | str] = {}
+        self._open = _Open()
 
     @property
     def mounts(self) -> dict[str, Mount]:
@@ -230,6 +253,23 @@ class CgroupWriter:
     def write(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
         """Writes values to one cgroup; see `write_levels`."""
         return self.write_levels([[CgroupValues(cgroup, values)]])
+
+    @contextmanager
+    def keeping_open(self) -> Iterator[_Folders]:
+        """Keeps each cgroup that this thread looks at or writes to open, for a batch of looks and writes.
+
+        A path of four parts costs five system calls to open and as many to close. A cgroup that is removed
+        and made again meanwhile counts as missing.
+        """
+        if self._open.folders is not None:
+            yield self._open.folders
+            return
+        self._open.folders = folders = _Folders()
+        try:
+            yield folders
+        finally:
+            self._open.folders = None
+            folders.close()
 
     def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
         """The contents of the files of one cgroup; those that cannot be read are left out.
@@ -249,7 +289,8 @@ class CgroupWriter:
                 files.setdefault(located[0], {})[name] = located[1].file
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
-            with _UnlessExhausted(), _folder(folder, path) as held:
+            with _UnlessExhausted(), self.keeping_open() as folders:
+                held = folders.open(folder, path)
                 inode = os.fstat(held).st_ino
                 read: dict[str, FileText] = {}
                 for name, file in wanted.items():
@@ -269,7 +310,8 @@ class CgroupWriter:
         located = self._locate(name)
         if isinstance(located, str):
             return ()
-        with _UnlessExhausted(), _folder(located[0], path) as held:
+        with _UnlessExhausted(), self.keeping_open() as folders:
+            held = folders.open(located[0], path)
             descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
             try:
                 with os.scandir(descriptor) as found:
@@ -319,24 +361,22 @@ class CgroupWriter:
         Returns:
             One result per value; never raises for an error of the kernel or a bad value.
         """
-        batch = _Batch()
-        for level in levels:
-            batch.pending.append({})
-            for wanted in level:
-                for name, value in wanted.values.items():
-                    target = self._target(wanted, name, value)
-                    if isinstance(target, WriteResult):
-                        batch.results[wanted.cgroup, name] = target
-                    else:
-                        _compare(target, batch)
-        try:
+        with self.keeping_open() as folders:
+            batch = _Batch(folders)
+            for level in levels:
+                batch.pending.append({})
+                for wanted in level:
+                    for name, value in wanted.values.items():
+                        target = self._target(wanted, name, value)
+                        if isinstance(target, WriteResult):
+                            batch.results[wanted.cgroup, name] = target
+                        else:
+                            _compare(target, batch)
             for step in plan(batch.pending, batch.current):
                 rest()
                 result = _carry_out(step, batch)
                 if step.is_final:
                     batch.results[step.key] = result
-        finally:
-            batch.close()
         return tuple(batch.results.values())
 
     def read(self, cgroup: str, name: str) -> Value | None:

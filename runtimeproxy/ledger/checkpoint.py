@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
@@ -48,6 +49,9 @@ MOST_NOTED: Final = 20_000
 
 GATHER_S: Final = 0.02
 """How long changes are gathered: a kill loses these, but the thread competes with each call."""
+
+BOOKS_GATHER_S: Final = 0.2
+"""The same for books that follow others: what a storm has written is in the journal."""
 
 IDLE_GATHER_S: Final = 5.0
 """The same for changes that the runtime has reported, and would report again."""
@@ -267,6 +271,11 @@ class CheckpointWriter:
         self._sources = sources
         self._everything = everything
         self._noted: dict[_Key, bool] = {}
+        self._lock = Lock()
+        # Noted in other threads since the last batch.
+        self._from_threads: dict[_Key, bool] = {}
+        # When a batch of nothing but books may follow another one, by the loop's clock.
+        self._books_due_s = 0.0
         self._all_due = False
         self._on_read: Callable[[Saved], None] | None = None
         self._due = asyncio.Event()
@@ -291,9 +300,27 @@ class CheckpointWriter:
             self._is_urgent.set()
 
     def note_from_thread(self, kind: Kind, identity: str) -> None:
-        """Notes a changed id in any thread, as caused by a call."""
-        with suppress(RuntimeError):  # the loop is closed, so nothing is written any more
-            self._loop.call_soon_threadsafe(self.note, kind, identity, True)
+        """Notes a changed id in any thread, as caused by a call; wakes the loop once for each batch."""
+        with self._lock:
+            is_first = not self._from_threads
+            self._from_threads[kind, identity] = True
+        if is_first:
+            with suppress(RuntimeError):  # the loop is closed, so nothing is written any more
+                self._loop.call_soon_threadsafe(self._on_noted_in_thread)
+
+    def _on_noted_in_thread(self) -> None:
+        if self._from_threads:
+            self._due.set()
+            wait_s = self._books_due_s - self._loop.time()
+            if wait_s > 0:
+                self._loop.call_later(wait_s, self._on_noted_in_thread)
+            else:
+                self._is_urgent.set()
+
+    def _take_from_threads(self) -> None:
+        with self._lock:
+            noted, self._from_threads = self._from_threads, {}
+        self._noted |= noted
 
     async def load(self, on_late: Callable[[Saved], None]) -> Saved | None:
         """The records that the last process has saved.
@@ -341,7 +368,7 @@ class CheckpointWriter:
     async def flush(self) -> bool:
         """Writes all noted changes; returns whether they are on disk now."""
         async with self._writing:
-            while self._noted or self._all_due or self._on_read is not None:
+            while self._noted or self._from_threads or self._all_due or self._on_read is not None:
                 # Twice: the first attempt may find that the file is a new one.
                 if not await self._write_batch() and not await self._write_batch():
                     return False
@@ -360,6 +387,7 @@ class CheckpointWriter:
 
     async def _write_batch(self) -> bool:
         """Writes one batch, or everything if that is due; changes that could not be written stay noted."""
+        self._take_from_threads()
         if len(self._noted) > MOST_NOTED:
             self._all_due = True
             self._noted.clear()
@@ -367,6 +395,8 @@ class CheckpointWriter:
             return False
         everything = self._all_due
         batch = self._take_batch()
+        if all(kind is Kind.BOOK for kind, _ in batch):
+            self._books_due_s = self._loop.time() + BOOKS_GATHER_S
         changes = [self._change(*key, seen=seen) for key, seen in batch.items()]
         try:
             is_new = await self._in_thread(partial(self._write, changes, everything=everything))
@@ -421,7 +451,7 @@ class CheckpointWriter:
             self._all_due = False
         else:
             batch = {key: self._noted.pop(key) for key in list(self._noted)[:MOST_IN_A_BATCH]}
-        if not self._noted:
+        if not self._noted and not self._from_threads:
             self._due.clear()
             self._is_urgent.clear()
         return batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.paths import cgroup_path
@@ -33,6 +33,9 @@ _CPU_MAX: Final = (QUOTA, PERIOD)
 
 class Files(Protocol):
     """Reads and writes the files of cgroups; see `CgroupWriter`."""
+
+    def keeping_open(self) -> AbstractContextManager[object]:
+        """Keeps cgroups open in this thread, for several looks and writes."""
 
     def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
         """Raises OSError where no file can be read at all."""

@@ -315,7 +315,7 @@ class Ledger(BookStore):
         # A container's values may have to fit to those of its pod.
         pods = [path[:-1] for path in paths if self._level(path) is Level.CONTAINER]
         try:
-            with self._write_locks.held([*paths, *pods]):
+            with self._write_locks.held([*paths, *pods]), self._files.keeping_open():
                 for path in {*paths, *pods}:
                     self._take_requests(path)
                 return self._settle_alone(paths, new, is_look=is_look)

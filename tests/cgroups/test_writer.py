@@ -1,11 +1,12 @@
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.cgroups.formats import Value
-from runtimeproxy.cgroups.paths import CgroupPathError
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from tests.cgroups.trees import POD, V2_FILES, fill, make_v1, make_v2, outcomes
 
@@ -142,6 +143,42 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     results = writer.write("/kubepods/link", {"cpu.shares": 2}) + writer.write(POD, {"cpu.shares": 2})
     assert [result.outcome for result in results] == [WriteOutcome.REFUSED] * 2
     assert text(tmp_path, "outside", "cpu.weight") == "100"
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_batch_opens_each_cgroup_once_and_only_so_many(tmp_path: Path) -> None:
+    boxes = [f"{POD}/box{number}" for number in range(100)]
+    writer = CgroupWriter(make_v2(tmp_path, POD, *boxes))
+    paths = [cgroup_path(each) for each in (POD, *boxes)]
+    assert writer.look(paths[0], ["cpu.shares"])
+    before = open_files()
+    with writer.keeping_open():
+        assert writer.look(paths[0], ["cpu.shares"])
+        assert open_files() == before + 1
+        with writer.keeping_open():
+            assert outcomes(writer.write(POD, BATCH)) == dict.fromkeys(BATCH, "written")
+        assert open_files() == before + 1
+        assert all(writer.look(path, ["cpu.shares"])["cpu.shares"].text == "100\n" for path in paths[1:])
+        assert outcomes(writer.write(boxes[0], BATCH)) == dict.fromkeys(BATCH, "written")
+        assert before < open_files() < before + 20
+    assert open_files() == before
+
+
+def test_a_batch_finds_no_cgroup_behind_a_link_and_none_that_is_gone(tmp_path: Path) -> None:
+    writer = CgroupWriter(make_v2(tmp_path, POD, "/elsewhere"))
+    pod = cgroup_path(POD)
+    (tmp_path / POD[1:] / "box").symlink_to(tmp_path / "elsewhere")
+    with writer.keeping_open():
+        assert writer.look(pod, ["cpu.shares"])
+        assert writer.look((*pod, "box"), ["cpu.shares"]) == {}
+        assert outcomes(writer.write(f"{POD}/box", {"cpu.shares": 2})) == {"cpu.shares": "refused"}
+        shutil.rmtree(tmp_path / POD[1:])
+        assert writer.look(pod, ["cpu.shares"]) == {}
+        assert outcomes(writer.write(POD, {"cpu.shares": 2})) == {"cpu.shares": "missing"}
+    assert text(tmp_path, "elsewhere", "cpu.weight") == "100"
 
 
 def test_a_refusal_of_the_kernel_is_returned_with_its_name(tmp_path: Path) -> None:

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.checkpoint import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
-from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
 
@@ -117,6 +119,51 @@ async def test_changes_are_written_at_once(writer: CheckpointWriter, store: PodS
         await on_disk(folder, 3 * MOST_IN_A_BATCH)
         store.containers.remove("box-7")
         await on_disk(folder, 3 * MOST_IN_A_BATCH - 1)
+
+
+async def test_books_of_other_threads_wake_the_loop_once_and_wait_for_no_record(
+    folder: Path, executor: ThreadPoolExecutor, store: PodStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BOOKS_GATHER_S", TIMEOUT_S * 2)
+    batches: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def on_saved(identity: str, _: Book | None) -> None:
+        loop.call_soon_threadsafe(batches.put_nowait, identity)
+
+    writer = CheckpointWriter(
+        folder,
+        executor,
+        {Kind.BOOK: lambda identity: Book(identity, Level.POD), Kind.CONTAINER: store.containers.get},
+        lambda: (),
+        on_saved,
+    )
+    store.on_change = writer.note
+    wakes: list[object] = []
+    monkeypatch.setattr(writer, "_on_noted_in_thread", partial(_counted, wakes, writer._on_noted_in_thread))
+
+    def note(*names: str) -> None:
+        for name in names:
+            writer.note_from_thread(Kind.BOOK, name)
+
+    async with running(writer):
+        await asyncio.to_thread(note, *(f"/pod{number}" for number in range(100)))
+        assert {await batches.get() for _ in range(100)} == {f"/pod{number}" for number in range(100)}
+        assert len(wakes) == 1
+        # Books that follow wait for each other, and not while there is a record to be saved.
+        await asyncio.to_thread(note, "/pod0")
+        store.containers.put(box(1))
+        assert await batches.get() == "/pod0"
+        await on_disk(folder, 1)
+        await asyncio.to_thread(note, "/pod1")
+    assert batches.empty()
+    await writer.close(TIMEOUT_S)
+    assert await batches.get() == "/pod1"
+
+
+def _counted(calls: list[object], function: Callable[[], None]) -> None:
+    calls.append(function)
+    function()
 
 
 async def test_ten_thousand_life_cycles_leave_nothing(

@@ -78,7 +78,7 @@ class Scene:
         )
 
     def quota(self, cgroup: str = POD) -> str:
-        return self.files.read(cgroup, "cpu.max").split()[0]
+        return (self.files.read(cgroup, "cpu.max").split() or [""])[0]  # written to just now
 
     @property
     def is_requested(self) -> bool:
