@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,7 +271,7 @@ class PolicyLoader:
         self._attempts[key] = attempt
         if is_new:
             attempt.result.add_done_callback(lambda _: self.on_late())
-        when = f"within {timeout_s:g} s" if is_new else "since an earlier load"
+        when = f"within {timeout_s:g} s (hooks.load_timeout_s)" if is_new else "since an earlier load"
         raise PolicyLoadError(f"{origin}: has not returned {when}")
 
 
@@ -442,11 +443,16 @@ def make_options(name: str, options_type: type[Any], values: Mapping[str, object
     from pydantic import TypeAdapter, ValidationError  # slow to import, and needed only where options are set
 
     try:
-        return TypeAdapter[object](options_type).validate_python(dict(values))
+        # As JSON, because strict Python input would want an instance of the class.
+        text = json.dumps(dict(values), default=str)
+        return TypeAdapter[object](options_type).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "options"
-        raise PolicyLoadError(f"policy {name}: {place}: {first['msg']}") from error
+        reasons = [
+            f"{'.'.join(map(str, each['loc'])) or 'options'}: "
+            + each["msg"].replace("Input should", "must").removeprefix("Value error, ")
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise PolicyLoadError(f"policy {name}: {'; '.join(reasons)}") from error
 
 
 class _State(NamedTuple):

@@ -98,29 +98,37 @@ def _check_selector(policy: type[Policy], selector: object) -> None:
         raise _error(policy, f"selector {selector!r} is not a PodSelector")
     keys: object = selector.annotations
     if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
-        raise _error(policy, f"selector: annotations {keys!r} is not a tuple of annotations' keys")
+        raise _error(
+            policy, f"selector: annotations {keys!r} is not a tuple of keys, such as ('example.com/tier',)"
+        )
     classes: object = selector.qos_classes
     if classes is not None and not (
         isinstance(classes, frozenset) and all(isinstance(each, QoSClass) for each in classes)
     ):
-        raise _error(policy, f"selector: qos_classes {classes!r} is not a frozenset of QoS classes")
+        example = "such as frozenset({QoSClass.BE})"
+        raise _error(policy, f"selector: qos_classes {classes!r} is not a frozenset of QoSClass, {example}")
     namespaces: object = selector.namespaces
     if namespaces is not None and not isinstance(namespaces, frozenset):
-        raise _error(policy, f"selector: namespaces {namespaces!r} is not a frozenset of names")
+        example = "such as frozenset({'batch'})"
+        raise _error(policy, f"selector: namespaces {namespaces!r} is not a frozenset of names, {example}")
     labels: object = selector.labels
     if type(labels) is not LabelSelector or not _is_well_typed(labels):
-        raise _error(policy, f"selector: labels {labels!r} is not a LabelSelector of LabelRequirements")
+        example = "such as LabelSelector(match_labels={'tier': 'batch'})"
+        raise _error(
+            policy, f"selector: labels {labels!r} is not a LabelSelector of LabelRequirements, {example}"
+        )
     for place, reason in selector_problems(namespaces or (), selector.labels):
         raise _error(policy, f"selector: {'.'.join(place)}: {reason}")
 
 
 def _check_inputs(policy: type[Policy]) -> None:
-    from runtimeproxy.node.snapshot import Input
+    from runtimeproxy.node.snapshot import Feature, Input
 
     for name in ("inputs", "optional_inputs"):
         inputs: object = getattr(policy, name)
         if not (isinstance(inputs, frozenset) and all(isinstance(each, Input) for each in inputs)):
-            raise _error(policy, f"{name} {inputs!r} is not a frozenset of Inputs")
+            example = "such as frozenset({Input.STRATEGIES})"
+            raise _error(policy, f"{name} {inputs!r} is not a frozenset of Inputs, {example}")
     instead: object = policy.selector_without
     if not (isinstance(instead, Mapping) and all(isinstance(each, Input) for each in instead)):
         raise _error(policy, f"selector_without {instead!r} is not a mapping of Inputs to PodSelectors")
@@ -128,8 +136,9 @@ def _check_inputs(policy: type[Policy]) -> None:
         _check_selector(policy, selector)
     for name in ("features", "optional_features"):
         features: object = getattr(policy, name)
-        if not (isinstance(features, frozenset) and all(isinstance(each, str) for each in features)):
-            raise _error(policy, f"{name} {features!r} is not a frozenset of names")
+        if not (isinstance(features, frozenset) and features <= set(Feature)):
+            example = "such as frozenset({Feature.BURST})"
+            raise _error(policy, f"{name} {features!r} is not a frozenset of Features, {example}")
 
 
 def _is_well_typed(labels: LabelSelector) -> bool:
@@ -184,17 +193,19 @@ def _check_method(policy: type[Policy], name: str, value: object) -> None:
 def _check_signature(policy: type[Policy], name: str, method: Callable[..., object]) -> None:
     _, *expected = inspect.signature(getattr(Policy, name)).parameters.values()
     signature = inspect.signature(method)
+    wanted_form = f"{name}{signature}: must be {name}(self, {', '.join(map(str, expected))})"
     try:
         bound = signature.bind(None, *expected)
     except TypeError:
-        raise _error(
-            policy, f"{name}{signature}: must be {name}(self, {', '.join(map(str, expected))})"
-        ) from None
-    annotations = [signature.parameters[key].annotation for key in bound.arguments][1:]
-    for annotation, wanted in zip(annotations, expected, strict=False):
-        shown = getattr(annotation, "__name__", str(annotation)).rpartition(".")[2]
+        raise _error(policy, wanted_form) from None
+    parameters = [signature.parameters[key] for key in bound.arguments][1:]
+    for parameter, wanted in zip(parameters, expected, strict=False):
+        shown = getattr(parameter.annotation, "__name__", str(parameter.annotation)).rpartition(".")[2]
         if shown in _VIEW_NAMES and shown != wanted.annotation:
             raise _error(policy, f"{name}{signature}: {wanted.name} is a {wanted.annotation}")
+    names, wanted_names = [each.name for each in parameters], [each.name for each in expected]
+    if names != wanted_names and sorted(names) == sorted(wanted_names):
+        raise _error(policy, wanted_form)
 
 
 def _check_options_type(policy: type[Policy]) -> None:
@@ -204,7 +215,7 @@ def _check_options_type(policy: type[Policy]) -> None:
     if not isinstance(options_type, type) or not dataclasses.is_dataclass(options_type):
         raise _error(policy, f"options_type {options_type!r} is not a dataclass")
     if not getattr(options_type, "__dataclass_params__").frozen:  # noqa: B009 - typeshed does not know it
-        raise _error(policy, f"options_type {options_type.__name__} is not frozen")
+        raise _error(policy, f"options_type {options_type.__name__} is not frozen: @dataclass(frozen=True)")
     for field in dataclasses.fields(options_type):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise _error(policy, f"options_type {options_type.__name__}: {field.name} has no default")

@@ -18,8 +18,8 @@ from runtimeproxy.config.sources import FLAGS, variable
 from runtimeproxy.hooks.settings import PolicySettings
 
 WIDTH: Final = 120
-_UNITS: Final = {"_s": "seconds", "_bytes": "bytes"}
-"""By the end of a key's name."""
+_UNITS: Final = {"_per_s": "number per second", "_s": "seconds", "_bytes": "bytes"}
+"""By the end of a key's name; the first one counts."""
 _TYPES: Final = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 _HEAD: Final = f"""\
@@ -56,9 +56,9 @@ def _group(group: str) -> Iterator[str]:
 
 def _facts(group: str, key: str, hint: object) -> Iterator[str]:
     text = _type(hint)
-    for end, unit in _UNITS.items():
-        if key.endswith(end):
-            text = text.replace(_type(float), unit).replace(_type(int), unit)
+    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
+    if unit:
+        text = text.replace(_type(float), unit).replace(_type(int), unit)
     yield text[:1].upper() + text[1:]
     if group in GROUPS:
         yield f"`{variable(group, key)}`"

@@ -151,7 +151,8 @@ def test_a_policy_that_hangs_while_it_loads_is_left_out_until_it_is_there(
     daemons.environment[LOAD_TIMEOUT] = "0.2"
     daemon = daemons.start()
     (message,) = errors(daemon)
-    assert message.endswith("slow_to_import:Slow: cannot be imported: has not returned within 0.2 s")
+    reason = "cannot be imported: has not returned within 0.2 s (hooks.load_timeout_s)"
+    assert message.endswith(f"slow_to_import:Slow: {reason}")
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
     release(fifo)

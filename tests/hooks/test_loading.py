@@ -162,7 +162,10 @@ def test_what_cannot_be_loaded_is_an_error(
     [
         ({"levl": 1}, "policy first: unknown option levl; there are: level, names, strict"),
         ({"level": "high"}, "policy first: level: "),
-        ({"strict": 5}, "policy first: strict: "),
+        ({"strict": 5}, "policy first: strict: must be a valid boolean"),
+        ({"strict": "yes"}, "policy first: strict: must be a valid boolean"),
+        ({"level": "4"}, "policy first: level: must be a valid integer"),
+        ({"level": True, "names": "a"}, "level: must be a valid integer; names: must be a valid"),
         ({"level": -1}, "level is below 0"),
     ],
 )

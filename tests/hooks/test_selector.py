@@ -102,7 +102,7 @@ def test_two_selectors_hold_together() -> None:
     [
         (PodSelector(namespaces=("prod",)), "namespaces ('prod',) is not a frozenset"),  # type: ignore[arg-type]
         (PodSelector(namespaces=frozenset({"Prod"})), "namespaces: 'Prod' is not the name of a namespace"),
-        (PodSelector(labels={"app": "web"}), "is not a LabelSelector"),  # type: ignore[arg-type]
+        (PodSelector(labels={"app": "web"}), "such as LabelSelector(match_labels={'tier': 'batch'})"),  # type: ignore[arg-type]
         (
             PodSelector(labels=LabelSelector(match_expressions=[require("a", "Exists")])),  # type: ignore[arg-type]
             "is not a LabelSelector of LabelRequirements",
