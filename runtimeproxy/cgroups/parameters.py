@@ -180,11 +180,19 @@ PARAMETERS: dict[str, Parameter] = {parameter.name: parameter for parameter in _
 """All known parameters by name, in the order in which looser values of one cgroup are written."""
 
 
+def unknown_parameter(name: str) -> str:
+    """Why this is not the name of a parameter: unknown, or that of a file of version 2."""
+    names = [each.name for each in _ALL if each.v2 is not None and each.v2.file == name]
+    if names:
+        return f"is {' or '.join(names)} here: parameters have their names of cgroup version 1"
+    return "is not a known cgroup parameter"
+
+
 def check_value(name: str, value: Value) -> str:
     """Why a value can never be written; empty when it can. Pure: for the checks of a policy's changes."""
     parameter = PARAMETERS.get(name)
     if parameter is None:
-        return f"{name} is not a known cgroup parameter"
+        return f"{name} {unknown_parameter(name)}"
     if not parameter.writable:
         return f"{name} cannot be written"
     try:

@@ -62,6 +62,14 @@ _WRONG_TYPES: Final[Mapping[Hook, tuple[type[Change], ...]]] = {
     Hook.EVALUATE_NODE: (CgroupChange,),
 }
 """The changes that are about something else, by hook."""
+_RIGHT_TYPES: Final[Mapping[Hook, type[Change]]] = {
+    Hook.PRE_RUN_POD_SANDBOX: PodChange,
+    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: PodChange,
+    Hook.EVALUATE_POD: PodChange,
+    Hook.EVALUATE_QOS_CLASS: CgroupChange,
+    Hook.EVALUATE_NODE: NodeChange,
+}
+"""The changes that methods return, by hook; a ContainerChange at the others."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_SHOWN: Final = 64
 
@@ -139,10 +147,8 @@ def problem_of(hook: Hook, answer: object) -> str | None:
     """Return why a policy's result is not valid at a hook; None when its fields can be checked."""
     if hook in HOOKS_WITHOUT_ANSWER:
         return f"{hook} cannot return a change"
-    if not isinstance(answer, Change):
-        return f"returned a {type(answer).__name__}, not a change"
-    if isinstance(answer, _WRONG_TYPES.get(hook, ())):
-        return f"returned a {type(answer).__name__}"
+    if not isinstance(answer, Change) or isinstance(answer, _WRONG_TYPES.get(hook, ())):
+        return f"returned {_kind(answer)}, not a {_RIGHT_TYPES.get(hook, ContainerChange).__name__} or None"
     return None
 
 
@@ -227,7 +233,7 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
         if is_right and not value:
             continue
         if not is_right or (name in _TEXTS and not _has_texts(value)):
-            left_out.append(LeftOut(name, "", f"is a {type(value).__name__}, not {wanted}"))
+            left_out.append(LeftOut(name, "", f"is {_kind(value)}, not {wanted}"))
             wrong[name] = empty
         elif name in _NESTED:
             kept = _well_formed_items(name, value, left_out)
@@ -235,8 +241,7 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
                 wrong[name] = kept
     resources: Any = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
     if resources is not None and not isinstance(resources.unified, _MAPPING):
-        kind = type(resources.unified).__name__
-        left_out.append(LeftOut(flat.UNIFIED, "", f"is a {kind}, not a mapping"))
+        left_out.append(LeftOut(flat.UNIFIED, "", f"is {_kind(resources.unified)}, not a mapping"))
         wrong[flat.RESOURCES] = dataclasses.replace(resources, unified={})
     return dataclasses.replace(change, **wrong) if wrong else change
 
@@ -268,7 +273,7 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
         if isinstance(value, kind) and isinstance(value.container_path, str):
             kept.append(value)
         else:
-            left_out.append(LeftOut(name, "", f"holds a {type(value).__name__}, not a {kind.__name__}"))
+            left_out.append(LeftOut(name, "", f"holds {_kind(value)}, not a {kind.__name__}"))
     return tuple(kept)
 
 
@@ -277,7 +282,7 @@ def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, s
         return value, ""
     if isinstance(value, _ROLES):
         if name in _WITHOUT_ROLES:
-            raise ValueError(f"takes a value only, not {type(value).__name__}")
+            raise ValueError(f"takes a value only, not {_kind(value)}")
         return _fitted_role(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
     return _fitted_value(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
 
@@ -326,7 +331,7 @@ def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str
         raise ValueError("is not the name of a sysctl")
     if type(value) is int or _is_text(value):
         return value, ""
-    raise ValueError(f"is a {type(value).__name__}, neither a number nor a text")
+    raise ValueError(f"is {_kind(value)}, neither a number nor a text")
 
 
 _ROLES: Final = (Scale, Add, AtMost)
@@ -361,7 +366,7 @@ def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]
     if name not in _LISTS:
         return _fitted_number(_RANGES[name], value)
     if not isinstance(value, str):
-        raise ValueError(f"is a {type(value).__name__}, not a list such as 0-3,8")  # noqa: TRY004 - one type
+        raise ValueError(f"is {_kind(value)}, not a list such as 0-3,8")  # noqa: TRY004 - one type
     is_cpus = name == _CPUS
     # In a list of NUMA nodes `N` would be the highest number that the kernel is built for, which no node has.
     plain = units.plain_cpu_list(value, node.last_cpu if is_cpus else None)
@@ -410,7 +415,7 @@ def _fitted_cpu_max(text: str) -> tuple[Value, str]:
 
 def _fitted_number(limits: _Range, value: object) -> tuple[int, str]:
     if type(value) is not int:
-        raise ValueError(f"is a {type(value).__name__}, not a whole number")
+        raise ValueError(f"is {_kind(value)}, not a whole number")
     if limits.low <= value <= limits.high or (limits.is_unlimited and value == units.UNLIMITED):
         return value, ""
     bounds = f"{limits.low} to {limits.high}{', or -1' if limits.is_unlimited else ''}"
@@ -422,8 +427,10 @@ def _fitted_number(limits: _Range, value: object) -> tuple[int, str]:
 def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     if not isinstance(key, str) or not key or not _is_text(key):
         raise ValueError("the name is empty, not UTF-8, or holds NUL")
+    if value is not CLEAR and not isinstance(value, str):
+        raise ValueError(f"is {_kind(value)}, not a text")  # noqa: TRY004 - one type for all
     if value is not CLEAR and not _is_text(value):
-        raise ValueError(f"is a {type(value).__name__}, not UTF-8, or holds NUL")
+        raise ValueError("is not UTF-8, or holds NUL")
     return value, ""
 
 
@@ -479,6 +486,12 @@ _FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]
 """By group of fields: returns a value as it is used, and a note on its adjustment.
 
 They raise ValueError, with the reason, for a value that cannot be used."""
+
+
+def _kind(value: object) -> str:
+    """Return the type's name with its article, for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _is_text(value: object) -> bool:

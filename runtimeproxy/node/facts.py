@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.cgroups.parameters import PARAMETERS, unknown_parameter
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 DEFAULT_SYSFS: Final = Path("/sys")
@@ -63,7 +63,7 @@ class NodeFacts:
         """Why a cgroup parameter, by its version 1 name, cannot be written here; empty if it can."""
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            return "is not a known cgroup parameter"
+            return unknown_parameter(name)
         if not parameter.writable:
             return "cannot be written"
         if not self.controllers:

@@ -54,7 +54,7 @@ def test_values_in_range_pass(name: str, value: Value) -> None:
         ("memory.limit_in_bytes", 2**63, "not in"),
         ("memory.wmark_scale_factor", 0, "not in"),
         ("memory.usage_in_bytes", 1, "cannot be written"),
-        ("cpu.weight", 1, "not a known"),
+        ("cpu.weight", 1, "is cpu.shares here"),
         ("../../etc/passwd", 1, "not a known"),
     ],
 )

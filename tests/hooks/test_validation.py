@@ -430,7 +430,7 @@ def test_some_hooks_answer_nothing(hook: Hook) -> None:
 
 @pytest.mark.parametrize("hook", [RUN, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.EVALUATE_POD])
 def test_a_container_change_is_no_answer_about_a_pod(hook: Hook) -> None:
-    assert problem_of(hook, ContainerChange()) == "returned a ContainerChange"
+    assert problem_of(hook, ContainerChange()) == "returned a ContainerChange, not a PodChange or None"
 
 
 def test_nothing_of_an_environment_is_quoted() -> None:

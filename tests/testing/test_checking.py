@@ -41,7 +41,10 @@ def test_what_can_be_used_has_no_problem(change: ContainerChange | None) -> None
         (ContainerChange(resources=ResourceChange(oom_score_adj=2000)), "oom_score_adj"),
         (ContainerChange(env={"A=B": "c"}), "env"),
         (ContainerChange(mounts=(MountSpec(host_path="relative", container_path="/x"),)), "mounts"),
-        (PodChange(), "PodChange"),
+        (ContainerChange(cgroup={"cpu.weight": 10}), "cgroup[cpu.weight]: is cpu.shares here"),
+        (ContainerChange(cgroup={"cpu.max": "max"}), "is cpu.cfs_quota_us or cpu.cfs_period_us here"),
+        (ContainerChange(env={"A": 1}), "env[A]: is an int, not a text"),  # type: ignore[dict-item]
+        (PodChange(), "returned a PodChange, not a ContainerChange or None"),
     ],
 )
 def test_each_problem_names_its_field(change: CgroupChange, field: str) -> None:
@@ -53,11 +56,15 @@ def test_each_problem_names_its_field(change: CgroupChange, field: str) -> None:
     ("view", "change", "problem"),
     [
         (PodView(), PodChange(labels={"a": "b"}, cgroup={"cpu.shares": 2}), ()),
-        (PodView(), ContainerChange(), ("returned a ContainerChange",)),
+        (PodView(), ContainerChange(), ("returned a ContainerChange, not a PodChange or None",)),
         (ClassView(qos=KubeQoSClass.BURSTABLE), CgroupChange(cgroup={"memory.min": 0}), ()),
-        (ClassView(qos=KubeQoSClass.BURSTABLE), PodChange(), ("returned a PodChange",)),
+        (
+            ClassView(qos=KubeQoSClass.BURSTABLE),
+            PodChange(),
+            ("returned a PodChange, not a CgroupChange or None",),
+        ),
         (Node(), NodeChange(sysctl={"kernel.sched_core": 1}), ()),
-        (Node(), CgroupChange(), ("returned a CgroupChange",)),
+        (Node(), CgroupChange(), ("returned a CgroupChange, not a NodeChange or None",)),
         (
             Node(),
             NodeChange(sysctl={"../x": 1}, cgroups={"/host": {"cpu.nice": 1}}),
