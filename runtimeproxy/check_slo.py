@@ -120,7 +120,7 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
         found.notes.append(f"the pod's label {skip.key} says that it is left alone")
     present = _present(state_dir, labels, annotations)
     running, reason = _running(loaded.strategies, present, state_dir, skip)
-    report = _Report(found, labels, loaded, pod, strategy, running, reason)
+    report = _Report(found, labels, loaded, pod, arguments.pod or "", strategy, running, reason)
     if arguments.output == "json":
         return report.as_json(), report.is_good
     return "\n".join(map(printable, report.as_text())), report.is_good
@@ -131,6 +131,7 @@ class _Report(NamedTuple):
     labels: Mapping[str, str]
     loaded: Loaded
     pod: PodView | None
+    pod_file: str
     strategy: PodStrategy | None
     running: Running | None
     no_running: str
@@ -141,7 +142,8 @@ class _Report(NamedTuple):
         return not errors
 
     def _problems(self) -> list[Problem]:
-        return [*self.loaded.problems, *(self.strategy.problems if self.strategy else ())]
+        of_pod = self.strategy.problems if self.strategy else ()
+        return [*self.loaded.problems, *(each._replace(file=self.pod_file) for each in of_pod)]
 
     def as_text(self) -> Iterator[str]:
         yield from (f"note: {each}" for each in self.found.notes)
@@ -154,9 +156,14 @@ class _Report(NamedTuple):
             qos = self.pod.qos or "no QoS class"
             title = f"pod {self.pod.namespace}/{self.pod.name} ({qos}, {self.pod.kube_qos})"
             yield from _table(title, _configured(_rows(self.strategy, self.strategy.provenance)))
+        if unused := dict.fromkeys(each.key for each in self.loaded.problems if not each.is_warning):
+            yield f"keys of which a running instance keeps the last good values: {', '.join(unused)}"
         yield from self._running_text()
         count = sum(not each.is_warning for each in self._problems()) + len(self.found.problems)
-        yield f"not valid: {count} error{'s' if count > 1 else ''}" if count else "valid"
+        if count:
+            yield f"not valid: {count} error{'s' if count > 1 else ''}"
+        else:
+            yield "valid" if self.found.texts or self.found.node_slo is not None else "nothing to check"
 
     def _running_text(self) -> Iterator[str]:
         if self.running is None:

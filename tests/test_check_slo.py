@@ -85,6 +85,14 @@ def test_the_documents_example_is_a_real_run(run: Run) -> None:
     assert code == 1
 
 
+def test_files_without_strategies_are_not_called_valid(run: Run) -> None:
+    misspelled = {**CONFIG_MAP, "metadata": {"name": "slo-controller-confg"}}
+    code, out, _ = run(write("slo.json", misspelled))
+    assert code == 0
+    assert "ConfigMap 'slo-controller-confg' is not read" in out
+    assert out.endswith("\nnothing to check\n")
+
+
 def test_every_json_of_the_document_is_valid(run: Run) -> None:
     for found in re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL):
         data = {"cpu-burst-config": found}
@@ -185,7 +193,8 @@ def test_an_invalid_annotation_of_the_pod_is_a_problem(run: Run) -> None:
     pod = {"kind": "Pod", "metadata": {"annotations": {"koordinator.sh/cpuBurst": "{"}}}
     code, out, _ = run(write("slo.json", CONFIG_MAP), "--pod", write("pod.json", pod))
     assert code == 1
-    assert "error: koordinator.sh/cpuBurst is not valid JSON" in out
+    assert "error: pod.json: koordinator.sh/cpuBurst is not valid JSON" in out
+    assert "last good values" not in out
 
 
 @pytest.mark.parametrize(

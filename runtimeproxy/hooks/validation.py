@@ -428,7 +428,7 @@ def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     if not isinstance(key, str) or not key or not _is_text(key):
         raise ValueError("the name is empty, not UTF-8, or holds NUL")
     if value is not CLEAR and not isinstance(value, str):
-        raise ValueError(f"is {_kind(value)}, not a text")  # noqa: TRY004 - one type for all
+        raise ValueError(f"is {_kind(value)}, not a text")
     if value is not CLEAR and not _is_text(value):
         raise ValueError("is not UTF-8, or holds NUL")
     return value, ""

@@ -474,11 +474,12 @@ def _bound_problems(value: object, path: Path, merged: Overlay) -> Iterator[tupl
     for bound in bounds:
         lower, upper = getattr(value, bound.lower), getattr(value, bound.upper)
         if lower is not None and upper is not None and lower >= upper:
-            at = bound.lower if (*path, bound.lower) in merged else bound.upper
-            yield (
-                (*path, at),
-                f"{json_key(bound.lower)} is {lower}, which is not below {json_key(bound.upper)}, {upper}",
-            )
+            if (*path, bound.lower) in merged:
+                reason = f"is {lower}, which is not below {json_key(bound.upper)}, {upper}"
+                yield (*path, bound.lower), reason
+            else:
+                reason = f"is {upper}, which is not above {json_key(bound.lower)}, {lower}"
+                yield (*path, bound.upper), reason
     for each in dataclasses.fields(value):  # type: ignore[arg-type]
         below = getattr(value, each.name)
         if dataclasses.is_dataclass(below):

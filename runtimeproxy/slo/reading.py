@@ -324,7 +324,7 @@ def _requirement(raw: object, report: Report, place: str) -> LabelRequirement:
     operator = _text(members.get("operator", ("", None))[1], report, child(place, "operator"))
     if operator not in _OPERATORS:
         report.fail(
-            child(place, "operator"), f"is {shown(operator)}, which is none of {', '.join(_OPERATORS)}"
+            child(place, "operator"), f"is {shown(operator)}, which is not one of {', '.join(_OPERATORS)}"
         )
     values = members.get("values", ("", None))[1]
     if values is not None and not isinstance(values, list | tuple):
@@ -463,7 +463,7 @@ def _enum_parser(kind: type[StrEnum]) -> _Parse:
         if not isinstance(value, str):
             report.fail(place, "is not a text")
         if value not in members and value:
-            report.fail(place, f"is {shown(value)}, which is none of {words}")
+            report.fail(place, f"is {shown(value)}, which is not one of {words}")
         return members.get(value)
 
     return parse_enum
@@ -476,10 +476,10 @@ def _bounded(parse: _Parse, within: Within) -> _Parse:
         if isinstance(number, int | float):
             if number < low or (is_above and number == low):
                 report.fail(
-                    place, f"is {shown(value)}, which is not {'above' if is_above else 'at least'} {low}"
+                    place, f"is {shown(value)}, which is {'not above' if is_above else 'below'} {low}"
                 )
             if number > high:
-                report.fail(place, f"is {shown(value)}, which is not at most {high}")
+                report.fail(place, f"is {shown(value)}, which is above {high}")
         return number
 
     return parse if within == Within() else parse_bounded

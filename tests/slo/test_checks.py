@@ -163,12 +163,19 @@ def test_bounds_count_for_the_merged_strategy() -> None:
     assert errors("resource-threshold-config", config) == [
         (
             "nodeStrategies[0].cpuEvictLowerPercent",
-            "cpuEvictLowerPercent is 50, which is not below cpuEvictThresholdPercent, 40",
+            "is 50, which is not below cpuEvictThresholdPercent, 40",
         )
     ]
     be = {"clusterStrategy": {"beClass": {"resctrlQOS": {"catRangeStartPercent": 30}}}}
     assert [path for path, _ in errors("resource-qos-config", be)] == [
         "clusterStrategy.beClass.resctrlQOS.catRangeStartPercent"
+    ]
+    be = {"clusterStrategy": {"beClass": {"resctrlQOS": {"catRangeEndPercent": 0}}}}
+    assert errors("resource-qos-config", be) == [
+        (
+            "clusterStrategy.beClass.resctrlQOS.catRangeEndPercent",
+            "is 0, which is not above catRangeStartPercent, 0",
+        )
     ]
 
 
@@ -306,7 +313,7 @@ WEB = {"name": "web", "namespace": "prod"}
         ({**WEB, "name": 3, "policy": "auto"}, ".name", "is 3, not a text of at most 253 characters"),
         ({**WEB, "podSelector": 3, "policy": "auto"}, ".podSelector", "is not an object"),
         ({**WEB, "cpuBurstConfig": 3}, ".cpuBurstConfig", "is not an object"),
-        ({**WEB, "cpuBurstPercent": 0}, ".cpuBurstPercent", "is 0, which is not at least 1"),
+        ({**WEB, "cpuBurstPercent": 0}, ".cpuBurstPercent", "is 0, which is below 1"),
     ],
 )
 def test_pod_strategies_that_cannot_be(item: object, path: str, reason: str) -> None:

@@ -282,7 +282,7 @@ def test_a_bad_section_of_a_node_slo_keeps_the_last_good_one() -> None:
     (problem,) = after.problems
     assert str(problem) == (
         '/etc/node.d/nodeslo.yaml: cpuBurstStrategy: policy is "sometimes", '
-        "which is none of none, cpuBurstOnly, cfsQuotaBurstOnly, auto"
+        "which is not one of none, cpuBurstOnly, cfsQuotaBurstOnly, auto"
     )
     assert loaded({}, previous=after).strategies == loaded({}).strategies
 
