@@ -103,6 +103,9 @@ exit codes:
 """
 
 
+_FLAGS_OF_ALL: Final = f"All commands take the flags that {PROGRAM} --help lists."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code.
 
@@ -406,10 +409,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = _flags()
     parser = _Parser(
         prog=PROGRAM,
-        parents=[flags],
+        parents=[_flags()],
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=f"{PROGRAM} [FLAG ...] [COMMAND] [FLAG ...]",
@@ -419,10 +421,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    flags = _flags(is_shown=False)
     for each in _COMMANDS:
         command = commands.add_parser(
             each.name,
             usage=f"{PROGRAM} {each.name} {each.usage}[FLAG ...]",
+            epilog=_FLAGS_OF_ALL,
             parents=[flags],
             allow_abbrev=False,
             help=each.text,
@@ -505,8 +509,12 @@ def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
     return EXIT_USAGE
 
 
-def _flags() -> _Parser:
-    """The flags, which may stand before or after a command; absent ones set no attribute."""
+def _flags(*, is_shown: bool = True) -> _Parser:
+    """The flags, which may stand before or after a command; absent ones set no attribute.
+
+    Args:
+        is_shown: Whether the help has them all, or the configuration file only.
+    """
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     titles = {
         "proxy": "sockets",
@@ -522,12 +530,16 @@ def _flags() -> _Parser:
             dest=flag.destination,
             metavar=flag.metavar,
             choices=flag.choices or None,
-            help=f"{flag.help} (default: {flag.default or 'none'})".replace("%", "%%"),
+            help=f"{flag.help} (default: {flag.default or 'none'})".replace("%", "%%")
+            if is_shown
+            else argparse.SUPPRESS,
         )
     groups["sockets"].add_argument(
-        "--backend-runtime-mode", metavar="MODE", help="only Containerd, for any CRI runtime (default)"
+        "--backend-runtime-mode",
+        metavar="MODE",
+        help="only Containerd, for any CRI runtime (default)" if is_shown else argparse.SUPPRESS,
     )
-    groups["state and logs"].add_argument(
+    (groups["state and logs"] if is_shown else parser).add_argument(
         "--config",
         metavar="FILE",
         help=f"configuration file in TOML (default: {DEFAULT_CONFIG_PATH}, if there)",

@@ -41,6 +41,14 @@ def test_help_names_flags_defaults_commands_and_exit_codes() -> None:
     assert "--backend-runtime-mode" in text
 
 
+def test_the_help_of_a_command_has_its_own_arguments_and_points_to_the_flags_of_all() -> None:
+    text = run("check-slo", "--help").stdout
+    assert "--node-labels" in text
+    assert "--config FILE" in text
+    assert "--hook-config-dir" not in text
+    assert text.endswith("\nAll commands take the flags that koord-runtime-proxy --help lists.\n")
+
+
 def test_a_right_configuration(tmp_path: Path) -> None:
     path = configured(tmp_path, "[log]\nlevel = 'debug'\n[policies.batch-resource]\nmode = 'dry-run'")
     for arguments in (["check-config", "--config", path], ["--config", path, "check-config"]):
