@@ -11,4 +11,4 @@ BUILT_IN: Final = (
     "policies.group_identity:GroupIdentity",
     "policies.memory_qos:MemoryQoS",
 )
-"""All policies of the proxy's own, as `module:Class`; those with `is_default` are used without being told."""
+"""The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""

@@ -33,14 +33,14 @@ BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
 REMEMBERED_ANNOTATIONS: Final = 256
 """Size of the cache of parsed texts, per annotation."""
 REMEMBERED_LENGTH: Final = 2_048
-"""The longest text that is remembered: what is made of a text may take 25 times its memory."""
+"""The longest text that is cached: its parsed form may take 25 times the memory."""
 
 ValueT = TypeVar("ValueT")
 JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
 
 
 def remembered(read: Callable[[str], ValueT]) -> Callable[[str], ValueT]:
-    """Remember what is read from the texts of an annotation: all containers of a pod have the same one."""
+    """Cache the parsed form of an annotation's texts: all containers of a pod have the same text."""
     kept = lru_cache(maxsize=REMEMBERED_ANNOTATIONS)(read)
     return lambda text: kept(text) if len(text) <= REMEMBERED_LENGTH else read(text)
 

@@ -3,8 +3,8 @@
 The kubelet gives a pod that only requests `kubernetes.io/batch-cpu` and `-memory` the least CPU weight and
 no limits. A webhook writes the amounts into an annotation; this policy converts them to the cgroup values of
 the same amounts of native resources (policies spec 2.2). All containers that the annotation names count, init
-containers and sidecars too. A container that it does not name keeps what the kubelet gives it, and the pod's
-own cgroup has room for that.
+containers and sidecars too. A container that it does not name keeps the kubelet's values, which are added to
+those of the pod's own cgroup.
 
 Quotas are divided by the node's CPU normalization ratio. They are left unlimited while best-effort pods are
 suppressed by one quota for all.

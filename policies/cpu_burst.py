@@ -1,11 +1,11 @@
 """CPU burst: containers may save up CPU time below their quota, and use it in short peaks.
 
 The kernel keeps the saved time, up to `cpu.cfs_burst_us` (`cpu.max.burst` in version 2). This policy sets it
-for containers in percent of their CPU limit, and for pods as the sum of their containers, by the strategy in
-`cpu-burst-config` (policies spec 3.2.2). The other part of CPU burst, larger quotas for throttled containers,
-needs samples of their use and is no part of this policy.
+for containers in percent of their CPU limit, and for pods in percent of the sum of these limits, by the
+strategy in `cpu-burst-config` (policies spec 3.2.2). The other part of CPU burst, larger quotas for throttled
+containers, needs samples of CPU usage, and this policy does not implement it.
 
-A burst above the quota is invalid. So the proxy bounds it by the quota that all policies together lead to,
+The kernel refuses a burst above the quota. So the ledger bounds it by the resolved quota (`ledger/tree.py`),
 and lowers it before the quota; an unlimited container needs none.
 """
 

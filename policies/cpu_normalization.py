@@ -1,11 +1,11 @@
 """CPU normalization: smaller CPU quotas on a node whose CPUs are faster than those that limits are meant for.
 
-A limit of two CPUs buys more work on a fast CPU than on a slow one. This policy divides the CFS quota of
-pods that share CPUs, and of all their containers, by the node's ratio (policies spec 2.3). Quotas of `BE`
-pods are divided by `batch-resource`, which makes them; pods with CPUs of their own have no quota.
+With a limit of two CPUs, a container gets more done on fast CPUs than on slow ones. This policy divides the
+CFS quota of pods that share CPUs, and of all their containers, by the node's ratio (policies spec 2.3).
+Quotas of `BE` pods are divided by `batch-resource`, which sets them; pods with CPUs of their own have none.
 
-It claims no value, only the division: what the kubelet asks for stays the base, and comes back when the
-ratio is withdrawn. Init containers and sidecars are containers like all others.
+Its claims are of the role `scale` only: the kubelet's quota stays the base, and comes back when the ratio is
+withdrawn. Init containers and sidecars count like other containers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CpuNormalization(Policy):
     is_default: ClassVar[bool] = False
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return the division of the pod's quota, which the kubelet has made from all containers."""
+        """Return the division of the pod's quota, which the kubelet computes from all containers."""
         scale, reason = _scale(pod, node)
         if scale is None:
             return PodChange(problems=(reason,)) if reason else None

@@ -4,8 +4,8 @@ The scheduler writes a pod's own CPUs into an annotation. All containers of the 
 quotas of containers and pod are removed: throttling has no use on CPUs that belong to the pod alone. Pods
 without CPUs of their own get the shared pools of their class, where the node knows any (policies spec 2.4).
 
-The kubelet's CPU manager is not fought: CPUs that it gave to one container alone stay as they are, and where
-this policy decides, the kubelet's updates carry the same CPUs as the creation.
+CPUs that the kubelet's CPU manager gave to one container alone stay as they are. Where this policy decides,
+the kubelet's updates carry the same CPUs as the creation.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class CpusetOptions:
 
 @dataclass(frozen=True, slots=True)
 class CpuRule:
-    """What this node says of shared CPUs."""
+    """The shared CPUs of this node, and the kubelet's CPU manager."""
 
     pools: Pools | None = None
-    """None: it knows no pools."""
+    """None: not known, or there are none."""
     cpu_manager_policy: str | None = None
     """The kubelet's, `none` or `static`; None: not known."""
     uses_be_pools: bool = False
@@ -125,7 +125,7 @@ class Cpuset(Policy):
         self._options = options or CpusetOptions()
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return that the pod's own cgroup has no quota."""
+        """Return an unlimited quota for the pod's own cgroup, if the scheduler allocated CPUs."""
         try:
             status = resource_status(pod.annotations)
         except AnnotationError as error:

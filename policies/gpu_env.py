@@ -225,7 +225,7 @@ class GpuEnv(Policy):
         self._options = options or GpuEnvOptions()
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Set the container's environment and mounts."""
+        """Return the environment and mounts; at creation also make the directory of HAMi's monitor."""
         change = gpu_change(container, self._options)
         has_cache = change is not None and "CUDA_DEVICE_MEMORY_SHARED_CACHE" in change.env
         # Once: a running container uses it.

@@ -1,7 +1,7 @@
-"""Group identity: which pods the kernel's scheduler prefers, and which give way on a shared core.
+"""Group identity: which pods the kernel's scheduler prefers, and which yield on a shared core.
 
 Kernels with group identity (Anolis, Alibaba Cloud Linux) have a file `cpu.bvt_warp_ns` in each cgroup: 2 and
-1 are latency-sensitive, -1 gives way to them, 0 is neutral. This policy sets it for pods, their containers,
+1 are latency-sensitive, -1 yields to them, 0 is neutral. This policy sets it for pods, their containers,
 the directories of Kubernetes' QoS classes and host applications, from `cpuQOS` of the classes in
 `resource-qos-config` (policies spec 2.1). `runtimeproxy.slo` finds the class of a pod, and merges pod
 strategies and the annotation `koordinator.sh/cpuQOS`.

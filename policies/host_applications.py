@@ -1,4 +1,4 @@
-"""The cgroups of host applications, and what policies set there: for policies, not one itself."""
+"""The cgroups of host applications, for the policies that set values there; not a policy itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
         if bases is None:
             raise ValueError("the cgroup driver, which its path depends on, is not known")
         parts = (bases[path.base], path.parent_dir, path.relative_path)
-    # A leading slash of a part is below the base, too.
+    # A part with a leading slash stays below the base, too.
     names = [name for part in parts for name in PurePosixPath(part.lstrip("/")).parts]
     if not names or ".." in names:
         raise ValueError("its path leaves the directory that it is in, or is empty")

@@ -1,4 +1,4 @@
-"""Memory QoS: memory that the kernel keeps for a container, reclaims early, or takes from it first.
+"""Memory QoS: protection, throttling, early reclaim and OOM priority of memory, by QoS class.
 
 By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies and by the annotation
 `koordinator.sh/memoryQOS`, all merged by `runtimeproxy.slo` (policies spec 3.6):
@@ -7,11 +7,11 @@ By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies an
   their pods, the directories of QoS classes;
 - `memory.high` throttles a container between request and limit;
 - `memory.wmark_*` start reclaim in the background; `memory.priority`, `memory.use_priority_oom` and
-  `memory.oom.group` choose what the OOM killer takes first; `memory.pagecache_limit.*` bound a pod's page
+  `memory.oom.group` choose what the OOM killer ends first; `memory.pagecache_limit.*` bound a pod's page
   cache.
 
-A value without effect (0, `max`) is no claim: what kubelet and runtime set stays. Where the node's kernel
-lacks a group of files, that group is left out.
+A value without effect (0, `max`) is not claimed, so that the values of kubelet and runtime stay. Groups of
+files that the node's kernel lacks are left out.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def batch_amounts(container: BatchContainer) -> Amounts:
 
 
 def sum_of(containers: Iterable[Amounts]) -> Amounts:
-    """Return the amounts of a pod; one container without a limit makes it unlimited, as does none at all."""
+    """Return the amounts of a pod; unlimited with no containers, or if one has no limit."""
     listed = tuple(containers)
     requests = [each.request_bytes for each in listed if each.request_bytes is not None]
     limits = [each.limit_bytes for each in listed if each.limit_bytes is not None]
@@ -302,7 +302,7 @@ def container_amounts(container: ContainerView, node: Node) -> tuple[Amounts, tu
 
 
 def unknown_amounts(amounts: Amounts, strategy: Strategy, unreadable: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the problems if a request is not known that the strategy counts on."""
+    """Return the problems if the strategy depends on a memory request that is not known."""
     uses = strategy.min_limit_percent or strategy.low_limit_percent or strategy.throttling_percent
     if amounts.request_bytes is not None or not uses:
         return ()
@@ -319,7 +319,7 @@ def _known_request(kube_qos: KubeQoSClass, limit_bytes: int | None) -> int | Non
 
 
 def _claimed(values: Mapping[str, int], node: Node) -> dict[str, int]:
-    """Return the values that have an effect, and whose files this node's kernel has."""
+    """Return the values with an effect whose files this node's kernel has."""
     has_features = node.state_of(Input.CGROUPS) is InputState.KNOWN
     return {
         name: value

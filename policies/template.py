@@ -1,4 +1,4 @@
-"""A policy to copy: sets the OOM score of the containers of `LS` pods. It is not loaded by default."""
+"""A policy to copy: sets the OOM score of the containers of `LS` pods. It is not in `BUILT_IN`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Template(Policy):
         self._options = options or TemplateOptions()
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Return the score; the same each time, also while the container runs."""
+        """Return the score, from the QoS class alone: the same at creation, updates and re-evaluation."""
         score = oom_score_adj(container.pod.qos, self._options)
         if score is None:
             return None

@@ -109,18 +109,18 @@ class Claim(NamedTuple):
 
 
 class Outcome(StrEnum):
-    """Why a claim has no effect, or not the whole."""
+    """Why a claim has no effect, or only a part of it."""
 
     LOST = "lost"
     """The claim of another owner counts instead."""
     VOID = "void"
     """It cannot be applied, or changes nothing."""
     CLAMPED = "clamped"
-    """It counts, with another amount."""
+    """It counts with another amount."""
 
 
 class Note(NamedTuple):
-    """A claim without its whole effect."""
+    """A claim that has no effect, or only a part of it."""
 
     claim: Claim
     outcome: Outcome
@@ -137,7 +137,7 @@ class Resolved(NamedTuple):
     notes: tuple[Note, ...] = ()
     """All claims that are not used, or not as they are."""
     steps: tuple[Value | Clear | None, ...] = ()
-    """s1 to s4, for `explain`; empty without claims."""
+    """s1 to s4, as in the module's docstring; empty without claims."""
     problem: str = ""
     """For the operator: a list that shares no member with its bound."""
     is_clear: bool = False

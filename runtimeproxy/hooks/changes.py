@@ -32,7 +32,7 @@ class Scale:
     """Divides the value, rounded up; an unlimited one stays unlimited. One policy per field."""
 
     ratio: float
-    """Above 1; a smaller one changes nothing."""
+    """The divisor: above 1; with 1 or less nothing changes."""
     value: int | None = None
     """Also sets this value first; None divides what others set, or what the kubelet asked for."""
 
@@ -57,7 +57,7 @@ class AtMost:
 
 IntChange: TypeAlias = int | Literal[Clear.CLEAR] | None
 AmountChange: TypeAlias = int | Literal[Clear.CLEAR] | Scale | Add | AtMost | None
-"""Beside a plain value, which sets: what is to be done with the value that others set or ask for."""
+"""A plain value sets; Scale, Add and AtMost change the value that others set or ask for."""
 TextChange: TypeAlias = str | Literal[Clear.CLEAR] | None
 ListChange: TypeAlias = str | Literal[Clear.CLEAR] | AtMost | None
 CgroupValue: TypeAlias = int | str | Literal[Clear.CLEAR] | Scale | Add | AtMost
@@ -77,8 +77,8 @@ class ResourceChange:
     memory_limit_bytes: AmountChange = None
     """Memory limit, above 0; -1 means unlimited.
 
-    -1 is valid at every hook. At creation `calls` writes no value, which every runtime treats as unlimited
-    (CRI-O refuses -1 there); on an update, where absent means unchanged, it writes -1.
+    At creation -1 becomes no value, which every runtime treats as unlimited (CRI-O refuses -1 there); in an
+    update, where absent means unchanged, it is sent as -1.
     """
     memory_swap_limit_bytes: AmountChange = None
     """Memory plus swap limit, above 0; -1 means unlimited, written like that of `memory_limit_bytes`."""
@@ -112,7 +112,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What all changes have."""
+    """The fields of all changes."""
 
     reason: str = ""
     """The reason, for the audit; must not contain secrets."""
@@ -120,10 +120,10 @@ class Change:
     """Fields that are applied only together with another one, by their names in the audit, such as
     `{"resources.cpu_quota_us": "resources.cpuset_cpus"}`: no unlimited quota without those CPUs."""
     problems: tuple[str, ...] = ()
-    """Input that the policy could not read, such as one value of an annotation.
+    """Input that the policy could not read, such as one value of an annotation; must not contain secrets.
 
-    Each is reported with the pod; the rest of the change is applied. With nothing else in the change, the
-    policy cannot decide: what it wanted before stays. Must not contain secrets.
+    Each is reported with the pod, and the rest of the change is applied. A change with nothing else means
+    that the policy cannot decide: what it wanted before stays.
     """
 
 
@@ -158,7 +158,8 @@ class PodChange(CgroupChange):
     cgroup_parent: str | None = None
     """Another cgroup parent for the pod; never empty."""
     resources: ResourceChange | None = None
-    """Of the sandbox resources that the kubelet sends along (`linux.resources`)."""
+    """The sandbox's resources in the message (`linux.resources`), for runtimes that use them; values of the
+    pod's own cgroup belong into `cgroup`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

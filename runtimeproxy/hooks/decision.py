@@ -396,7 +396,7 @@ def refuse(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) 
 
 
 def error_texts(error: BaseException, view: View) -> tuple[str, str]:
-    """Return why a policy failed, for people, and the cause that identifies repetitions.
+    """Return why a policy failed, for the log, and a text by which repetitions are recognized.
 
     The text of an exception may quote an environment value, so it is left out while the view holds some,
     unless the exception is one of the proxy's own.

@@ -1,4 +1,4 @@
-"""The policy contract: a name, and pure functions from what is to what should be."""
+"""The policy contract: a name, and pure functions from a view and the node to the wanted values."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Policy:
 
     A policy says what should be. Its answer depends on its arguments and options only: the same one is used
     when the kubelet makes a call, and when the node or a strategy changes while the container runs. It
-    computes from requested values, and does not see what other policies want. None stands for no wish, and an
-    answer that no longer has a field takes the policy's value away again.
+    computes from requested values, and does not see what other policies want. None means that it wants
+    nothing; a field that an answer no longer has is withdrawn.
 
     Methods are plain functions, run in a worker thread, and must be quick. Several threads may call one
     policy at the same time. A policy that raises has no answer: what it wanted before stays.
@@ -82,7 +82,7 @@ class Policy:
     name: ClassVar[str]
     """Unique, in kebab-case: the name in configuration, audit lines and metrics."""
     is_default: ClassVar[bool] = True
-    """Whether the policy is used when the configuration does not say so."""
+    """Whether the policy is used if the configuration does not set `enabled`."""
     priority: ClassVar[int] = 50
     """0 to 99: if two policies set one field, the higher one's value counts; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
@@ -93,16 +93,16 @@ class Policy:
     """Parts of the node that the answers depend on. While one is unknown for a pod, the policy is off for it,
     and what it wanted before stays. A change of one leads to new answers for running pods."""
     optional_inputs: ClassVar[frozenset[Input]] = frozenset()
-    """The same as `inputs`, but the policy copes with unknown ones: what it wanted before stays as far as an
-    answer does not name it."""
+    """As `inputs`, but the policy runs while one is unknown: fields that its answer then lacks keep the
+    values that it wanted before."""
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {}
-    """What stands in for `selector` while an input is not known, or withdrawn: fewer pods need a worker
-    thread then. Of several such inputs the first counts."""
+    """Used in place of `selector` while the input is not known, or withdrawn, so that fewer calls need a
+    worker thread. Of several such inputs the first counts."""
     features: ClassVar[frozenset[str]] = frozenset()
     """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
     is known to lack one, and the status names it."""
     optional_features: ClassVar[frozenset[str]] = frozenset()
-    """What the policy makes use of; the status names those that a node lacks."""
+    """Kernel features that the policy uses where they are there; the status names those that a node lacks."""
     options_type: ClassVar[type[object] | None] = None
     """A frozen dataclass with the policy's own settings, all with defaults; None if it has none.
 
@@ -114,7 +114,7 @@ class Policy:
     """Set on the instance at load; for policies with side effects, which they must not have in dry-run."""
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return what a pod should be: its sandbox, and the values of its own cgroup.
+        """Return the wanted values of a pod: of its sandbox, and of its own cgroup.
 
         Labels, annotations and cgroup parent count when the sandbox is created only; the view has those that
         policies of lower priority have changed. `runtimeproxy.errors.RefusalError` refuses the pod then, and
@@ -122,26 +122,27 @@ class Policy:
         """
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Return what a container should be.
+        """Return the wanted values of a container.
 
         Environment, mounts, devices and cgroup parent count when it is created only, annotations in calls.
         `RefusalError` refuses the container when it is created, and is only reported later.
         """
 
     def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
-        """Return the values of the directory above the pods of a Kubernetes QoS class.
+        """Return the wanted values of the directory above the pods of a Kubernetes QoS class.
 
-        GUARANTEED is the directory of all pods; then `pods` has all, else those of the class.
+        GUARANTEED is the directory of all pods; then `pods` has all, else those of the class. It is called
+        outside of CRI calls only.
         """
 
     def node(self, node: Node) -> NodeChange | None:
-        """Return sysctls of the node, and values of cgroups that are no pod's."""
+        """Return the wanted sysctls, and values of cgroups that are no pod's; outside of CRI calls only."""
 
     def on_started(self, container: ContainerView, node: Node) -> None:
-        """The container runs. For effects of the policy's own; not called in dry-run."""
+        """Called after StartContainer has succeeded, for effects of the policy's own; not in dry-run."""
 
     def on_stopped(self, container: ContainerView, node: Node) -> None:
-        """StopContainer has succeeded, once for a container; one that ends by itself is not reported."""
+        """Called once after StopContainer has succeeded; not for a container that ends by itself."""
 
     def on_removed(self, container: ContainerView, node: Node) -> None:
-        """The container is removed, alone or with its pod, and its record forgotten."""
+        """Called after the container is removed, alone or with its pod."""

@@ -181,9 +181,9 @@ class PodEviction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStrategy:
-    """All that strategies and the pod's own annotations say for one pod.
+    """The strategies that count for one pod, its own annotations included.
 
-    Whether a value applies to the pod's QoS class (as CPU burst does not for BE) is the policies' affair.
+    Policies decide whether a value applies to the pod's QoS class; CPU burst, for one, does not apply to BE.
     """
 
     cpu_burst: CpuBurst = field(default_factory=CpuBurst)
