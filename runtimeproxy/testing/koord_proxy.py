@@ -71,7 +71,8 @@ class KoordProxy:
 
         Args:
             fake_runtime: Where calls go. If it has cgroup files, cgroup values are written to them.
-            folder: For the socket and the state; its path must be short.
+            folder: For the socket and the state; its path must be short. What is in its ``node.d`` counts as
+                in ``node.objects_dir``.
             policies: Classes, or instances that are made already, and no others.
             settings: Of policies by name, as the configuration has them.
             hooks: Settings of the whole chain; ``None`` gives policies 30 s for each call.
@@ -224,8 +225,12 @@ class KoordProxy:
             cgroups=CgroupsSettings(enabled=False, root=nowhere)
             if files is None
             else CgroupsSettings(root=str(files.root)),
-            # Without files of the test there, the node counts as having every CPU.
-            node=NodeSettings(sysfs_root=nowhere),
+            # Files of the test only, none of this machine. Without any, the node counts as having every CPU.
+            node=NodeSettings(
+                sysfs_root=nowhere,
+                objects_dir=str(folder.absolute() / "node.d"),
+                kubelet_dir=str(folder.absolute() / "kubelet"),
+            ),
             state=StateSettings(dir=str(folder.absolute() / f"{self.socket_path.stem}.state")),
         )
 

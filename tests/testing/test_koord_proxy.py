@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
 )
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.testing import (
     CgroupDriver,
     CgroupFiles,
@@ -156,6 +157,30 @@ def test_unless_a_test_says_which(fake_runtime: FakeRuntime, socket_folder: Path
         (entry,) = proxy.wait_for_audit("left-out")
     assert (entry.field, entry.new) == ("resources.cpuset_cpus", "64-127")
     assert entry.reason == "CPU 64-127 not online, only 0-31"
+
+
+class Capped(Policy):
+    """Sets CPU shares while the node has a strategy that suppresses best-effort pods."""
+
+    name: ClassVar[str] = "capped"
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        if not node.strategies.threshold.enable:
+            return None
+        return ContainerChange(resources=ResourceChange(cpu_shares=9))
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_strategies_are_those_of_the_tests_folder(
+    fake_runtime: FakeRuntime, socket_folder: Path, *, is_enabled: bool
+) -> None:
+    folder = socket_folder / "node.d"
+    folder.mkdir()
+    threshold = json.dumps({"clusterStrategy": {"enable": is_enabled}})
+    (folder / "resource-threshold-config").write_text(threshold)
+    with KoordProxy(fake_runtime, socket_folder, [Capped]) as proxy:
+        assert run(proxy) == (9 if is_enabled else 2)
 
 
 def test_a_hung_policy_and_the_chains_settings(koord_proxy: StartProxy) -> None:
