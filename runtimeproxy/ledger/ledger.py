@@ -148,6 +148,9 @@ class Ledger(BookStore):
             held = self._held.get(path)
             if held is None:
                 return
+            # A later request counts, not what was repaired before this one.
+            for name in written:
+                self._repaired.get(path, {}).pop(name, None)
             present = self._files.look(path, held.book.entries)
             book = books.with_requests_of_the_kubelet(held.book, present, self._files, written)
             if book is not held.book:

@@ -235,7 +235,7 @@ class Upkeep:
         gone = {owner for owner in self._ledger.owners() if owner.startswith(SERVER_PREFIX)} - registered
         cgroups = self._ledger.forget_owners(gone) if gone else ()
         if cgroups and not self._is_idle():
-            await self._in_worker(partial(self._ledger.apply_all, cgroups))
+            await self._in_worker(partial(with_rests, partial(self._ledger.apply_all, cgroups)))
 
     def _observe(self) -> None:
         observed = KOORDLETS - self._taken if self._has_koordlet else frozenset()

@@ -369,6 +369,21 @@ def test_a_pod_that_the_kubelet_raises_before_its_containers(
     assert number(files, POD, "cpu.cfs_quota_us") == 240_000
 
 
+def test_a_resize_that_a_call_tells_counts_more_than_an_earlier_one(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    """The first one was repaired before its call, and the containers' calls of the second one follow."""
+    put(files, POD, "cpu.cfs_quota_us", 100_000)
+    ledger.claim([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    put(files, POD, "cpu.cfs_quota_us", 240_000)
+    ledger.verify([Level.POD])
+    ledger.resized(POD, {"cpu.cfs_quota_us": 240_000})
+    ledger.note_requests(POD, {"cpu.cfs_quota_us": 240_000})
+    put(files, POD, "cpu.cfs_quota_us", 300_000)
+    ledger.resized(POD, {"cpu.cfs_quota_us": 300_000})
+    assert number(files, POD, "cpu.cfs_quota_us") == 150_000
+
+
 def test_a_kill_before_the_kubelet_lowers_the_pod(
     ledger: Ledger, files: CgroupFiles, journal: Journal
 ) -> None:

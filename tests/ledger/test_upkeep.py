@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.decision import Decision
@@ -149,6 +150,18 @@ async def test_values_of_a_hook_server_that_is_gone_are_given_back(scene: Scene)
     assert (scene.quota(), scene.quota(BOX)) == ("50000", "50000")
     await scene.upkeep.on_servers(["b.json"])
     assert (scene.quota(), scene.quota(BOX)) == ("max", "max")
+
+
+async def test_values_of_a_hook_server_are_given_back_beside_calls(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have values of all pods."""
+    rests: list[bool] = []
+    scene.ledger.claim([Wanted(Target(Level.POD, POD), quota(50_000, "server:a.json"))])
+    monkeypatch.setattr(writer, "rest", lambda: rests.append(pace._WORK.pace is not None))
+    await scene.upkeep.on_servers([])
+    assert scene.quota() == "max"
+    assert set(rests) == {True}
 
 
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
