@@ -120,7 +120,7 @@ class NodeAllocations:
         self._executor = executor
         self._now_s = clock
         self._allocations = NO_ALLOCATIONS
-        # Before it is known which pods are there, nobody is asked to leave any CPU.
+        # Before it is known which pods are there, no pod is asked to leave CPUs.
         self._is_known = False
         self._saved: Allocations | None = None
         # The CPUs that others may still run on, by the pod that owns them.

@@ -106,7 +106,7 @@ class BookStore:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether there are values that nobody wants and that could not be given back yet."""
+        """Whether there are values without a claim that could not be given back yet."""
         with self._lock:
             held = tuple(self._held.values())
         # What the runtime's specification still holds is in no file any more.

@@ -361,8 +361,9 @@ def with_requests_of_the_kubelet(
         book: Of the pod.
         present: What its files hold.
         formats: Of its files.
-        written: The values that the kubelet is known to have written: the new originals, also where a file
-            has a value of ours again. Of other files, what is there now and is not ours is the new original.
+        written: The values that the kubelet is known to have written. They are the new originals, even if a
+            file holds a value of ours again. For other files the present text is the new original, unless it
+            is a value of ours.
     """
     originals = dict(book.originals)
     for file, original in book.originals.items():

@@ -270,6 +270,7 @@ def test_a_file_half_written(site: Site) -> None:
     file = site.objects.folder / "slo-controller-config.yaml"
     text = config_map(GOOD)
     seen = []
+    begun = len(site.daemon.log_records)
     with file.open("r+") as half:
         for part in range(1, 8):
             half.truncate(0)
@@ -279,6 +280,8 @@ def test_a_file_half_written(site: Site) -> None:
             # Long enough to be looked at; what matters is that nothing follows from it.
             time.sleep(0.4)
             seen.append(site.values())
+    # It was looked at while it was cut.
+    wait_for_log(site, begun, "slo-controller-config.yaml")
     assert all(each == VALUES for each in seen), seen
     back_to_good(site)
 
