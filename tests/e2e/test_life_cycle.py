@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
+import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
@@ -126,15 +129,21 @@ def test_status_shows_the_annotations_of_the_kubelet(client: CriClient, logs: Pa
 @pytest.mark.parametrize("containerd_version", [CONTAINERD_WITH_EVENTS], indirect=True)
 def test_events_of_a_containers_life(client: CriClient, logs: Path) -> None:
     stream = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest())
-    with running_pod(client, plain_pod(), logs) as pod, ThreadPoolExecutor(1) as reader:
-        wanted = pod.container_id()
-        seen = reader.submit(until_deleted, stream, wanted)
-        stop = api_pb2.StopContainerRequest(container_id=wanted, timeout=0)
-        client.runtime.StopContainer(stop, timeout=CALL_TIMEOUT_S)
-        remove = api_pb2.RemoveContainerRequest(container_id=wanted)
-        client.runtime.RemoveContainer(remove, timeout=CALL_TIMEOUT_S)
-        kinds = seen.result(timeout=20)
-    stream.cancel()
+    events: SimpleQueue[api_pb2.ContainerEventResponse] = SimpleQueue()
+    with ThreadPoolExecutor(1) as reader:
+        # The runtime starts with the events of the last minutes. It makes no pod as long as a subscriber
+        # leaves more of them unread than its window takes.
+        reader.submit(read_until_cancelled, stream, events)
+        try:
+            with running_pod(client, plain_pod(), logs) as pod:
+                wanted = pod.container_id()
+                stop = api_pb2.StopContainerRequest(container_id=wanted, timeout=0)
+                client.runtime.StopContainer(stop, timeout=CALL_TIMEOUT_S)
+                remove = api_pb2.RemoveContainerRequest(container_id=wanted)
+                client.runtime.RemoveContainer(remove, timeout=CALL_TIMEOUT_S)
+                kinds = kinds_until_deleted(events, wanted)
+        finally:
+            stream.cancel()
 
     # Nothing says when the subscription is in force, so the first events may be missed.
     whole = ["CREATED", "STARTED", "STOPPED", "DELETED"]
@@ -142,12 +151,19 @@ def test_events_of_a_containers_life(client: CriClient, logs: Path) -> None:
     assert len(kinds) >= 2
 
 
-def until_deleted(stream: Iterable[api_pb2.ContainerEventResponse], container_id: str) -> list[str]:
+def read_until_cancelled(
+    stream: Iterable[api_pb2.ContainerEventResponse], events: SimpleQueue[api_pb2.ContainerEventResponse]
+) -> None:
+    with suppress(grpc.RpcError):
+        for event in stream:
+            events.put(event)
+
+
+def kinds_until_deleted(events: SimpleQueue[api_pb2.ContainerEventResponse], container_id: str) -> list[str]:
     kinds: list[str] = []
-    for event in stream:
+    while "DELETED" not in kinds:
+        event = events.get(timeout=20)
         if event.container_id == container_id:
             name = api_pb2.ContainerEventType.Name(event.container_event_type)
             kinds.append(name.removeprefix("CONTAINER_").removesuffix("_EVENT"))
-            if kinds[-1] == "DELETED":
-                return kinds
-    raise EOFError("the stream has ended")
+    return kinds
