@@ -18,7 +18,11 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 """Folder that holds the ``cri_api`` package; paths of .proto files are relative to it."""
 
-PROTOS: Final = ("cri_api/runtime/v1/api.proto", "cri_api/koordinator/v1alpha1/api.proto")
+PROTOS: Final = (
+    "cri_api/runtime/v1/api.proto",
+    "cri_api/koordinator/v1alpha1/api.proto",
+    "cri_api/runtimeproxy/v1/api.proto",
+)
 """The .proto files, relative to the root; these names are also their names as descriptors."""
 
 _PLUGINS: Final = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")

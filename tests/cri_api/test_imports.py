@@ -10,6 +10,7 @@ CASES = {
     "generator": ("import cri_api.generate", {"google", "grpc", "grpc_tools"}),
     "messages": ("from cri_api.runtime.v1 import api_pb2", {"grpc"}),
     "hook messages": ("from cri_api.koordinator.v1alpha1 import api_pb2", {"grpc"}),
+    "own messages": ("from cri_api.runtimeproxy.v1 import api_pb2", {"grpc"}),
     "stubs": ("from cri_api.runtime.v1 import api_pb2_grpc", set()),
     "hook stubs": ("from cri_api.koordinator.v1alpha1 import api_pb2_grpc", set()),
 }
