@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy import __version__
-from runtimeproxy.cli import without_klog_flags
+from runtimeproxy.commands.arguments import without_klog_flags
 from runtimeproxy.config.sources import FLAGS
 
 PROGRAM = [sys.executable, "-m", "runtimeproxy"]

@@ -53,7 +53,7 @@ def test_the_command(daemon: ProxyProcess, client: CriClient) -> None:
 def test_the_command_finds_no_instance_that_is_gone(daemon: ProxyProcess) -> None:
     daemon.kill()
     done = bypass(daemon, "on")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr == f"koord-runtime-proxy: {daemon.socket}: no instance serves here\n"
 
 

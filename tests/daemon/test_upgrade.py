@@ -142,7 +142,7 @@ def test_the_command_tells_a_failure(family: Family) -> None:
 def test_the_command_finds_no_instance_that_is_gone(daemon: ProxyProcess) -> None:
     daemon.kill()
     done = command(daemon)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr == f"koord-runtime-proxy: {daemon.socket}: no instance serves here\n"
 
 

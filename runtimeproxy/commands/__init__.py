@@ -1,0 +1,1 @@
+"""The subcommands: one module for each subject, imported when its command runs."""

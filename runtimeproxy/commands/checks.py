@@ -1,0 +1,99 @@
+"""Commands that check files without a daemon: configuration, strategies, policies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtimeproxy.commands.arguments import PROGRAM
+from runtimeproxy.commands.configuration import load_policies, load_settings, read_settings
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.config.sources import config_path
+from runtimeproxy.config.validation import CombinedConfigError, check_on_node
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.policy import Policy
+    from runtimeproxy.hooks.settings import PolicySettings
+
+
+def check_config(arguments: Namespace) -> int:
+    """Prints every problem with the configuration.
+
+    Raises:
+        CombinedConfigError: every problem.
+    """
+    reading = read_settings(arguments)
+    path, is_named = config_path(arguments, os.environ)
+    findings = check_on_node(reading, load_policies(reading.settings))
+    for warning in findings.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if findings.problems:
+        raise CombinedConfigError(findings.problems)
+    source = path if is_named or Path(path).exists() else "no file, defaults"
+    print(f"{source}: the configuration is valid")
+    return ExitCode.OK
+
+
+def check_slo(arguments: Namespace) -> int:
+    """Shows what strategies say.
+
+    Raises:
+        CommandError: a file or argument cannot be used.
+    """
+    settings = load_settings(arguments)
+    from runtimeproxy.check_slo import UsageError, check
+
+    try:
+        text, is_good = check(arguments, settings)
+    except UsageError as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
+    print(text)
+    return ExitCode.OK if is_good else ExitCode.FAILED
+
+
+def list_policies(arguments: Namespace) -> int:
+    """Prints a table of all policies."""
+    settings = load_settings(arguments)
+    from runtimeproxy.hooks.loading import is_enabled
+    from runtimeproxy.hooks.settings import PolicySettings
+
+    result = load_policies(settings)
+    shown = {policy.name for policy in result.policies}
+    unset = PolicySettings()
+    shown |= {
+        policy.name
+        for policy in result.classes
+        if not is_enabled(policy, settings.policies.get(policy.name, unset))
+    }
+    rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "METHODS")]
+    rows += (
+        _policy_row(policy, settings.policies.get(policy.name))
+        for policy in result.classes
+        if policy.name in shown
+    )
+    rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        *columns, methods = row[:5]
+        cells = (cell.ljust(width) for cell, width in zip(columns, widths, strict=True))
+        print("  ".join((*cells, methods)))
+        for line in filter(None, row[5:]):
+            print(f"    {line}")
+    return ExitCode.FAILED if result.problems else ExitCode.OK
+
+
+def _policy_row(policy: type[Policy], settings: PolicySettings | None) -> tuple[str, ...]:
+    from runtimeproxy.hooks.loaded import origin_of, overridden_methods
+    from runtimeproxy.hooks.loading import is_enabled
+    from runtimeproxy.hooks.settings import PolicySettings
+
+    chosen = settings or PolicySettings()
+    priority = policy.priority if chosen.priority is None else chosen.priority
+    mode = chosen.mode.value if is_enabled(policy, chosen) else "disabled"
+    methods = ", ".join(overridden_methods(policy))
+    summary = str(policy.__doc__ or "").strip().split("\n")[0]
+    origin = f"from {origin_of(policy)}"
+    return policy.name, str(priority), mode, chosen.failure_policy.value, methods, summary, origin

@@ -1,0 +1,75 @@
+"""Commands about the daemon's process: serving, bypass by signal, upgrade, restore, demo, version."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from functools import partial
+
+from runtimeproxy import __version__
+from runtimeproxy.commands.arguments import PROGRAM
+from runtimeproxy.commands.configuration import load_settings
+from runtimeproxy.commands.exit_codes import ExitCode
+
+
+def serve(arguments: Namespace) -> int:
+    """Serves until a signal ends it; runs without a command."""
+    settings = load_settings(arguments)
+    from runtimeproxy import logs
+    from runtimeproxy.service.daemon import run
+
+    handler = logs.configure(settings.log.level, settings.log.format)
+    try:
+        return run(settings, partial(load_settings, arguments))
+    finally:
+        handler.flush()
+
+
+def bypass(arguments: Namespace) -> int:
+    """Signals the serving instance, so that it works with a daemon whose API does not answer, too."""
+    from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
+
+    endpoint = load_settings(arguments).proxy.endpoint
+    is_on = arguments.state == "on"
+    pid = signal_instance(endpoint, BYPASS_ON if is_on else BYPASS_OFF)
+    print(f"process {pid}: bypass is {'on' if is_on else 'off'}")
+    return ExitCode.OK
+
+
+def upgrade(arguments: Namespace) -> int:
+    """Has the serving instance start its successor."""
+    from runtimeproxy.service.handover.upgrade import request_upgrade
+
+    proxy = load_settings(arguments).proxy
+    old, new = request_upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    print(f"process {new} serves; process {old} ends after its last call")
+    return ExitCode.OK
+
+
+def restore(arguments: Namespace) -> int:
+    """Gives what runs the kubelet's values back."""
+    settings = load_settings(arguments)
+    from runtimeproxy.restore.command import is_complete, restore, table
+    from runtimeproxy.service.kubelet import kubelet_settings
+    from runtimeproxy.service.signals import is_served
+
+    proxy = settings.proxy
+    for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
+        print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
+    lines = restore(settings, dry_run=arguments.dry_run)
+    print("\n".join(table(lines)) if lines else "nothing to restore")
+    return ExitCode.OK if is_complete(lines) else ExitCode.FAILED
+
+
+def version(_: Namespace) -> int:
+    """Prints the version of the installed program."""
+    print(f"{PROGRAM} {__version__}")
+    return ExitCode.OK
+
+
+def demo(arguments: Namespace) -> int:
+    """Runs the demo."""
+    settings = load_settings(arguments)
+    from runtimeproxy.demo.main import run_demo
+
+    return run_demo(settings)
