@@ -77,6 +77,14 @@ class Engine:
     Attributes:
         open_call: makes the handlers of intercepted calls; to be used once records and policies are loaded.
         has_policies: whether the policies are loaded.
+        policies: those that are loaded, without hook servers.
+        problems: policies and settings that could not be loaded.
+        services: what calls share; `services.chain` has the policies in use, hook servers included.
+        store: the records.
+        ledger: the values of cgroups.
+        allocations: CPUs that pods have for themselves; None where pools are not computed.
+        client: the runtime, for calls of the daemon's own.
+        recovery, checkpoint, journal, node, servers, upkeep: for the API, which looks at them only.
     """
 
     def __init__(
@@ -92,30 +100,30 @@ class Engine:
         self._spawn = spawn
         self._is_standby = is_standby
         self._settings = settings
-        self._audit = AuditLog()
-        self._sink: AuditSink = self._audit if sink is None else partial(_both, self._audit, sink)
+        self.audit = AuditLog()
+        self._sink: AuditSink = self.audit if sink is None else partial(_both, self.audit, sink)
         # Records
-        self._store = PodStore()
-        self._client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
+        self.store = PodStore()
+        self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
         boot_id = read_boot_id()
-        self._journal = Journal(Path(settings.state.dir), boot_id)
-        self._cgroups = Ledger(
+        self.journal = Journal(Path(settings.state.dir), boot_id)
+        self.ledger = Ledger(
             CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups(),
-            self._journal,
+            self.journal,
             boot_id,
         )
-        self._recovery = Recovery(
-            self._store,
-            self._client,
+        self.recovery = Recovery(
+            self.store,
+            self.client,
             RecoverySettings(interval_s=settings.state.resync_interval_s),
             on_compared=self._on_compared,
         )
         self._checkpoint_thread = BackgroundThreads(1, "checkpoint")
-        self._checkpoint = CheckpointSync(
+        self.checkpoint = CheckpointSync(
             Path(settings.state.dir),
-            self._store,
-            self._cgroups,
-            self._recovery,
+            self.store,
+            self.ledger,
+            self.recovery,
             self._checkpoint_thread,
             is_standby,
         )
@@ -123,16 +131,16 @@ class Engine:
         self._workers = Workers(settings.hooks.worker_threads)
         # The node
         self._node_thread = BackgroundThreads(1, "node")
-        self._node = NodeSources(places_of(settings), self._node_thread)
+        self.node = NodeSources(places_of(settings), self._node_thread)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
         self._loading = asyncio.Lock()
-        self._policies: tuple[LoadedPolicy, ...] = ()
-        self._problems: tuple[LoadProblem, ...] = ()
+        self.policies: tuple[LoadedPolicy, ...] = ()
+        self.problems: tuple[LoadProblem, ...] = ()
         self.has_policies = False
         self._servers_thread = BackgroundThreads(1, "hook-servers")
-        self._servers = HookServers(
+        self.servers = HookServers(
             Path(settings.hooks.server_config_dir),
             settings.hooks.server_timeout_s,
             self._servers_thread,
@@ -141,65 +149,65 @@ class Engine:
         self._following: asyncio.Task[None] | None = None
         # Calls
         self._long_requests = BackgroundThreads(LONG_REQUEST_THREADS, "long-requests")
-        self._services = CallServices(
+        self.services = CallServices(
             settings=CallSettings.of(settings),
             chain=self._chain(settings),
-            store=self._store,
-            lookups=Lookups(self._store, self._client),
-            writer=self._cgroups,
+            store=self.store,
+            lookups=Lookups(self.store, self.client),
+            writer=self.ledger,
             executor=executor,
             long_work=LongWork(self._long_requests, give_back_memory),
             spawn=spawn,
             on_unsettled=self.compare_soon,
         )
-        self.open_call: OpenCall = partial(InterceptedCall, self._services)
-        self._upkeep = Upkeep(
-            self._store,
-            self._cgroups,
-            lambda: self._services.chain,
-            partial(container_cgroup, self._services),
+        self.open_call: OpenCall = partial(InterceptedCall, self.services)
+        self.upkeep = Upkeep(
+            self.store,
+            self.ledger,
+            lambda: self.services.chain,
+            partial(container_cgroup, self.services),
             executor,
             lambda: not self.has_policies or is_standby(),
             Sysctls(Path(settings.state.dir), boot_id) if settings.cgroups.enabled else None,
         )
-        self._upkeep.configure(settings.ledger)
-        self._services.evaluator = self._upkeep.evaluator
-        self._node.on_change = self._upkeep.on_node_changed
-        self._allocations: NodeAllocations | None = None
+        self.upkeep.configure(settings.ledger)
+        self.services.evaluator = self.upkeep.evaluator
+        self.node.on_change = self.upkeep.on_node_changed
+        self.allocations: NodeAllocations | None = None
         if settings.node.shared_pools == "computed":
-            self._services.allocations = self._allocations = NodeAllocations(
+            self.services.allocations = self.allocations = NodeAllocations(
                 SharePools(),
                 AllocationFile(Path(settings.state.dir), boot_id),
-                self._node,
-                self._upkeep.evaluator.leave,
+                self.node,
+                self.upkeep.evaluator.leave,
                 self._checkpoint_thread,
             )
 
     @property
     def internal_errors(self) -> int:
         """Number of errors in the proxy's own code since the start."""
-        return self._services.internal_errors
+        return self.services.internal_errors
 
     @property
     def recovered(self) -> asyncio.Event:
         """Set once the records are those of the runtime."""
-        return self._recovery.recovered
+        return self.recovery.recovered
 
     @property
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers, records, values and the node."""
-        policies = f"{len(self._policies)} policies" if self.has_policies else "policies are loading"
-        notes = [status_note(each, self._node.latest) for each in self._policies]
-        if self._problems:
-            notes.append(f"{', '.join(each.name for each in self._problems)}: not loaded, see the log")
+        policies = f"{len(self.policies)} policies" if self.has_policies else "policies are loading"
+        notes = [status_note(each, self.node.latest) for each in self.policies]
+        if self.problems:
+            notes.append(f"{', '.join(each.name for each in self.problems)}: not loaded, see the log")
         if any(notes):
             policies += f" ({'; '.join(filter(None, notes))})"
-        servers = f", {self._servers.summary}" if self._servers.summary else ""
-        recovered = "" if self._recovery.recovered.is_set() else ", waiting for the runtime's lists"
-        recovered += ", which are not saved" if self._checkpoint.problem else ""
-        records = f"{len(self._store.pods)} pods, {len(self._store.containers)} containers"
-        owned = self._allocations.summary if self._allocations is not None else ""
-        more = "".join(f"; {each}" for each in (owned, self._upkeep.summary, self._node.summary) if each)
+        servers = f", {self.servers.summary}" if self.servers.summary else ""
+        recovered = "" if self.recovery.recovered.is_set() else ", waiting for the runtime's lists"
+        recovered += ", which are not saved" if self.checkpoint.problem else ""
+        records = f"{len(self.store.pods)} pods, {len(self.store.containers)} containers"
+        owned = self.allocations.summary if self.allocations is not None else ""
+        more = "".join(f"; {each}" for each in (owned, self.upkeep.summary, self.node.summary) if each)
         return f"{policies}{servers}; {records}{recovered}{more}"
 
     async def load_policies(self, settings: Settings) -> None:
@@ -215,8 +223,8 @@ class Engine:
 
     async def _load_policies(self, settings: Settings) -> None:
         if self._following is None:
-            self._following = self._spawn(self._servers.run())
-            self._following_node = self._spawn(self._node.run())
+            self._following = self._spawn(self.servers.run())
+            self._following_node = self._spawn(self.node.run())
         thread = BackgroundThreads(1, "policy-loading")
         hooks = settings.hooks
         sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
@@ -231,25 +239,25 @@ class Engine:
             logger.error("policy not loaded: %s", problem, extra={"policy": problem.name})
         for changed in result.changed_code:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
-        await self._servers.read()
-        await self._node.read()
+        await self.servers.read()
+        await self.node.read()
         self._loader.use(result)
-        self._settings, self._policies, self._problems = settings, result.policies, result.problems
+        self._settings, self.policies, self.problems = settings, result.policies, result.problems
         # Calls that are being decided keep the old chain.
-        self._services.chain = self._chain(settings)
+        self.services.chain = self._chain(settings)
         self.has_policies = True
-        self._upkeep.on_policies(problem.name for problem in result.problems)
-        self._spawn(self._upkeep.on_servers([policy.name for policy in self._servers.policies]))
-        logger.info("policies loaded", extra={"policies": [policy.name for policy in self._policies]})
+        self.upkeep.on_policies(problem.name for problem in result.problems)
+        self._spawn(self.upkeep.on_servers([policy.name for policy in self.servers.policies]))
+        logger.info("policies loaded", extra={"policies": [policy.name for policy in self.policies]})
 
     def _chain(self, settings: Settings) -> Chain:
         hooks = settings.hooks
         return Chain(
-            (*self._policies, *self._servers.policies),
+            (*self.policies, *self.servers.policies),
             self._workers,
             sink=self._sink,
             rule=hooks.conflicts,
-            node=self._node,
+            node=self.node,
             skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
         )
 
@@ -269,61 +277,61 @@ class Engine:
             PolicyLoadError: a policy cannot be loaded; the old settings stay.
         """
         await self.load_policies(settings)
-        self._upkeep.configure(settings.ledger)
-        self._services.settings = CallSettings.of(settings)
-        self._servers.configure(settings.hooks.server_timeout_s)
+        self.upkeep.configure(settings.ledger)
+        self.services.settings = CallSettings.of(settings)
+        self.servers.configure(settings.hooks.server_timeout_s)
 
     async def load_state(self) -> None:
         """Reads the checkpoint; to be awaited before the first intercepted call."""
-        await self._checkpoint.load()
+        await self.checkpoint.load()
         await self._load_allocations()
 
     async def merge_state(self) -> None:
         """Reads the checkpoint again, for ids without an event in this process since."""
-        await self._checkpoint.merge()
+        await self.checkpoint.merge()
 
     async def take_back_state(self) -> None:
         """Reads the checkpoint of a successor that has failed; to be awaited before calls are accepted."""
-        await self._checkpoint.take_back()
+        await self.checkpoint.take_back()
         await self._load_allocations()
         self.compare_soon()
 
     async def _load_allocations(self) -> None:
-        if self._allocations is not None:
-            await self._allocations.load()
+        if self.allocations is not None:
+            await self.allocations.load()
 
     async def flush_state(self) -> bool:
         """Writes all changes of the records; returns whether they are on disk now."""
-        return await self._checkpoint.flush()
+        return await self.checkpoint.flush()
 
     def start(self) -> None:
         """Starts the background work: checkpoint, recovery, the watch on the runtime."""
-        self._spawn(self._checkpoint.run())
-        self._spawn(self._checkpoint.follow())
-        self._spawn(self._recovery.run())
-        self._spawn(self._upkeep.run())
-        self._spawn(self._upkeep.verify((Level.NODE, Level.QOS_CLASS)))
-        self._spawn(self._upkeep.verify((Level.POD, Level.CONTAINER)))
+        self._spawn(self.checkpoint.run())
+        self._spawn(self.checkpoint.follow())
+        self._spawn(self.recovery.run())
+        self._spawn(self.upkeep.run())
+        self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
+        self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
         self._spawn(self._watch_runtime())
 
     def compare_soon(self) -> None:
         """Compares records and values with the runtime now: calls have passed without records."""
-        self._recovery.confirm(container.id for container in self._store.containers)
-        self._recovery.compare_soon()
+        self.recovery.confirm(container.id for container in self.store.containers)
+        self.recovery.compare_soon()
 
     def prune(self) -> None:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
-        parents = (pod.cgroup_parent for pod in self._store.pods)
-        self._cgroups.prune(parents, (container.id for container in self._store.containers))
-        if self._allocations is not None and self._recovery.recovered.is_set() and not self._is_standby():
-            saving = self._allocations.follow(self._store.pods)
+        parents = (pod.cgroup_parent for pod in self.store.pods)
+        self.ledger.prune(parents, (container.id for container in self.store.containers))
+        if self.allocations is not None and self.recovery.recovered.is_set() and not self._is_standby():
+            saving = self.allocations.follow(self.store.pods)
             if saving is not None:
                 self._spawn(saving)
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a Version call; for health probes."""
         try:
-            await self._client.version(PROBE_TIMEOUT_S)
+            await self.client.version(PROBE_TIMEOUT_S)
         except RuntimeUnavailableError:
             return False
         return True
@@ -334,37 +342,37 @@ class Engine:
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
             with suppress(RuntimeUnavailableError):
-                await self._client.version(timeout_s)
+                await self.client.version(timeout_s)
 
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
-        self._audit.flush()
+        self.audit.flush()
         self._workers.close()
         self._servers_thread.shutdown(cancel_futures=True)
         self._node_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
-        await self._client.close()
-        await self._checkpoint.close()
-        self._journal.close()
+        await self.client.close()
+        await self.checkpoint.close()
+        self.journal.close()
         self._checkpoint_thread.shutdown(cancel_futures=True)
 
     def _use_servers(self) -> None:
         """The hook servers have changed; they run after the policies of this process."""
         if self.has_policies:
-            self._services.chain.use((*self._policies, *self._servers.policies))
-            self._spawn(self._upkeep.on_servers([policy.name for policy in self._servers.policies]))
+            self.services.chain.use((*self.policies, *self.servers.policies))
+            self._spawn(self.upkeep.on_servers([policy.name for policy in self.servers.policies]))
 
     async def _on_compared(self) -> None:
         """Called after each comparison of the records: updates the runtime's name and the cgroups."""
         run = asyncio.get_running_loop().run_in_executor
         try:
-            self._services.runtime_name = await self._client.runtime_name()
+            self.services.runtime_name = await self.client.runtime_name()
         except RuntimeUnavailableError as error:
             logger.info("the runtime's name is not known", extra={"cause": str(error)})
         if not self._is_standby():
-            await self._upkeep.on_compared()
-            for due in take_due_writes(self._services):
-                await write_due(self._services, due)
+            await self.upkeep.on_compared()
+            for due in take_due_writes(self.services):
+                await write_due(self.services, due)
         # The runtime's lists take much memory, and are read once in minutes.
         await run(self._executor, give_back_memory)
 
