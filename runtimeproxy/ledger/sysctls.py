@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
@@ -27,6 +27,8 @@ DEFAULT_ROOT: Final = Path("/proc/sys")
 """Source: proc_sys(5)."""
 SAVED_FILE: Final = "sysctls.json"
 """In the state folder."""
+MOST_WAIT_S: Final = 1.0
+"""How long a thread waits for another one's write, which takes microseconds."""
 _PATH: Final = ("sysctl",)
 """In place of a cgroup's path, for the foreign writers."""
 
@@ -38,7 +40,8 @@ class SysctlChange(NamedTuple):
     old: str
     new: str
     error: str = ""
-    """Why it could not be written; empty if it was."""
+    """Why it could not be read or written; empty if it was. Without a new value, `name` is the file of
+    originals, and nothing was written at all."""
 
 
 class _Held(NamedTuple):
@@ -72,7 +75,9 @@ class Sysctls:
         self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
 
-    def apply(self, wanted: Mapping[str, int | str], *, releases: bool = True) -> tuple[SysctlChange, ...]:
+    def apply(
+        self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
+    ) -> tuple[SysctlChange, ...]:
         """Write what policies want, in this order, and give back what they want no more; in a worker thread.
 
         What was written last is given back first: one may exclude another, as group identity and core
@@ -80,45 +85,103 @@ class Sysctls:
 
         Args:
             wanted: by name, such as `kernel.sched_core`. One that the kernel lacks is left out.
-            releases: whether values that are not in `wanted` are given back; not while some policy has no
-                answer.
+            releases: the names that are given back if they are not in `wanted`; None for all.
         """
-        with self._lock:
-            held = self._load()
-            changes: list[SysctlChange] = []
-            if releases:
+        changes: list[SysctlChange] = []
+        try:
+            with self._alone() as held:
                 for name in [each for each in reversed(held) if each not in wanted]:
-                    changes += self._release(held, name)
-                self._wanted = dict(wanted)
-            else:
+                    if releases is None or name in releases:
+                        changes += self._release(held, name)
+                for name, value in wanted.items():
+                    changes += self._set(held, name, str(value))
                 self._wanted = {**{name: each.written for name, each in held.items()}, **wanted}
-            for name, value in wanted.items():
-                changes += self._set(held, name, str(value))
+        except OSError as error:
+            changes.append(self._unreadable(error))
         return self._reported(changes)
 
     def verify(self) -> tuple[SysctlChange, ...]:
         """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
-        with self._lock:
-            held = self._load()
-            changes: list[SysctlChange] = []
-            for name, value in self._wanted.items():
-                changes += self._set(held, name, str(value), is_look=True)
+        changes: list[SysctlChange] = []
+        try:
+            with self._alone() as held:
+                for name, value in self._wanted.items():
+                    changes += self._set(held, name, str(value), is_look=True)
+        except OSError as error:
+            changes.append(self._unreadable(error))
         return self._reported(changes)
 
     def planned(self) -> tuple[SysctlChange, ...]:
-        """Return what giving everything back would change."""
-        with self._lock:
-            found = [(name, each, self._read(name)) for name, each in reversed(self._load().items())]
+        """Return what giving everything back would change, with the errors of what cannot be read."""
+        try:
+            with self._alone() as held:
+                return self._planned_releases(held, held)
+        except OSError as error:
+            return (self._unreadable(error),)
+
+    def written(self) -> dict[str, str]:
+        """Return what this node's daemons have written since its boot and not given back, by name.
+
+        Raises:
+            OSError: it cannot be read just now.
+        """
+        with self._alone() as held:
+            return {name: each.written for name, each in held.items()}
+
+    def differs(self, wanted: Mapping[str, int | str], among: Collection[str]) -> str:
+        """Return the first of these sysctls that the kernel has otherwise than is wanted; empty for none.
+
+        Args:
+            wanted: by name. What was written and is not in it is wanted back as it was.
+            among: the names to compare.
+
+        Raises:
+            OSError: one cannot be read just now.
+        """
+        with self._alone() as held:
+            for name in among:
+                present = self._read(name)
+                if name in wanted:
+                    is_other = present not in (None, str(wanted[name]))
+                else:
+                    is_other = bool(self._planned_releases(held, (name,)))
+                if is_other:
+                    return f"{name} is {present}"
+        return ""
+
+    @contextmanager
+    def _alone(self) -> Iterator[dict[str, _Held]]:
+        """Gives what is held to one thread at a time.
+
+        Raises:
+            OSError: it cannot be read, or another thread's write hangs.
+        """
+        if not self._lock.acquire(timeout=MOST_WAIT_S):
+            raise TimeoutError("another write has not ended")
+        try:
+            yield self._load()
+        finally:
+            self._lock.release()
+
+    def _planned_releases(self, held: Mapping[str, _Held], names: Iterable[str]) -> tuple[SysctlChange, ...]:
+        found = [(name, held[name], self._read(name)) for name in reversed(list(names)) if name in held]
         return tuple(
             SysctlChange(name, present, each.original)
             for name, each, present in found
             if present == each.written and present != each.original
         )
 
+    def _unreadable(self, error: OSError) -> SysctlChange:
+        """What was saved is not known: nothing may be written, or our own values would become originals."""
+        return SysctlChange(str(self._file), "", "", described(error))
+
     def _set(
         self, held: dict[str, _Held], name: str, value: str, *, is_look: bool = False
     ) -> list[SysctlChange]:
-        present = self._read(name)
+        try:
+            present = self._read(name)
+        except OSError as error:
+            return [SysctlChange(name, "", value, described(error))]
         if present is None:
             return []
         before = held.get(name)
@@ -154,14 +217,15 @@ class Sysctls:
 
     def _release(self, held: dict[str, _Held], name: str) -> list[SysctlChange]:
         mine = held[name]
-        present = self._read(name)
+        present = ""
         changes: list[SysctlChange] = []
-        if present == mine.written and present != mine.original:
-            try:
+        try:
+            present = self._read(name) or ""
+            if present == mine.written and present != mine.original:
                 self._path(name).write_text(mine.original + "\n", encoding="ascii")
-            except OSError as error:
-                return [SysctlChange(name, present, mine.original, described(error))]
-            changes.append(SysctlChange(name, present, mine.original))
+                changes.append(SysctlChange(name, present, mine.original))
+        except OSError as error:
+            return [SysctlChange(name, present, mine.original, described(error))]
         del held[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
@@ -172,6 +236,8 @@ class Sysctls:
         for change in changes:
             if change.error:
                 text = f"sysctl {change.name} cannot be set to {change.new}: {change.error}"
+                if not change.new:
+                    text = f"sysctls are left as they are: {change.name} cannot be read: {change.error}"
                 self._failures.report("sysctl", change.name, text)
             else:
                 logger.info("sysctl %s: %s -> %s", change.name, change.old, change.new)
@@ -181,21 +247,24 @@ class Sysctls:
         return self._root / name.replace(".", "/")
 
     def _read(self, name: str) -> str | None:
+        """The kernel's value; None if it has no such sysctl. Raises OSError for all other failures."""
         try:
-            return self._path(name).read_text(encoding="ascii").rstrip("\n")
-        except (OSError, ValueError):
+            return self._path(name).read_text(encoding="ascii", errors="replace").rstrip("\n")
+        except FileNotFoundError:
             return None
 
     def _load(self) -> dict[str, _Held]:
+        """What is held. Raises OSError if it cannot be read, which is not the same as nothing."""
         if self._held is None:
-            self._held = {}
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            found: dict[str, _Held] = {}
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
                 saved = json.loads(self._file.read_text(encoding="utf-8"))
                 if saved["boot_id"] == self._boot_id:
-                    self._held = {
+                    found = {
                         str(name): _Held(str(each["original"]), str(each["written"]))
                         for name, each in saved["sysctls"].items()
                     }
+            self._held = found
         return self._held
 
     def _save(self, held: Mapping[str, _Held]) -> None:

@@ -291,7 +291,7 @@ class Upkeep:
         self._owes_sysctls = releases and self._ledger.has_leftovers
         releases = releases and not held and not self._owes_sysctls
         if self._sysctls is not None and (wanted or releases):
-            await self._in_worker(partial(self._sysctls.apply, wanted, releases=releases))
+            await self._in_worker(partial(self._sysctls.apply, wanted, releases=None if releases else ()))
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         """Reads or writes files in a worker thread.

@@ -87,18 +87,10 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
 
 def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
     """Gives all sysctls their original texts; returns the results."""
-    if dry_run:
-        return tuple(Line("sysctl", each.name, each.old, each.new) for each in sysctls.planned())
+    done = Status.PLANNED if dry_run else Status.RESTORED
     return tuple(
-        Line(
-            "sysctl",
-            each.name,
-            each.old,
-            each.new,
-            Status.FAILED if each.error else Status.RESTORED,
-            each.error,
-        )
-        for each in sysctls.apply({})
+        Line("sysctl", each.name, each.old, each.new, Status.FAILED if each.error else done, each.error)
+        for each in (sysctls.planned() if dry_run else sysctls.apply({}))
     )
 
 

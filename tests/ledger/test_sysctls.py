@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.ledger import sysctls as module
 from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
 from runtimeproxy.restore.command import restore_sysctls
 from runtimeproxy.restore.plan import Line, Status
@@ -65,7 +70,7 @@ def test_the_next_process_gives_them_back(kernel: Kernel) -> None:
 
 def test_while_a_policy_has_no_answer_they_stay(kernel: Kernel) -> None:
     kernel.daemon().apply(WANTED)
-    assert kernel.daemon().apply({}, releases=False) == ()
+    assert kernel.daemon().apply({}, releases=()) == ()
     assert kernel.texts() == ("1\n", "0\n")
 
 
@@ -78,7 +83,6 @@ def test_after_a_reboot_nothing_of_before_counts(kernel: Kernel) -> None:
 def test_the_original_is_saved_before_the_first_write(kernel: Kernel) -> None:
     """A process that is killed between the two gives nothing back that it has not written."""
     kernel.file(CORE).unlink()
-    kernel.file(CORE).mkdir()  # cannot be written, nor read
     kernel.state.mkdir()
     (kernel.state / "sysctls.new").mkdir()  # nothing can be saved
     (change,) = kernel.daemon().apply(WANTED)
@@ -128,3 +132,72 @@ def test_a_broken_file_is_no_state(kernel: Kernel, text: str) -> None:
     assert kernel.daemon().apply({}) == ()
     kernel.daemon().apply(WANTED)
     assert kernel.texts() == ("1\n", "0\n")
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Lets no file be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_saved_originals_that_cannot_be_read_just_now_are_not_forgotten(
+    kernel: Kernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise what the process before has written would become the original."""
+    kernel.daemon().apply(WANTED)
+    kernel.write(IDENTITY, "0")  # reset by an administrator
+    next_daemon = kernel.daemon()
+    with no_descriptors():
+        (failed,) = next_daemon.apply(WANTED)
+        assert [each.error for each in next_daemon.planned()] == [failed.error]
+        assert [each.error for each in next_daemon.verify()] == [failed.error]
+    assert failed.name.endswith("sysctls.json")
+    assert "Too many open files" in failed.error
+    assert kernel.texts() == ("0\n", "0\n")
+    assert "sysctls are left as they are" in caplog.text
+    next_daemon.apply(WANTED)
+    next_daemon.apply({})
+    assert kernel.texts() == ("0\n", "1\n")
+
+
+def test_restore_reports_originals_that_cannot_be_read(kernel: Kernel) -> None:
+    kernel.daemon().apply(WANTED)
+    saved = kernel.state / "sysctls.json"
+    text = saved.read_bytes()
+    saved.unlink()
+    saved.symlink_to(saved)
+    for dry_run in (True, False):
+        (line,) = restore_sysctls(kernel.daemon(), dry_run=dry_run)
+        assert (line.field, line.status) == (str(saved), Status.FAILED)
+    assert kernel.texts() == ("1\n", "0\n")
+    saved.unlink()
+    saved.write_bytes(text)
+    restore_sysctls(kernel.daemon(), dry_run=False)
+    assert kernel.texts() == ("0\n", "1\n")
+
+
+def test_a_sysctl_that_cannot_be_read_just_now_is_given_back_later(kernel: Kernel) -> None:
+    sysctls = kernel.daemon()
+    sysctls.apply(WANTED)
+    with no_descriptors():
+        failed = sysctls.apply({})
+    assert {each.name for each in failed} == WANTED.keys()
+    assert all("Too many open files" in each.error for each in failed)
+    sysctls.apply({})
+    assert kernel.texts() == ("0\n", "1\n")
+
+
+def test_a_write_that_hangs_holds_no_other_thread(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
+    sysctls = kernel.daemon()
+    with sysctls._alone():
+        (failed,) = sysctls.apply(WANTED)
+    assert "another write has not ended" in failed.error
+    assert kernel.texts() == ("0\n", "1\n")

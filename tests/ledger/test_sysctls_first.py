@@ -6,7 +6,7 @@ The kernel of these tests is as strict as the real one: without the sysctl it re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +81,9 @@ class Switches(Sysctls):
         super().__init__(folder / "state", "boot", folder)
         self._of = kernel
 
-    def apply(self, wanted: Mapping[str, int | str], *, releases: bool = True) -> tuple[SysctlChange, ...]:
+    def apply(
+        self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
+    ) -> tuple[SysctlChange, ...]:
         changes = super().apply(wanted, releases=releases)
         if self._of.switches() != ON:
             assert self._of.identities() == {"0"}
