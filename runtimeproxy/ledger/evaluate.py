@@ -75,6 +75,8 @@ class _Changed(NamedTuple):
     containers: tuple[ContainerRecord, ...]
     wanted: tuple[Wanted, ...]
     books: tuple[Book | None, ...]
+    request: int
+    """Number of the last request before the policies were asked."""
 
 
 class Evaluator:
@@ -123,6 +125,7 @@ class Evaluator:
         self._sleep = sleep
         self._pace = Pace(clock)
         self._requested = asyncio.Event()
+        self._requests = 0
         self._reasons: list[str] = []
         self.rates = Rates()
         self.problem = ""
@@ -132,6 +135,7 @@ class Evaluator:
         """Something has changed; requests of one second are one."""
         if reason not in self._reasons:
             self._reasons.append(reason)
+        self._requests += 1
         self._requested.set()
 
     async def run(self) -> None:
@@ -151,15 +155,16 @@ class Evaluator:
             await self._sleep(max(0.0, started_s + INTERVAL_S - self._now_s()))
 
     async def evaluate_all(self, reasons: Sequence[str] = ()) -> None:
-        """Evaluates all running pods, and makes what has changed; ends early if it is requested anew."""
+        """Evaluates all running pods, and makes what has changed.
+
+        Where it is requested anew meanwhile, pods that are not written yet are asked about again.
+        """
         self.rounds += 1
         self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         changed: list[_Changed] = []
         for pod in running:
-            if rest_s := self._pace.rest_s():
-                await self._sleep(rest_s)
-                self._pace.resume()
+            await self._rest()
             found = await self._wanted(pod)
             if any(map(self._ledger.differs, found.wanted)):
                 changed.append(found)
@@ -212,7 +217,7 @@ class Evaluator:
         )
 
     async def _up_to_date(self, changed: _Changed) -> _Changed | None:
-        """What is wanted of a pod which a call may have changed meanwhile; None if it is gone."""
+        """What is wanted of a pod now, if something has changed meanwhile; None if it is gone."""
         if self._is_current(changed):
             return changed
         pod = self._store.pods.get(changed.pod.id)
@@ -221,23 +226,32 @@ class Evaluator:
     async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> bool:
         """Writes the values of one pod after the other; returns whether it came to the end."""
         self.problem = ""
-        failed, begun_s = 0, self._now_s()
-        for number, each in enumerate(changed):
-            if self._requested.is_set() and number:
-                return False
+        failed, number, begun_s = 0, 0, self._now_s()
+        for position, each in enumerate(changed, 1):
             if is_large:
                 await self._sleep(max(0.0, begun_s + number / self.rates.pods_per_s - self._now_s()))
+            # Requests that never end leave no pod without an answer: those that were written wait for the
+            # next evaluation, the others get the newest values now.
             found = await self._up_to_date(each)
-            if found is None:
+            if found is not each:
+                await self._rest()
+            if found is None or not any(map(self._ledger.differs, found.wanted)):
                 continue
+            number += 1
             claim = partial(with_rests, partial(self._ledger.claim, found.wanted))
             failed += not await self._write(each.pod, found.wanted, claim)
-            if is_large and number >= FEW_PODS and failed * 100 > (number + 1) * self.rates.failed_percent:
-                left = len(changed) - number - 1
-                self.problem = f"a change ended: {failed} of {number + 1} pods failed, {left} are left"
-                logger.error(self.problem, extra={"failed": failed, "done": number + 1, "left": left})
+            if is_large and number > FEW_PODS and failed * 100 > number * self.rates.failed_percent:
+                left = len(changed) - position
+                self.problem = f"a change ended: {failed} of {number} pods failed, {left} are left"
+                logger.error(self.problem, extra={"failed": failed, "done": number, "left": left})
                 return False
         return True
+
+    async def _rest(self) -> None:
+        """Leaves the CPU to others from time to time."""
+        if rest_s := self._pace.rest_s():
+            await self._sleep(rest_s)
+            self._pace.resume()
 
     async def _write(
         self, pod: PodRecord, wanted: Sequence[Wanted], claim: Callable[[], tuple[WriteResult, ...]]
@@ -254,6 +268,7 @@ class Evaluator:
 
     async def _wanted(self, pod: PodRecord) -> _Changed:
         """What the policies want of a pod and its containers now."""
+        request = self._requests
         containers = tuple(
             found
             for found in self._store.containers.members(pod.id)
@@ -274,12 +289,13 @@ class Evaluator:
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
-        return _Changed(pod, containers, tuple(wanted), tuple(found))
+        return _Changed(pod, containers, tuple(wanted), tuple(found), request)
 
     def _is_current(self, changed: _Changed) -> bool:
-        """Whether no call has changed a pod or its containers since they were evaluated."""
+        """Whether nothing was requested and no call has changed the pod since it was evaluated."""
         return (
-            self._store.pods.get(changed.pod.id) is changed.pod
+            changed.request == self._requests
+            and self._store.pods.get(changed.pod.id) is changed.pod
             and all(self._store.containers.get(box.id) is box for box in changed.containers)
             and all(
                 self._ledger.record(wanted.target.cgroup) is book

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -311,14 +312,56 @@ async def test_a_newer_change_takes_the_place_of_one_that_is_under_way(scene: Sc
 
     def refuses(cgroup: str) -> bool:
         scene.pod_claims = quota(60_000)
-        scene.evaluator._requested.set()
+        scene.evaluator.request("a newer one")
         return False
 
     scene.writer.refuses = refuses
     await scene.evaluator.evaluate_all()
-    assert scene.quotas().count("50000") == 1
+    assert sorted(scene.quotas()) == ["50000", *["60000"] * 19]
     scene.writer.refuses = lambda cgroup: False
-    scene.evaluator._requested.clear()
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["60000"] * 20
+
+
+async def test_a_change_that_is_withdrawn_at_once_reaches_no_more_pods(scene: Scene) -> None:
+    scene.add(20)
+    scene.pod_claims = quota(50_000)
+    written: list[str] = []
+
+    def refuses(cgroup: str) -> bool:
+        written.append(cgroup)
+        scene.pod_claims = {}
+        scene.evaluator.request("withdrawn")
+        return False
+
+    scene.writer.refuses = refuses
+    await scene.evaluator.evaluate_all()
+    assert len(set(written)) == 1
+    await scene.evaluator.evaluate_all()
+    assert len(set(written)) == 1
+    assert scene.quotas() == ["100000"] * 20
+
+
+async def test_changes_without_an_end_reach_every_pod(scene: Scene) -> None:
+    """A strategy that changes faster than its values can be written."""
+    scene.add(20)
+    written: list[str] = []
+    values = itertools.count(50_000)
+
+    def refuses(cgroup: str) -> bool:
+        written.append(cgroup)
+        scene.pod_claims = quota(next(values))
+        scene.evaluator.request("the next one")
+        return False
+
+    scene.pod_claims = quota(next(values))
+    scene.writer.refuses = refuses
+    for _ in range(3):
+        written.clear()
+        await scene.evaluator.evaluate_all()
+        assert len(set(scene.quotas()) - {"100000"}) == len(set(written)) == 20
+    scene.writer.refuses = lambda cgroup: False
+    scene.pod_claims = quota(60_000)
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["60000"] * 20
 
