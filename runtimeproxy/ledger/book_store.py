@@ -73,6 +73,12 @@ class BookStore:
         with self._lock:
             return tuple(map(identity_of, self._held))
 
+    def above_pods(self) -> dict[str, Level]:
+        """The ids of the books of QoS classes and host applications, with their levels."""
+        with self._lock:
+            held = tuple(self._held.items())
+        return {identity_of(path): each.book.level for path, each in held if each.book.level < Level.POD}
+
     def record(self, identity: str) -> Book | None:
         """The book of a cgroup; None if nothing is wanted there."""
         held = self._held.get(cgroup_path(identity))

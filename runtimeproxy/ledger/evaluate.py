@@ -310,10 +310,11 @@ class Evaluator:
         answers, silent = await self._evaluate_others()
         wanted = list(answers)
         answered = {"/" + "/".join(cgroup_path(each.target.cgroup)) for each in wanted}
-        for identity in self._ledger.identities:
-            book = self._ledger.record(identity)
-            if book is not None and book.level < Level.POD and identity not in answered:
-                wanted.append(Wanted(Target(book.level, identity), {}, silent=silent))
+        wanted += [
+            Wanted(Target(level, identity), {}, silent=silent)
+            for identity, level in self._ledger.above_pods().items()
+            if identity not in answered
+        ]
         if any(map(self._ledger.differs, wanted)):
             _log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
 

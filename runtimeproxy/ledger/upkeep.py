@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from runtimeproxy.cgroups.pace import with_rests
+from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.policy import Hook
@@ -25,7 +25,6 @@ from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
-from runtimeproxy.qos import kube_qos_class
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
@@ -257,19 +256,14 @@ class Upkeep:
         wanted: list[Wanted] = []
         if Hook.EVALUATE_QOS_CLASS in chain.hooks:
             pods = [
-                (cgroup_path(pod.cgroup_parent), pod)
+                pod
                 for pod in self._store.pods
                 if pod.state is not Lifecycle.STOPPED and pod.detailed and pod.cgroup_parent
             ]
-            classes = class_cgroups((path, kube_qos_class(pod.cgroup_parent)) for path, pod in pods)
-            for qos, cgroup in classes.items():
-                path = cgroup_path(cgroup)
-                below = tuple(
-                    ResolvedPod(pod=recorded_pod(pod), cgroup=self._ledger.resolved(pod.cgroup_parent))
-                    for pod_path, pod in pods
-                    if pod_path[: len(path)] == path
-                )
-                decision = await chain.evaluate(ClassView(qos=qos, pods=below))
+            # Views of all pods take milliseconds.
+            views = await self._in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
+            for cgroup, view in views.items():
+                decision = await chain.evaluate(view)
                 wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
         if Hook.EVALUATE_NODE not in chain.hooks:
             return wanted, chain.unsettled
@@ -316,3 +310,20 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:
+    """The views of the QoS classes that some pods are of, by cgroup; rests after each pod."""
+    found: list[tuple[tuple[str, ...], ResolvedPod]] = []
+    for pod in pods:
+        view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.resolved(pod.cgroup_parent))
+        found.append((cgroup_path(pod.cgroup_parent), view))
+        rest()
+    classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)
+    views: dict[str, ClassView] = {}
+    for qos, cgroup in classes.items():
+        above = cgroup_path(cgroup)
+        below = tuple(each for path, each in found if path[: len(above)] == above)
+        views[cgroup] = ClassView(qos=qos, pods=below)
+        rest()
+    return views

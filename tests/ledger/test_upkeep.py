@@ -185,9 +185,14 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     assert scene.upkeep.evaluator.rates.lowers_memory
 
 
-async def test_qos_classes_are_asked_about_with_their_pods(scene: Scene) -> None:
+async def test_qos_classes_are_asked_about_with_their_pods(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.policies.claims[ClassView] = quota(90_000)
+    rests: list[bool] = []
+    monkeypatch.setattr(module, "rest", lambda: rests.append(pace._WORK.pace is not None))
     await scene.upkeep.evaluator.evaluate_all()
+    assert set(rests) == {True}, "views of all pods are made beside calls"
     views = {view.qos: len(view.pods) for view in scene.policies.seen if isinstance(view, ClassView)}
     guaranteed, burstable, best_effort = KubeQoSClass
     assert views == {guaranteed: 1, burstable: 0, best_effort: 1}
