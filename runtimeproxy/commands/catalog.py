@@ -2,13 +2,139 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from runtimeproxy.commands.arguments import Command
+from runtimeproxy.commands.values import duration_s, label_selector
+
+_Options = Mapping[str, Mapping[str, Any]]
 
 _PAIRS: Final = {"action": "append", "default": [], "metavar": "K=V,..."}
 
+_OUTPUT: Final[_Options] = {
+    "--output": {
+        "choices": ("text", "json", "yaml"),
+        "default": "text",
+        "help": "text for people; JSON or YAML as the API has it (default: text)",
+    },
+}
+_TIMEOUT: Final[_Options] = {
+    "--timeout": {
+        "type": duration_s,
+        "default": 10.0,
+        "metavar": "TIME",
+        "help": "how long the daemon may take (default: 10s)",
+    },
+}
+_READING: Final[_Options] = {
+    "--endpoint": {"metavar": "SOCKET", "help": "the daemon's socket (default: that of the configuration)"},
+    **_TIMEOUT,
+    **_OUTPUT,
+}
+"""Of commands that ask the daemon."""
+_ADMIN_SOCKET: Final[_Options] = {
+    "--admin-socket": {
+        "metavar": "SOCKET",
+        "help": "the daemon's admin socket (default: that of the configuration)",
+    },
+}
+_REASON: Final[_Options] = {
+    "--reason": {"metavar": "TEXT", "help": "why, for the status; at most 256 characters"},
+}
+
 COMMANDS: Final = (
+    Command(
+        "status",
+        "status:status",
+        "show how the daemon is: bypass, runtime, policies, hook servers, records, problems",
+        ". The exit code is 1 if there is a problem.",
+        "",
+        _READING,
+    ),
+    Command(
+        "pods",
+        "status:pods",
+        "list pods, their QoS classes and the policies that have changed them",
+        usage="[--namespace NAME] ",
+        arguments={"--namespace": {"metavar": "NAME", "help": "only pods of this namespace"}, **_READING},
+    ),
+    Command(
+        "explain",
+        "explain:explain",
+        "show why the values of a pod are what they are",
+        ": for each field what the kubelet requested, what each policy wants and why, what that comes to, "
+        "what was applied, and what the kernel has now.",
+        "[NAMESPACE/]POD[/CONTAINER] [--all] ",
+        {
+            "pod": {
+                "metavar": "POD",
+                "help": "[NAMESPACE/]POD[/CONTAINER]; a pod by its name, its uid, or the beginning of an id",
+            },
+            "--all": {
+                "action": "store_true",
+                "help": "also what nothing changes, and all policies",
+            },
+            **_READING,
+        },
+    ),
+    Command(
+        "audit",
+        "audit:audit",
+        "show what policies changed, refused, or failed to do",
+        ": the last 1,000 decisions that the daemon remembers, a line for each field.",
+        "[--follow] [--pod POD] [--policy NAME] ",
+        {
+            "--follow": {"action": "store_true", "help": "go on with decisions to come, until Ctrl-C"},
+            "--pod": {"metavar": "POD", "help": "only this pod, by [NAMESPACE/]NAME or uid"},
+            "--policy": {"metavar": "NAME", "help": "only this policy"},
+            "--kind": {
+                "action": "append",
+                "default": [],
+                "metavar": "KIND",
+                "help": "only entries of this kind, such as changed, refused or failed; may be repeated",
+            },
+            "--limit": {
+                "type": int,
+                "default": 0,
+                "metavar": "NUMBER",
+                "help": "at most so many of the remembered decisions, the newest ones (default: all)",
+            },
+            **_READING,
+        },
+    ),
+    Command(
+        "policy",
+        "steer:policy",
+        "set the mode of a policy, for all pods or some, for a time or until it is reset",
+        ". It stands above the configuration, also after a reload and a restart; reset takes it back.",
+        "NAME (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
+        {
+            "name": {"metavar": "NAME", "help": "the policy"},
+            "mode": {"choices": ("enforce", "dry-run", "off", "reset"), "help": "its mode"},
+            "--namespace": {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME",
+                "help": "only for pods of this namespace; may be repeated",
+            },
+            "--selector": {
+                "type": label_selector,
+                "metavar": "LABELS",
+                "help": "only for pods with these labels, as kubectl takes them: app=web,tier!=front",
+            },
+            "--for": {
+                "dest": "duration",
+                "type": duration_s,
+                "metavar": "TIME",
+                "help": "end after this time, such as 10m",
+            },
+            **_REASON,
+            **_ADMIN_SOCKET,
+            **_TIMEOUT,
+            **_OUTPUT,
+        },
+    ),
     Command(
         "check-config",
         "checks:check_config",
@@ -41,11 +167,17 @@ COMMANDS: Final = (
     Command("demo", "process:demo", "drive a pod of each QoS class through the proxy and show what changes"),
     Command(
         "bypass",
-        "process:bypass",
+        "steer:bypass",
         "let all calls pass without policies (on), or end that (off)",
-        ". Signals the instance that serves on the proxy's socket.",
-        "(on | off) ",
-        {"state": {"choices": ("on", "off"), "help": "kept by an upgrade, not by a restart"}},
+        ". Signals the instance that serves on the proxy's socket, so it works even if the API hangs.",
+        "(on | off) [--reason TEXT] ",
+        {
+            "state": {"choices": ("on", "off"), "help": "kept by an upgrade, not by a restart"},
+            "--endpoint": _READING["--endpoint"],
+            **_REASON,
+            **_ADMIN_SOCKET,
+            **_TIMEOUT,
+        },
     ),
     Command(
         "upgrade",

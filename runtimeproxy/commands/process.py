@@ -1,4 +1,4 @@
-"""Commands about the daemon's process: serving, bypass by signal, upgrade, restore, demo, version."""
+"""Commands about the daemon's process: serving, upgrade, restore, demo, version."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ def serve(arguments: Namespace) -> int:
         return run(settings, partial(load_settings, arguments))
     finally:
         handler.flush()
-
-
-def bypass(arguments: Namespace) -> int:
-    """Signals the serving instance, so that it works with a daemon whose API does not answer, too."""
-    from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
-
-    endpoint = load_settings(arguments).proxy.endpoint
-    is_on = arguments.state == "on"
-    pid = signal_instance(endpoint, BYPASS_ON if is_on else BYPASS_OFF)
-    print(f"process {pid}: bypass is {'on' if is_on else 'off'}")
-    return ExitCode.OK
 
 
 def upgrade(arguments: Namespace) -> int:

@@ -1,0 +1,176 @@
+"""The client of the daemon's API: connecting, time limits, and errors as sentences that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.commands.arguments import PROGRAM
+from runtimeproxy.commands.configuration import read_settings
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.config.validation import parse_endpoint
+from runtimeproxy.errors import MESSAGE_PREFIX
+
+if TYPE_CHECKING:
+    import grpc
+
+    from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub, RuntimeProxyStub
+    from runtimeproxy.config.settings import Settings
+
+DEFAULT_ADMIN_SOCKET: Final = "/run/koord-runtimeproxy/admin/api.sock"
+
+_UNBOUNDED: Final = -1
+"""Of gRPC's option for the size of a response: the daemon is trusted."""
+
+_START: Final = "start it (systemctl start koord-runtime-proxy), or name its socket with --endpoint"
+_STATUS: Final = "systemctl status koord-runtime-proxy says"
+_VERSION: Final = "version 0.2 or newer is needed, with proxy.own_services = true"
+
+_CODES: Final = {
+    "NOT_FOUND": ExitCode.NOT_FOUND,
+    "FAILED_PRECONDITION": ExitCode.NOT_FOUND,  # several things have this name
+    "INVALID_ARGUMENT": ExitCode.USAGE,
+}
+"""By gRPC status; the message says it all."""
+
+
+def client_settings(arguments: Namespace) -> Settings:
+    """The settings that say where the daemon is; with a warning if some of them cannot be used.
+
+    A wrong configuration is no reason to show nothing of the daemon, which keeps its old one.
+    """
+    reading = read_settings(arguments)
+    for error in reading.errors:
+        print(f"{PROGRAM}: warning: {error}; the default is used", file=sys.stderr)
+    return reading.settings
+
+
+def endpoint_of(arguments: Namespace) -> str:
+    """The path of the daemon's socket: `--endpoint`, or that of the configuration.
+
+    Raises:
+        CommandError: it is no path of a socket.
+    """
+    if arguments.endpoint is None:
+        return client_settings(arguments).proxy.endpoint
+    return _parsed("--endpoint", arguments.endpoint)
+
+
+@contextlib.contextmanager
+def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
+    """Connects to the service that reads.
+
+    Raises:
+        CommandError: the daemon does not answer, or what was asked for is not there.
+    """
+    with _connected(endpoint_of(arguments)) as channel:
+        from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
+
+        yield RuntimeProxyStub(channel)
+
+
+@contextlib.contextmanager
+def writing(arguments: Namespace) -> Iterator[AdminStub]:
+    """Connects to the service that writes.
+
+    Raises:
+        CommandError: the daemon does not answer, or refuses.
+    """
+    with _connected(admin_socket_of(arguments)) as channel:
+        from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub
+
+        yield AdminStub(channel)
+
+
+@contextlib.contextmanager
+def _connected(path: str) -> Iterator[grpc.Channel]:
+    _check_socket(path)
+    import grpc
+
+    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", _UNBOUNDED))
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            # Errors of calls have both; grpc's types do not say so.
+            code: grpc.StatusCode = error.code()
+            details: str | None = error.details()
+            raise explained(code.name, details or "", path) from error
+
+
+def admin_socket_of(arguments: Namespace) -> str:
+    """The path of the socket of the service that writes.
+
+    Raises:
+        CommandError: it is no path of a socket.
+    """
+    return _parsed("--admin-socket", arguments.admin_socket or DEFAULT_ADMIN_SOCKET)
+
+
+def _parsed(option: str, text: str) -> str:
+    try:
+        return parse_endpoint(text)
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error
+
+
+def _check_socket(path: str) -> None:
+    """Says what is wrong before gRPC, which has one code for all of it, is even imported.
+
+    Raises:
+        CommandError: there is no socket, or this user may not connect to it.
+    """
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116 - a file name of any form
+    except PermissionError:
+        is_socket = True  # which the next check finds out
+    except OSError as error:
+        reason = f"{path}: {error.strerror}: no daemon listens here; {_START}"
+        raise CommandError(reason, ExitCode.NO_DAEMON) from error
+    if not is_socket:
+        raise CommandError(f"{path} is not a socket; {_START}", ExitCode.NO_DAEMON)
+    if not os.access(path, os.W_OK):
+        reason = f"{path}: user {os.geteuid()} may not connect to this socket; run the command as root"
+        raise CommandError(reason, ExitCode.NO_DAEMON)
+
+
+def explained(code: str, details: str, path: str) -> CommandError:
+    """The error of a call, as a sentence that says what to do.
+
+    Args:
+        code: name of the gRPC status.
+        details: its message.
+        path: the socket.
+    """
+    own, is_refusal = details.removeprefix(MESSAGE_PREFIX), details.startswith(MESSAGE_PREFIX)
+    if code in _CODES:
+        return CommandError(own, _CODES[code])
+    if code == "UNIMPLEMENTED":
+        text = f"{path}: this daemon has no API, or not this part of it: {_VERSION}"
+    elif code == "UNAVAILABLE" and is_refusal:
+        text = f"{path}: {own}"
+    elif code == "UNAVAILABLE":
+        text = f"{path}: {_disconnected(details)}"
+    elif code == "DEADLINE_EXCEEDED":
+        text = f"{path}: the daemon did not answer in time; --timeout gives it more, {_STATUS} its state"
+    elif code == "RESOURCE_EXHAUSTED":
+        text = f"{path}: the daemon ended this watch, as its output was not read in time; run it again"
+    else:
+        return CommandError(f"{path}: {code}: {own}")
+    return CommandError(text, ExitCode.NO_DAEMON)
+
+
+def _disconnected(details: str) -> str:
+    if "Connection refused" in details:
+        return f"no daemon listens here; {_START}"
+    if "Permission denied" in details:
+        return f"user {os.geteuid()} may not connect to this socket; run the command as root"
+    return (
+        "the daemon ended the connection: it has stopped, or it does not let this user in (it lets in root, "
+        f"its own user and those in proxy.allowed_uids); {_STATUS} more"
+    )

@@ -1,0 +1,219 @@
+"""The command `explain`: why the values of a pod are what they are."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.commands.client import reading
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.commands.output import (
+    BAD,
+    DOUBTFUL,
+    FAINT,
+    GOOD,
+    STRONG,
+    Cell,
+    Page,
+    Words,
+    print_message,
+)
+from runtimeproxy.commands.values import enum_name
+
+_COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
+_GAP: Final = "  "
+_EFFECT_STYLES: Final = {
+    api_pb2.ExplainedClaim.EFFECT_USED: GOOD,
+    api_pb2.ExplainedClaim.EFFECT_LOST: FAINT,
+    api_pb2.ExplainedClaim.EFFECT_DRY_RUN: FAINT,
+}
+_ROLES: Final = {
+    api_pb2.ExplainedClaim.ROLE_SET: "{}",
+    api_pb2.ExplainedClaim.ROLE_SCALE: "divided by {}",
+    api_pb2.ExplainedClaim.ROLE_ADD: "{} more",
+    api_pb2.ExplainedClaim.ROLE_AT_MOST: "at most {}",
+}
+
+
+def explain(arguments: Namespace) -> int:
+    """Shows each field of a pod and its containers."""
+    found = _ask(arguments)
+    if arguments.output == "text":
+        show_explanation(found, Page(), is_everything=arguments.all)
+    else:
+        print_message(found, arguments.output)
+    return ExitCode.OK
+
+
+def _ask(arguments: Namespace) -> api_pb2.ExplainResponse:
+    first, *others = targets_of(arguments.pod)
+    try:
+        return _explanation(arguments, first)
+    except CommandError as error:
+        if error.code != ExitCode.NOT_FOUND or not others:
+            raise
+        try:
+            return _explanation(arguments, others[0])
+        except CommandError as other:
+            # The first reading is the usual one; the second one says more if it found a pod at least.
+            raise (error if other.code == ExitCode.NOT_FOUND else other) from None
+
+
+def _explanation(arguments: Namespace, target: Target) -> api_pb2.ExplainResponse:
+    with reading(arguments) as api:
+        request = api_pb2.ExplainRequest(pod=target.pod, container=target.container)
+        found: api_pb2.ExplainResponse = api.Explain(request, timeout=arguments.timeout)
+        return found
+
+
+class Target(NamedTuple):
+    """A pod, or one of its containers."""
+
+    pod: str
+    """As the API takes it."""
+    container: str = ""
+
+
+def targets_of(text: str) -> list[Target]:
+    """What `[NAMESPACE/]POD[/CONTAINER]` may mean, the likelier one first.
+
+    Raises:
+        CommandError: it has another form.
+    """
+    parts = text.split("/")
+    if not all(parts) or len(parts) > 3:
+        raise CommandError(f"{text!r} is not [NAMESPACE/]POD[/CONTAINER]", ExitCode.USAGE)
+    if len(parts) == 3:
+        return [Target("/".join(parts[:2]), parts[2])]
+    return [Target(text)] if len(parts) == 1 else [Target(text), Target(*parts)]
+
+
+def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everything: bool = False) -> None:
+    """Prints an explanation for people.
+
+    Args:
+        found: the explanation.
+        page: where to.
+        is_everything: fields that nothing changes, too, and policies that want nothing.
+    """
+    pod = found.pod
+    qos = ", ".join(part for part in (pod.qos_class or "no QoS class", pod.kube_qos_class) if part)
+    page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), f"  {qos}"))
+    page.line(Cell(f"uid {pod.uid}, sandbox {pod.sandbox_id}", FAINT))
+    if found.is_skipped:
+        page.line(Cell("policies leave it alone: it has the skip label", DOUBTFUL))
+    for problem in found.problems:
+        page.entry(Cell("problem", BAD), problem)
+    hidden = 0
+    for target in found.targets:
+        fields = [each for each in target.fields if is_everything or is_changed(each)]
+        hidden += len(target.fields) - len(fields)
+        page.gap()
+        page.line((Cell(_title(target), STRONG), Cell(f"  {target.cgroup}", FAINT)))
+        if target.problem:
+            page.entry(Cell("problem", BAD), target.problem, indent=2)
+        _show_fields(fields, page)
+        for answer in target.policies:
+            if is_everything or answer.outcome in _TOLD:
+                outcome = enum_name(api_pb2.PolicyAnswer.Outcome, answer.outcome)
+                style = BAD if answer.outcome in _WRONG else FAINT
+                words = (Cell(outcome, style), f": {answer.reason}" if answer.reason else "")
+                page.entry(answer.policy, words, indent=2)
+    if hidden:
+        page.gap()
+        page.line(Cell(f"{hidden} more that nothing changes: --all", FAINT))
+
+
+_WRONG: Final = (api_pb2.PolicyAnswer.OUTCOME_FAILED, api_pb2.PolicyAnswer.OUTCOME_REFUSES)
+_TOLD: Final = (*_WRONG, api_pb2.PolicyAnswer.OUTCOME_OFF)
+"""Outcomes that explain why something is not as expected."""
+
+
+def is_changed(field: api_pb2.ExplainedField) -> bool:
+    """Whether something wants, wrote or changed the value, or should have."""
+    return bool(
+        field.claims
+        or field.problem
+        or field.is_different
+        or field.HasField("applied")
+        or field.HasField("yielded")
+    )
+
+
+def _title(target: api_pb2.ExplainedTarget) -> str:
+    if target.level == api_pb2.LEVEL_CONTAINER:
+        return f"container {target.container}"
+    return {api_pb2.LEVEL_POD: "pod", api_pb2.LEVEL_QOS_CLASS: "QoS class"}.get(target.level, "node")
+
+
+def _show_fields(fields: Sequence[api_pb2.ExplainedField], page: Page) -> None:
+    rows = [_values(each) for each in fields]
+    if not rows:
+        page.line("nothing is changed here", indent=2)
+        return
+    widths = [max(len(row[number].text) for row in (_HEADER, *rows)) for number in range(len(_COLUMNS))]
+    is_wide = 2 + sum(widths) + len(_GAP) * (len(widths) - 1) <= page.width
+    if is_wide:
+        page.line(_row(_HEADER, widths), indent=2)
+    for field, row in zip(fields, rows, strict=True):
+        if is_wide:
+            page.line(_row(row, widths), indent=2)
+        else:
+            page.line(row[0], indent=2)
+            for label, value in zip(_COLUMNS[1:], row[1:], strict=True):
+                page.entry(Cell(label.lower(), FAINT), value, indent=4, label_width=9)
+        remarks = list(_remarks(field))
+        widest = max((len(about.text) for about, _ in remarks), default=0)
+        for about, words in remarks:
+            page.entry(about, words, indent=4, label_width=widest)
+
+
+_HEADER: Final = tuple(Cell(column, STRONG) for column in _COLUMNS)
+
+
+def _row(cells: Sequence[Cell], widths: Sequence[int]) -> Words:
+    parts: list[str | Cell] = []
+    for cell, width in zip(cells, widths, strict=True):
+        parts += [cell, " " * (width - len(cell.text)) + _GAP]
+    return parts
+
+
+def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
+    """The cells of a field, in the order of the columns."""
+    requested = field.requested if field.HasField("requested") else ("?" if field.is_request_unknown else "-")
+    resolved = field.resolved if field.HasField("resolved") else "-"
+    applied = field.applied if field.HasField("applied") else "-"
+    now = field.observed_value if field.HasField("observed_value") else "-"
+    style = BAD if field.is_different else ""
+    cells = (Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style))
+    return tuple(Cell(" ".join(cell.text.split()) or "''", cell.style) for cell in cells)
+
+
+def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
+    """What stands below a field: its claims, and what is not as it should be."""
+    for claim in field.claims:
+        yield Cell(claim.owner, _EFFECT_STYLES.get(claim.effect, DOUBTFUL)), _claim(claim)
+    if field.HasField("booked") and field.HasField("applied") and field.booked != field.applied:
+        yield Cell("runtime", FAINT), f"its specification has {field.booked}, until the kubelet's next update"
+    if field.HasField("yielded"):
+        text = f"left to another program, which writes {field.yielded.theirs}"
+        yield Cell("yielded", DOUBTFUL), text
+    if field.is_observed_only:
+        yield Cell("observed", DOUBTFUL), "another program owns it: it is not kept"
+    if field.problem:
+        yield Cell("problem", BAD), field.problem
+
+
+def _claim(claim: api_pb2.ExplainedClaim) -> str:
+    """One claim: what is wanted, why, where that comes from, and whether it counts."""
+    value = _ROLES.get(claim.role, "{}").format(claim.value) if claim.HasField("value") else "cleared"
+    text = f"{value}: {claim.reason}" if claim.reason else value
+    sources = dict.fromkeys(each.provenance.text or each.path for each in claim.strategies)
+    if sources:
+        text += f" [{'; '.join(sources)}]"
+    if claim.effect not in (api_pb2.ExplainedClaim.EFFECT_USED, api_pb2.ExplainedClaim.EFFECT_UNSPECIFIED):
+        effect = enum_name(api_pb2.ExplainedClaim.Effect, claim.effect)
+        text += f" ({': '.join(part for part in (effect, claim.effect_reason) if part)})"
+    return text

@@ -1,0 +1,271 @@
+"""The commands `status` and `pods`: how the daemon is, and what it knows."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.commands.client import reading
+from runtimeproxy.commands.exit_codes import ExitCode
+from runtimeproxy.commands.output import (
+    BAD,
+    DOUBTFUL,
+    FAINT,
+    GOOD,
+    Cell,
+    Page,
+    Words,
+    counted,
+    print_message,
+)
+from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+_LABEL_WIDTH: Final = 8
+_GOOD_STATES: Final = frozenset(("loaded", "serving", "known", "ready", "running", "enforce"))
+_BAD_STATES: Final = frozenset(("failed",))
+
+
+def status(arguments: Namespace) -> int:
+    """Shows how the daemon is; fails if it has a problem."""
+    with reading(arguments) as api:
+        found = api.GetStatus(api_pb2.GetStatusRequest(), timeout=arguments.timeout)
+    if arguments.output == "text":
+        show_status(found, Page(), utc_now())
+    else:
+        print_message(found, arguments.output)
+    return ExitCode.FAILED if found.problems else ExitCode.OK
+
+
+def pods(arguments: Namespace) -> int:
+    """Lists the pods."""
+    request = api_pb2.WatchPodsRequest(namespace=arguments.namespace or "", snapshot_only=True)
+    found = api_pb2.PodSnapshot()
+    with reading(arguments) as api:
+        for response in api.WatchPods(request, timeout=arguments.timeout):
+            found.pods.extend(response.snapshot.pods)
+    if arguments.output == "text":
+        show_pods(found.pods, Page())
+    else:
+        print_message(found, arguments.output)
+    return ExitCode.OK
+
+
+def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> None:
+    """Prints the status for people."""
+    for label, words in _overview(found, now):
+        page.entry(Cell(label, FAINT), words, label_width=_LABEL_WIDTH)
+    if found.policies:
+        page.gap()
+        show_policies(found.policies, page, now)
+    if found.hook_servers:
+        page.gap()
+        columns = ("HOOK SERVER", "STATE", "CALLS", "FAILED", "SOCKET", "REMARK")
+        page.table(columns, map(_server_row, found.hook_servers))
+    if found.node.inputs:
+        page.gap()
+        page.table(("INPUT", "STATE", "FROM"), map(_input_row, found.node.inputs))
+    page.gap()
+    if not found.problems:
+        page.line(Cell("no problems", GOOD))
+        return
+    page.line(Cell("problems:" if len(found.problems) > 1 else "problem:", BAD))
+    for problem in found.problems:
+        page.entry("-", problem, indent=2)
+
+
+def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
+    daemon, calls, clients = found.daemon, found.calls, found.clients
+    state = _state(enum_name(api_pb2.Daemon.State, daemon.state))
+    started = _when(daemon, "started_at", now, ", started ")
+    yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{started}")
+    if found.upgrade.has_predecessor:
+        yield "drain", "calls still end in the process before this one"
+    yield "bypass", bypass_words(found.bypass, now)
+    yield "breaker", _breaker_words(found.breaker, now)
+    yield "runtime", _runtime_words(found.runtime, now)
+    yield "records", _records_words(found.records)
+    yield "values", _ledger_words(found.ledger)
+    yield "reload", _reload_words(found, now)
+    if found.upgrade.HasField("time"):
+        error = found.upgrade.error
+        result = Cell(error, BAD) if error else f"process {found.upgrade.successor_pid}"
+        yield "upgrade", (_when(found.upgrade, "time", now), ": ", result)
+    decided = f"{calls.decided} decided, {calls.changed} changed, {calls.refused} refused"
+    yield "calls", f"{decided}, {calls.undecided} without a decision"
+    refused = f", {clients.refused} refused" if clients.refused else ""
+    in_progress = counted(clients.streams, "call")
+    yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
+
+
+def _when(message: Message, field: str, now: datetime, before: str = "") -> str:
+    """The time in a field of a message, behind a text; empty if it has none."""
+    return f"{before}{shown_time(moment(getattr(message, field)), now)}" if message.HasField(field) else ""
+
+
+def show_policies(policies: Iterable[api_pb2.PolicyStatus], page: Page, now: datetime) -> None:
+    """Prints a table of policies."""
+    columns = ("POLICY", "STATE", "MODE", "PRIORITY", "RUNS", "FAILED", "REMARK")
+    page.table(columns, (_policy_row(each, now) for each in policies))
+
+
+def bypass_words(bypass: api_pb2.Bypass, now: datetime) -> Sequence[str | Cell]:
+    """Whether the bypass is on, and why."""
+    if not bypass.is_on:
+        return ("off",)
+    cause = enum_name(api_pb2.Bypass.Cause, bypass.cause)
+    times = _when(bypass, "since", now, " since ") + _when(bypass, "until", now, " until ")
+    reason = f": {bypass.reason}" if bypass.reason else ""
+    return Cell("on", BAD), f" by {cause}{times}{reason}; all calls pass without policies"
+
+
+def _breaker_words(breaker: api_pb2.Breaker, now: datetime) -> Words:
+    if breaker.is_open:
+        return Cell("open", BAD), _when(breaker, "open_until", now, " until ")
+    errors = f", {counted(breaker.recent_errors, 'error')} within a minute (opens at {breaker.most_errors})"
+    return f"closed{errors if breaker.recent_errors else ''}"
+
+
+def _runtime_words(runtime: api_pb2.Runtime, now: datetime) -> Words:
+    name = f"{runtime.name} {runtime.version}".strip() or "not known yet"
+    text = f": {name} on {runtime.endpoint}"
+    if runtime.answers:
+        return Cell("answers", GOOD), text
+    return Cell("does not answer", BAD), _when(runtime, "away_since", now, " since "), text
+
+
+def _records_words(records: api_pb2.Records) -> Words:
+    text = f"{counted(records.pods, 'pod')}, {counted(records.containers, 'container')}"
+    if not records.is_recovered:
+        text += ", waiting for the runtime's lists"
+    problem = records.checkpoint_problem
+    return text, Cell(f", not saved: {problem}" if problem else "", BAD)
+
+
+def _ledger_words(ledger: api_pb2.LedgerStatus) -> Words:
+    if not ledger.is_enabled:
+        return "cgroups.enabled is false: no file is written"
+    counts, change = ledger.counts, ledger.change
+    cgroups = counted(ledger.cgroups, "cgroup")
+    words: list[str | Cell] = [
+        f"{ledger.values} in {cgroups}; {counts.writes} written, {counts.repairs} repaired"
+    ]
+    if counts.failed_writes:
+        words.append(Cell(f", {counts.failed_writes} failed", BAD))
+    if ledger.yielded:
+        words.append(Cell(f", {len(ledger.yielded)} left to other programs", DOUBTFUL))
+    if ledger.HasField("change"):
+        of = f"{counted(change.pods, 'pod')} ({', '.join(change.reasons)})"
+        words.append(f"; changing {of}, {change.done} done, {change.failed} failed")
+    return words
+
+
+def _reload_words(found: api_pb2.GetStatusResponse, now: datetime) -> Words:
+    path, last = found.daemon.config_path or "no file", found.last_reload
+    if not found.HasField("last_reload"):
+        return f"none since the start ({path})"
+    time = _when(last, "time", now)
+    if last.has_failed:
+        return time, ": ", Cell("failed", BAD), f": {last.error}"
+    waiting = f"; restart to apply {', '.join(last.need_restart)}" if last.need_restart else ""
+    code = f"; upgrade to apply {', '.join(last.changed_code)}" if last.changed_code else ""
+    return f"{time} ({path}){waiting}{code}"
+
+
+def _input_row(each: api_pb2.NodeInput) -> Sequence[Words]:
+    return each.name, _state(enum_name(api_pb2.NodeInput.State, each.state)), each.source
+
+
+def _policy_row(policy: api_pb2.PolicyStatus, now: datetime) -> Sequence[Words]:
+    counts = policy.failures
+    failed = counts.raised + counts.invalid + counts.timed_out + counts.skipped + counts.left_out
+    return (
+        policy.name,
+        _state(enum_name(api_pb2.PolicyStatus.State, policy.state)),
+        _mode_words(policy, now),
+        str(policy.priority),
+        str(policy.runs),
+        Cell(str(failed), BAD) if failed else "0",
+        "; ".join(_policy_remarks(policy, now)),
+    )
+
+
+def _mode_words(policy: api_pb2.PolicyStatus, now: datetime) -> Words:
+    mode = mode_name(policy.mode)
+    if policy.mode_source != api_pb2.MODE_SOURCE_COMMAND:
+        return mode
+    return Cell(mode, DOUBTFUL), " by command", _when(policy, "mode_until", now, " until ")
+
+
+def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str]:
+    if policy.reason:
+        yield policy.reason
+    for each in policy.overrides:
+        if each.HasField("selector"):
+            until = _when(each, "until", now, " until ")
+            yield f"{mode_name(each.mode)} for {shown_selector(each.selector)}{until}"
+    if policy.hanging_threads:
+        yield f"{counted(policy.hanging_threads, 'thread')} hang in it"
+    last = policy.last_failure
+    if policy.HasField("last_failure"):
+        where = "/".join(part for part in (last.pod, last.container) if part)
+        yield f"failed {_when(last, 'time', now)}{f' for {where}' if where else ''}: {last.reason}"
+
+
+def _server_row(server: api_pb2.HookServer) -> Sequence[Words]:
+    state: Cell | str = Cell("called", GOOD)
+    if server.is_breaker_open:
+        state = Cell("breaker open", BAD)
+    elif server.is_unused:
+        state = Cell("not used", DOUBTFUL)
+    failed = Cell(str(server.failures), BAD) if server.failures else "0"
+    return server.name, state, str(server.calls), failed, server.endpoint, server.last_error
+
+
+def show_pods(found: Sequence[api_pb2.Pod], page: Page) -> None:
+    """Prints a table of pods, in the order of their names."""
+    if not found:
+        page.line("no pods")
+        return
+    rows = (
+        (
+            each.namespace,
+            each.name,
+            each.qos_class or "-",
+            each.kube_qos_class or "-",
+            _state(enum_name(api_pb2.Pod.State, each.state)),
+            " ".join(container.name for container in each.containers) or "-",
+            ", ".join(each.policies) or ("not known" if each.is_recovered else "-"),
+        )
+        for each in sorted(found, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
+    )
+    page.table(("NAMESPACE", "NAME", "QOS", "KUBERNETES QOS", "STATE", "CONTAINERS", "CHANGED BY"), rows)
+
+
+def mode_name(mode: int) -> str:
+    """The name of a mode as in the configuration; `-` for none."""
+    name = enum_name(api_pb2.Mode, mode)
+    return "-" if name == "unspecified" else name
+
+
+def shown_selector(selector: api_pb2.PodSelector) -> str:
+    """A selector as the command `policy` takes it."""
+    parts = [f"namespace {', '.join(selector.namespaces)}"] if selector.namespaces else []
+    labels = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    for each in selector.match_expressions:
+        if each.values:
+            labels.append(f"{each.key} {each.operator.lower()} ({', '.join(each.values)})")
+        else:
+            labels.append(each.key if each.operator == "Exists" else f"!{each.key}")
+    return " and ".join([*parts, ",".join(labels)] if labels else parts) or "all pods"
+
+
+def _state(name: str) -> Cell:
+    if name in _GOOD_STATES:
+        return Cell(name, GOOD)
+    return Cell(name, BAD if name in _BAD_STATES else DOUBTFUL)

@@ -1,0 +1,322 @@
+"""What people see of status, pods, explain and audit."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import grpc
+import pytest
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.commands.audit import audit_words
+from runtimeproxy.commands.explain import Target, show_explanation, targets_of
+from runtimeproxy.commands.output import Page
+from runtimeproxy.commands.status import show_pods, show_status, shown_selector
+from tests.commands.conftest import Run, Served
+from tests.commands.messages import NOW, ago, explained_pod, status
+
+
+def status_text(found: api_pb2.GetStatusResponse) -> str:
+    file = io.StringIO()
+    show_status(found, Page(file), NOW)
+    return file.getvalue()
+
+
+def explanation(found: api_pb2.ExplainResponse, width: int = 100, *, is_everything: bool = False) -> str:
+    file = io.StringIO()
+    show_explanation(found, Page(file, width=width), is_everything=is_everything)
+    return file.getvalue()
+
+
+def test_a_daemon_that_is_well() -> None:
+    lines = status_text(status()).splitlines()
+    assert lines[0].startswith("daemon    serving: version 0.2.0, process 42, started ")
+    assert lines[0].endswith("(1 h 5 min ago)")
+    assert lines[1:3] == ["bypass    off", "breaker   closed"]
+    assert "runtime   answers: containerd 1.6.20 on /run/c.sock" in lines
+    assert lines[-1] == "no problems"
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {
+                "bypass": api_pb2.Bypass(
+                    is_on=True, cause=api_pb2.Bypass.CAUSE_SIGNAL, since=ago(60), reason="ticket 7"
+                )
+            },
+            "(1 min ago): ticket 7; all calls pass without policies",
+        ),
+        ({"breaker": api_pb2.Breaker(is_open=True, open_until=ago(-120))}, "breaker   open until "),
+        ({"breaker": api_pb2.Breaker(recent_errors=1)}, "closed, 1 error within a minute (opens at 10)"),
+        ({"records": api_pb2.Records(checkpoint_problem="disk full")}, ", not saved: disk full"),
+        ({"ledger": api_pb2.LedgerStatus(counts=api_pb2.LedgerCounts(failed_writes=2))}, ", 2 failed"),
+        ({"ledger": api_pb2.LedgerStatus(yielded=[api_pb2.YieldedValue()])}, "1 left to other programs"),
+        (
+            {"ledger": api_pb2.LedgerStatus(change=api_pb2.OngoingChange(reasons=["strategies"], pods=2))},
+            "changing 2 pods (strategies), 0 done",
+        ),
+        (
+            {"last_reload": api_pb2.Reload(time=ago(5), has_failed=True, error="x.toml: bad")},
+            "failed: x.toml: bad",
+        ),
+        ({"last_reload": api_pb2.Reload(time=ago(5), need_restart=["a.b"])}, "; restart to apply a.b"),
+        ({"upgrade": api_pb2.UpgradeStatus(has_predecessor=True)}, "drain     calls still end"),
+        ({"upgrade": api_pb2.UpgradeStatus(time=ago(5), error="no")}, "(5 s ago): no"),
+        ({"problems": ["one", "two"]}, "problems:\n  -  one\n  -  two\n"),
+        (
+            {
+                "policies": [
+                    api_pb2.PolicyStatus(
+                        name="odd",
+                        state=api_pb2.PolicyStatus.STATE_FAILED,
+                        reason="odd.py:3: SyntaxError",
+                        failures=api_pb2.FailureCounts(raised=1, timed_out=2),
+                        hanging_threads=1,
+                    )
+                ]
+            },
+            "failed  -        0         0     3       odd.py:3: SyntaxError; 1 thread hang in it",
+        ),
+        (
+            {
+                "policies": [
+                    api_pb2.PolicyStatus(
+                        name="odd",
+                        mode=api_pb2.MODE_OFF,
+                        mode_source=api_pb2.MODE_SOURCE_COMMAND,
+                        mode_until=ago(-600),
+                    )
+                ]
+            },
+            "(in 10 min)",
+        ),
+        (
+            {
+                "hook_servers": [
+                    api_pb2.HookServer(
+                        name="koordlet.json", endpoint="/k.sock", is_breaker_open=True, failures=4
+                    )
+                ]
+            },
+            "koordlet.json  breaker open  0      4       /k.sock",
+        ),
+        (
+            {"node": api_pb2.NodeStatus(inputs=[api_pb2.NodeInput(name="pools", state=1)])},  # type: ignore[arg-type]
+            "pools  unknown",
+        ),
+    ],
+)
+def test_what_is_wrong_is_seen(fields: dict[str, object], text: str) -> None:
+    assert text in status_text(status(**fields))
+
+
+def test_the_exit_code_of_status_says_whether_there_is_a_problem(run: Run, served: Served) -> None:
+    served.api.answers["GetStatus"] = status()
+    assert run("status", *served.flags).code == 0
+    served.api.answers["GetStatus"] = status(problems=["a"])
+    for form in ("text", "json", "yaml"):
+        assert run("status", *served.flags, "--output", form).code == 1
+
+
+def test_the_runtime_that_is_away() -> None:
+    found = status()
+    found.runtime.answers = False
+    found.runtime.away_since.CopyFrom(ago(200))
+    assert "does not answer since " in status_text(found)
+
+
+def test_pods(run: Run, served: Served) -> None:
+    pods = [
+        api_pb2.Pod(namespace="b", name="x", state=api_pb2.Pod.STATE_STOPPED, is_recovered=True),
+        api_pb2.Pod(
+            namespace="a",
+            name="web",
+            qos_class="LS",
+            kube_qos_class="Burstable",
+            state=api_pb2.Pod.STATE_READY,
+            containers=[api_pb2.Container(name="main"), api_pb2.Container(name="side")],
+            policies=["cpuset", "cpu-burst"],
+        ),
+    ]
+    parts = [api_pb2.PodSnapshot(pods=pods[:1], has_more=True), api_pb2.PodSnapshot(pods=pods[1:])]
+    served.api.answers["WatchPods"] = [api_pb2.WatchPodsResponse(snapshot=part) for part in parts]
+    done = run("pods", "--namespace", "a", *served.flags)
+    assert done.out.splitlines() == [
+        "NAMESPACE  NAME  QOS  KUBERNETES QOS  STATE    CONTAINERS  CHANGED BY",
+        "a          web   LS   Burstable       ready    main side   cpuset, cpu-burst",
+        "b          x     -    -               stopped  -           not known",
+    ]
+    assert served.api.requests[-1] == api_pb2.WatchPodsRequest(namespace="a", snapshot_only=True)
+    shown = json.loads(run("pods", *served.flags, "--output", "json").out)
+    assert [pod["name"] for pod in shown["pods"]] == ["x", "web"]
+
+
+def test_no_pods() -> None:
+    file = io.StringIO()
+    show_pods([], Page(file))
+    assert file.getvalue() == "no pods\n"
+
+
+def test_an_explanation() -> None:
+    assert explanation(explained_pod()).splitlines() == [
+        "demo/spark  BE, BestEffort",
+        "uid uid-1, sandbox s1",
+        "",
+        "container main  kubepods/besteffort/pod1/c1",
+        "  FIELD             REQUESTED  RESOLVED  APPLIED  NOW",
+        "  cpu.shares        2          512       512      512",
+        "    batch-resource  512: batch resources of a best-effort pod [cluster strategy of cm.yaml]",
+        "    suppress        at most 1024 (void: the value is below it)",
+        "  cpu.cfs_quota_us  ?          50000     50000    -1",
+        "    runtime  its specification has -1, until the kubelet's next update",
+        "    problem  another program has changed it",
+        "  cpu-burst  off: strategies not known",
+        "",
+        "1 more that nothing changes: --all",
+    ]
+
+
+def test_an_explanation_of_everything() -> None:
+    text = explanation(explained_pod(), is_everything=True)
+    assert "  memory.min        -          -         -        0\n" in text
+    assert "  cpuset  nothing\n" in text
+    assert "--all" not in text
+
+
+def test_an_explanation_in_a_narrow_terminal() -> None:
+    lines = explanation(explained_pod(), 45).splitlines()
+    assert max(map(len, lines)) <= 45
+    assert lines[4:9] == [
+        "  cpu.shares",
+        "    requested  2",
+        "    resolved   512",
+        "    applied    512",
+        "    now        512",
+    ]
+    assert lines[9].startswith("    batch-resource  512: batch resources of")
+
+
+def test_a_pod_that_is_left_alone() -> None:
+    found = api_pb2.ExplainResponse(pod=api_pb2.Pod(namespace="a", name="b"), is_skipped=True)
+    found.targets.add(level=api_pb2.LEVEL_POD, problem="files could not be read in time")
+    text = explanation(found)
+    assert "policies leave it alone: it has the skip label\n" in text
+    assert "pod\n  problem  files could not be read in time\n  nothing is changed here\n" in text
+
+
+def test_texts_of_pods_cannot_control_the_terminal() -> None:
+    found = explained_pod()
+    found.targets[0].fields[0].claims[0].reason = "\x1b[2Jgone\rx"
+    file = io.StringIO()
+    show_explanation(found, Page(file, width=100, is_terminal=True))
+    assert "\\x1b[2Jgone\\rx" in file.getvalue()
+
+
+@pytest.mark.parametrize(("colours", "has_escapes"), [("", True), ("1", False)])
+def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, colours: str, has_escapes: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if colours:
+        monkeypatch.setenv("NO_COLOR", colours)
+    file = io.StringIO()
+    show_explanation(explained_pod(), Page(file, width=100, is_terminal=True))
+    assert ("\x1b[32m" in file.getvalue()) is has_escapes
+    assert "\x1b" not in explanation(explained_pod())
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("web", [Target("web")]),
+        ("ns/web", [Target("ns/web"), Target("ns", "web")]),
+        ("ns/web/main", [Target("ns/web", "main")]),
+    ],
+)
+def test_the_forms_of_a_pod(text: str, targets: list[Target]) -> None:
+    assert targets_of(text) == targets
+
+
+def test_a_pod_and_a_container_without_a_namespace(run: Run, served: Served) -> None:
+    def answer(request: api_pb2.ExplainRequest) -> object:
+        if request.pod == "spark":
+            return explained_pod()
+        return grpc.StatusCode.NOT_FOUND, f"no pod {request.pod}"
+
+    served.api.answers["Explain"] = answer
+    assert run("explain", "spark/main", *served.flags).code == 0
+    assert [(each.pod, each.container) for each in served.api.requests] == [
+        ("spark/main", ""),
+        ("spark", "main"),
+    ]
+    done = run("explain", "a/b", *served.flags)
+    assert (done.code, done.err) == (4, "koord-runtime-proxy: no pod a/b\n")
+    assert run("explain", "a/b/", *served.flags).code == 2
+
+
+AUDITED = api_pb2.AuditEntry(
+    time=ago(0),
+    kind="changed",
+    policy="batch-resource",
+    namespace="demo",
+    pod="spark",
+    container="main",
+    field="resources.cpu_shares",
+    before="2",
+    after="512",
+    reason="batch resources",
+    trace_id="abc",
+)
+
+
+def test_the_audit(run: Run, served: Served) -> None:
+    other = api_pb2.AuditEntry(time=ago(1), kind="failed", policy="odd", target="besteffort", note="n")
+    served.api.answers["WatchAudit"] = [
+        api_pb2.WatchAuditResponse(entries=[other]),
+        api_pb2.WatchAuditResponse(entries=[AUDITED]),
+    ]
+    words = ("audit", "--pod", "demo/spark", "--policy", "p", "--kind", "changed", "--kind", "failed")
+    done = run(*words, "--limit", "5", "--follow", *served.flags)
+    first, second = done.out.splitlines()
+    assert first.endswith("  failed        besteffort  odd (n)")
+    assert second.endswith(
+        "  changed       demo/spark/main  batch-resource  resources.cpu_shares 2 -> 512: batch resources"
+        "  trace abc"
+    )
+    assert served.api.requests[-1] == api_pb2.WatchAuditRequest(
+        pod="demo/spark", policy="p", follow=True, limit=5, kinds=["changed", "failed"]
+    )
+    lines = run("audit", *served.flags, "--output", "json").out.splitlines()
+    assert [json.loads(line)["policy"] for line in lines] == ["odd", "batch-resource"]
+    assert run("audit", *served.flags, "--output", "yaml").out.count("---\n") == 2
+
+
+def test_an_audit_line_on_a_terminal_is_short() -> None:
+    words = audit_words(AUDITED, is_short=True)
+    assert not any("trace" in part for part in words)
+
+
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        (api_pb2.PodSelector(), "all pods"),
+        (api_pb2.PodSelector(namespaces=["a", "b"]), "namespace a, b"),
+        (
+            api_pb2.PodSelector(
+                namespaces=["a"],
+                match_labels={"x": "1"},
+                match_expressions=[
+                    api_pb2.LabelRequirement(key="y", operator="NotIn", values=["2", "3"]),
+                    api_pb2.LabelRequirement(key="z", operator="Exists"),
+                    api_pb2.LabelRequirement(key="w", operator="DoesNotExist"),
+                ],
+            ),
+            "namespace a and x=1,y notin (2, 3),z,!w",
+        ),
+    ],
+)
+def test_a_selector(selector: api_pb2.PodSelector, text: str) -> None:
+    assert shown_selector(selector) == text
