@@ -48,6 +48,7 @@ class BookStore:
     Attributes:
         now_s: The clock.
         not_loaded: Policies that could not be loaded: what they wanted before still holds.
+        closed: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
     """
 
@@ -59,6 +60,7 @@ class BookStore:
         self._prune_at = MOST_UNCLAIMED
         self.now_s = clock
         self.not_loaded: frozenset[str] = frozenset()
+        self.closed: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
 
     # --- queries -----------------------------------------------------------------------------------------
@@ -91,6 +93,21 @@ class BookStore:
             return False
         return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
 
+    def holders(self, *, owners: Collection[str] = (), names: Collection[str] = ()) -> tuple[str, ...]:
+        """The cgroups with claims of these owners, or with values of these parameters; upper ones first."""
+        with self._lock:
+            held = tuple(self._held.items())
+        found = [
+            (each.book.level, path)
+            for path, each in held
+            if any(
+                (name in names and (entry.claims or _is_leftover(entry)))
+                or any(claim.owner in owners for claim in entry.claims)
+                for name, entry in each.book.entries.items()
+            )
+        ]
+        return tuple(identity_of(path) for _, path in sorted(found))
+
     def owners(self) -> set[str]:
         """The owners of all claims."""
         with self._lock:
@@ -115,12 +132,7 @@ class BookStore:
         """Whether there are values without a claim that could not be given back yet."""
         with self._lock:
             held = tuple(self._held.values())
-        # What the runtime's specification still holds is in no file any more.
-        return any(
-            not entry.claims and entry.resolved is not None and entry.booked is None
-            for each in held
-            for entry in each.book.entries.values()
-        )
+        return any(_is_leftover(entry) for each in held for entry in each.book.entries.values())
 
     def users_of(self, cpus: Collection[int]) -> frozenset[tuple[Level, Path]]:
         """Levels and paths of cgroups that values of ours let run on some CPUs; for a container its pod's."""
@@ -148,7 +160,7 @@ class BookStore:
             CgroupPathError: The cgroup's path is none.
         """
         path = cgroup_path(wanted.target.cgroup)
-        wanted = self._with_silent(wanted)
+        wanted = self._taken(wanted)
         with self._lock:
             held = self._held.get(path)
             before = self._blank(path, wanted.target) if held is None else held.book
@@ -160,24 +172,26 @@ class BookStore:
         if held is None or after is not before:
             self._report([path])
 
-    def forget_owners(self, owners: Collection[str]) -> tuple[str, ...]:
-        """Ends all claims of policies or hook servers that are gone; returns the cgroups to `apply`."""
+    def forget_claims(
+        self, cgroups: Iterable[str], *, owners: Collection[str] = (), names: Collection[str] = ()
+    ) -> None:
+        """Ends claims on some cgroups: those of these owners, and those on these parameters."""
+        changed: list[Path] = []
         with self._lock:
-            changed: list[Path] = []
-            for path, held in self._held.items():
-                book = books.without_owners(held.book, owners)
-                if book is not held.book:
+            for path in paths_of(cgroups):
+                held = self._held.get(path)
+                book = None if held is None else books.without_claims(held.book, owners, names)
+                if held is not None and book is not None and book is not held.book:
                     self._held[path] = held._replace(book=book)
                     changed.append(path)
         self._report(changed)
-        return tuple(map(identity_of, changed))
 
     def differs(self, wanted: Wanted) -> bool:
         """Whether an answer claims something else than what is claimed now, or counts on other requests."""
         held = self._find(wanted.target.cgroup)
         if held is None:
             return any(wanted.claims.values())
-        after = books.with_wanted(held.book, self._with_silent(wanted)).entries
+        after = books.with_wanted(held.book, self._taken(wanted)).entries
         before = held.book.entries
         if wanted.target.level is Level.CONTAINER:
             return after != before
@@ -289,8 +303,14 @@ class BookStore:
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _with_silent(self, wanted: Wanted) -> Wanted:
-        return wanted._replace(silent=wanted.silent | self.not_loaded) if self.not_loaded else wanted
+    def _taken(self, wanted: Wanted) -> Wanted:
+        """The answer as far as it counts now."""
+        if self.not_loaded:
+            wanted = wanted._replace(silent=wanted.silent | self.not_loaded)
+        if self.closed:
+            claims = {name: each for name, each in wanted.claims.items() if name not in self.closed}
+            wanted = wanted._replace(claims=claims, closed=self.closed)
+        return wanted
 
     def _find(self, cgroup: str) -> Held | None:
         try:
@@ -316,6 +336,11 @@ def _is_claimed(path: Path, held: Held, live: set[Path], container_ids: frozense
     if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
         return True
     return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
+
+
+def _is_leftover(entry: Entry) -> bool:
+    # What the runtime's specification still holds is in no file any more.
+    return not entry.claims and entry.resolved is not None and entry.booked is None
 
 
 def identity_of(path: Path) -> str:

@@ -71,6 +71,8 @@ class Wanted(NamedTuple):
     """Parameters that are written once and then observed only."""
     silent: frozenset[str] = frozenset()
     """Owners without an answer this time, as an input is not known: what they wanted before still holds."""
+    closed: frozenset[str] = frozenset()
+    """Parameters whose claims stay as they are."""
 
 
 class Change(StrEnum):
@@ -107,6 +109,10 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
     entries: dict[str, Entry] = {}
     for name in {**book.entries, **wanted.claims}:
         if field_class(book.level, name) is CLASS_KUBELET:
+            continue
+        if name in wanted.closed:
+            if name in book.entries:
+                entries[name] = book.entries[name]
             continue
         before = book.entries.get(name, Entry())
         claims = wanted.claims.get(name, ())
@@ -165,12 +171,14 @@ def with_newer(book: Book, noted: Book) -> Book:
     return replace(book, entries=entries, originals={**book.originals, **noted.originals})
 
 
-def without_owners(book: Book, is_gone: Collection[str]) -> Book:
-    """The book without the claims of these owners."""
+def without_claims(book: Book, owners: Collection[str] = (), names: Collection[str] = ()) -> Book:
+    """The book without the claims of these owners, and without those on these parameters."""
     entries = {
-        name: entry
-        if not any(claim.owner in is_gone for claim in entry.claims)
-        else entry._replace(claims=tuple(each for each in entry.claims if each.owner not in is_gone))
+        name: entry._replace(
+            claims=tuple(each for each in entry.claims if each.owner not in owners and name not in names)
+        )
+        if any(claim.owner in owners or name in names for claim in entry.claims)
+        else entry
         for name, entry in book.entries.items()
     }
     return book if entries == book.entries else replace(book, entries=entries)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -28,6 +27,7 @@ from runtimeproxy.ledger.answers import (
 )
 from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.rates import Changes
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 """Least time between the starts of two evaluations of everything."""
-FEW_PODS: Final = 10
-"""A change of fewer pods is never a large one."""
-
 
 EvaluatePod: TypeAlias = Callable[
     [PodRecord, Sequence[ContainerRecord]], Awaitable[tuple[Decision, Sequence[Decision]]]
@@ -46,26 +43,8 @@ EvaluatePod: TypeAlias = Callable[
 EvaluateOthers: TypeAlias = Callable[[], Awaitable[tuple[Sequence[Wanted], frozenset[str]]]]
 """Asks all policies about QoS classes and host applications, once all pods are written; returns also the
 policies without an answer."""
-SetSysctls: TypeAlias = Callable[[bool], Awaitable[None]]
-"""Sets the sysctls that policies want; if true, it gives the others back, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """How changes of running pods are made.
-
-    Attributes:
-        pods_per_s: How many pods a large change may touch in a second.
-        large_percent: From this share of the running pods on a change is a large one.
-        failed_percent: A large change ends when the values of more than this share of its pods cannot be
-            written.
-        lowers_memory: Whether a new answer may lower the memory limit of a running pod or container.
-    """
-
-    pods_per_s: float = 50.0
-    large_percent: float = 10.0
-    failed_percent: float = 10.0
-    lowers_memory: bool = False
+Step: TypeAlias = Callable[[], Awaitable[None]]
+"""Does what comes before, or after, all values."""
 
 
 class _Changed(NamedTuple):
@@ -90,13 +69,13 @@ class Evaluator:
         in_worker: Runs something in a worker thread.
         is_standby: Whether this process leaves the cgroups alone.
         evaluate_others: Asks the policies about cgroups of no pod; None for no such question.
-        set_sysctls: Before the values that need them, and after these are given back; None for no sysctls.
+        prepare: Before pods are asked about; None for nothing.
+        finish: When all values are written; None for nothing.
         clock: In seconds.
         sleep: Waits for so many seconds.
 
     Attributes:
-        rates: How changes are made.
-        problem: Why the last change was not made to the end; empty if it was.
+        changes: Makes them.
         rounds: Number of evaluations of everything.
     """
 
@@ -109,7 +88,8 @@ class Evaluator:
         in_worker: Callable[[Callable[[], tuple[WriteResult, ...]]], Awaitable[tuple[WriteResult, ...]]],
         is_standby: Callable[[], bool] = lambda: False,
         evaluate_others: EvaluateOthers | None = None,
-        set_sysctls: SetSysctls | None = None,
+        prepare: Step | None = None,
+        finish: Step | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -120,15 +100,15 @@ class Evaluator:
         self._in_worker = in_worker
         self._is_standby = is_standby
         self._evaluate_others = evaluate_others
-        self._set_sysctls = set_sysctls
+        self._prepare = prepare
+        self._finish = finish
         self._now_s = clock
         self._sleep = sleep
         self._pace = Pace(clock)
         self._requested = asyncio.Event()
         self._requests = 0
         self._reasons: list[str] = []
-        self.rates = Rates()
-        self.problem = ""
+        self.changes = Changes(clock, sleep)
         self.rounds = 0
 
     def request(self, reason: str) -> None:
@@ -160,6 +140,8 @@ class Evaluator:
         Where it is requested anew meanwhile, pods that are not written yet are asked about again.
         """
         self.rounds += 1
+        if self._prepare is not None:
+            await self._prepare()
         self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         changed: list[_Changed] = []
@@ -172,13 +154,10 @@ class Evaluator:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
             logger.info("policies want other values of %d running pods: %s", len(changed), why, extra=about)
-        large = max(FEW_PODS, len(running) * self.rates.large_percent / 100)
-        if self._set_sysctls is not None:
-            await self._set_sysctls(False)
-        is_complete = await self._make(changed, is_large=len(changed) > large)
+        is_complete = await self.changes.make("a change", changed, self._change, of=len(running))
         await self._make_others()
-        if self._set_sysctls is not None and is_complete:
-            await self._set_sysctls(True)
+        if self._finish is not None and is_complete:
+            await self._finish()
 
     async def evaluate_pod(self, identity: str) -> None:
         """Evaluates a pod of which the last evaluation of everything has not seen all."""
@@ -223,29 +202,17 @@ class Evaluator:
         pod = self._store.pods.get(changed.pod.id)
         return await self._wanted(pod) if pod is not None and _is_evaluated(pod) else None
 
-    async def _make(self, changed: Sequence[_Changed], *, is_large: bool) -> bool:
-        """Writes the values of one pod after the other; returns whether it came to the end."""
-        self.problem = ""
-        failed, number, begun_s = 0, 0, self._now_s()
-        for position, each in enumerate(changed, 1):
-            if is_large:
-                await self._sleep(max(0.0, begun_s + number / self.rates.pods_per_s - self._now_s()))
-            # Requests that never end leave no pod without an answer: those that were written wait for the
-            # next evaluation, the others get the newest values now.
-            found = await self._up_to_date(each)
-            if found is not each:
-                await self._rest()
-            if found is None or not any(map(self._ledger.differs, found.wanted)):
-                continue
-            number += 1
-            claim = partial(with_rests, partial(self._ledger.claim, found.wanted))
-            failed += not await self._write(each.pod, found.wanted, claim)
-            if is_large and number > FEW_PODS and failed * 100 > number * self.rates.failed_percent:
-                left = len(changed) - position
-                self.problem = f"a change ended: {failed} of {number} pods failed, {left} are left"
-                logger.error(self.problem, extra={"failed": failed, "done": number, "left": left})
-                return False
-        return True
+    async def _change(self, changed: _Changed) -> bool | None:
+        """Writes the values of a pod, with rests; see `Changes.make`."""
+        # Requests that never end leave no pod without an answer: those that were written wait for the next
+        # evaluation, the others get the newest values now.
+        found = await self._up_to_date(changed)
+        if found is not changed:
+            await self._rest()
+        if found is None or not any(map(self._ledger.differs, found.wanted)):
+            return None
+        claim = partial(with_rests, partial(self._ledger.claim, found.wanted))
+        return await self._write(changed.pod, found.wanted, claim)
 
     async def _rest(self) -> None:
         """Leaves the CPU to others from time to time."""
@@ -263,7 +230,7 @@ class Evaluator:
             # The others go on. What is wanted is booked: the next comparison writes it.
             return False
         about = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
-        _log_changes(about, wanted, results)
+        log_changes(about, wanted, results)
         return all(result.outcome is not WriteOutcome.FAILED for result in results)
 
     async def _wanted(self, pod: PodRecord) -> _Changed:
@@ -287,7 +254,7 @@ class Evaluator:
                 is_known = not record.recovered
                 wanted.append(wanted_of(each, target, requested, booked, is_base_known=is_known))
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
-        if not self.rates.lowers_memory:
+        if not self.changes.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
         return _Changed(pod, containers, tuple(wanted), tuple(found), request)
 
@@ -316,14 +283,14 @@ class Evaluator:
             if identity not in answered
         ]
         if any(map(self._ledger.differs, wanted)):
-            _log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
+            log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
 
 
 def _is_evaluated(pod: PodRecord) -> bool:
     return pod.state is Lifecycle.RUNNING and pod.detailed and bool(pod.cgroup_parent)
 
 
-def _log_changes(about: Mapping[str, str], wanted: Iterable[Wanted], results: Iterable[WriteResult]) -> None:
+def log_changes(about: Mapping[str, str], wanted: Iterable[Wanted], results: Iterable[WriteResult]) -> None:
     """Logs what has become of the values of a batch, a line for each cgroup."""
     names = {
         "/" + "/".join(cgroup_path(each.target.cgroup)): each.target.name or each.target.cgroup
@@ -335,8 +302,8 @@ def _log_changes(about: Mapping[str, str], wanted: Iterable[Wanted], results: It
             texts.setdefault(result.cgroup, []).append(f"{result.name} {result.old} -> {result.value}")
         elif result.outcome in (WriteOutcome.FAILED, WriteOutcome.INVALID):
             fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
-            text, name = "a value of %s could not be changed: %s: %s", names.get(result.cgroup, "")
+            text, name = "a value of %s could not be changed: %s: %s", names.get(result.cgroup, result.cgroup)
             logger.warning(text, name, result.name, result.error, extra=fields)
     for cgroup, changes in texts.items():
         fields = {**about, "cgroup": cgroup}
-        logger.info("changed values of %s: %s", names.get(cgroup, ""), ", ".join(changes), extra=fields)
+        logger.info("changed values of %s: %s", names.get(cgroup, cgroup), ", ".join(changes), extra=fields)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.writer import FileText, WriteOutcome, WriteResult, explain
-from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult, explain
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
@@ -120,13 +120,61 @@ class Ledger(BookStore):
         if held is not None:
             _log_again(logging.DEBUG, held.target, self._settle([cgroup_path(cgroup)]))
 
-    def apply_all(self, cgroups: Iterable[str]) -> None:
-        """Writes the values of some cgroups, one after the other."""
-        for cgroup in cgroups:
-            self.apply(cgroup)
+    def release(
+        self, cgroups: Collection[str], *, owners: Collection[str] = (), names: Collection[str] = ()
+    ) -> tuple[WriteResult, ...]:
+        """Ends claims, and writes what follows, as one batch; see `forget_claims` and `claim`."""
+        self.forget_claims(cgroups, owners=owners, names=names)
+        return self._settle([cgroup_path(cgroup) for cgroup in cgroups])
+
+    def clear(self, cgroups: Iterable[str], names: Collection[str], depth: int = 0) -> tuple[str, ...]:
+        """Sets parameters neutral where nothing is claimed, and reads them back.
+
+        A new cgroup begins with its parent's value of some parameters, with claims or without.
+
+        Args:
+            cgroups: And those below them.
+            names: Parameters with a neutral value.
+            depth: How many levels below.
+
+        Returns:
+            What is not neutral, for people.
+        """
+        left: list[str] = []
+        for path in sorted(paths_of(cgroups)):
+            with self._files.keeping_open():
+                left += self._cleared(path, names)
+                below = [
+                    identity_of((*path, each)) for name in names for each in self._files.children(path, name)
+                ]
+            if depth:
+                left += self.clear(below, names, depth - 1)
+        return tuple(left)
+
+    def _cleared(self, path: Path, names: Collection[str]) -> list[str]:
+        identity = identity_of(path)
+        try:
+            with self._write_locks.held([path]):
+                values = {
+                    name: NEUTRAL[name]
+                    for name, found in self._files.look(path, names).items()
+                    if not self._files.matches(name, NEUTRAL[name], found.text)
+                }
+                if not values:
+                    return []
+                results = self._files.write_levels([[CgroupValues(identity, values)]])
+                errors = {each.name: f" ({each.error})" for each in results if each.error}
+                return [
+                    f"{name} of {identity} is {found.text.strip()}{errors.get(name, '')}"
+                    for name, found in self._files.look(path, values).items()
+                    if not self._files.matches(name, NEUTRAL[name], found.text)
+                ]
+        except (IsBusyError, OSError) as error:
+            return [error.why if isinstance(error, IsBusyError) else explain(error, "")]
 
     def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:
         """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
+        wanted = self._taken(wanted)
         with self._lock:
             held = self._find(wanted.target.cgroup)
             if held is not None:
@@ -410,7 +458,7 @@ class Ledger(BookStore):
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
     def _look(self, path: Path, held: Held, names: Iterable[str], *, is_look: bool) -> _Look:
-        book = books.without_owners(held.book, {books.TREE})
+        book = books.without_claims(held.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
         book = books.still_valid(book, present.values(), self._boot_id)

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Target, Wanted
-from runtimeproxy.ledger.evaluate import Evaluator, Rates
+from runtimeproxy.ledger.evaluate import Evaluator, log_changes
 from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.ledger.rates import Rates
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
@@ -128,10 +132,16 @@ class Upkeep:
             self._in_worker,
             is_idle,
             self._evaluate_others,
-            None if sysctls is None else self._set_sysctls,
+            self._prepare,
+            self._finish,
         )
+        self._barrier: Barrier | None = None
+        if sysctls is not None:
+            self._barrier = Barrier(ledger, sysctls, self._in_worker, self._release)
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
+        # Of hook servers, as the owners of claims; None as long as it is not known.
+        self._registered: frozenset[str] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
@@ -141,7 +151,8 @@ class Upkeep:
         """What keeps running pods from the values that are wanted; empty for nothing."""
         left = len(self._ledger.yielded())
         notes = (
-            self.evaluator.problem,
+            self.evaluator.changes.problem,
+            self._barrier.problem if self._barrier is not None else "",
             f"values left to other programs: {left}, see the log" if left else "",
             f"hanging reads or writes of files: {len(self._hung)}" if self._hung else "",
         )
@@ -149,7 +160,7 @@ class Upkeep:
 
     def configure(self, settings: Settings) -> None:
         """Takes changed settings."""
-        self.evaluator.rates = Rates(
+        self.evaluator.changes.rates = Rates(
             pods_per_s=settings.pods_per_s,
             large_percent=settings.large_change_percent,
             failed_percent=settings.failed_percent,
@@ -186,6 +197,8 @@ class Upkeep:
                 if self._owes_sysctls and not self._ledger.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
+                if self._barrier is not None and self._barrier.is_due(is_long=Level.NODE in levels):
+                    self.evaluator.request("the CPU mode")
             except TimeoutError as error:
                 logger.warning("cgroup values could not be compared: %s", error)
             except Exception:  # a bug costs this look, not the next one
@@ -226,15 +239,18 @@ class Upkeep:
         await self._in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
         self.evaluator.request("records")
 
-    async def on_servers(self, names: Collection[str]) -> None:
-        """These hook servers are registered now; what others have answered is given back."""
+    def on_servers(self, names: Collection[str]) -> None:
+        """These hook servers are registered now; what others have answered is given back next."""
         self._has_koordlet = any(name.startswith(KOORDLET) for name in names)
         self._observe()
-        registered = {f"{SERVER_PREFIX}{name}" for name in names}
-        gone = {owner for owner in self._ledger.owners() if owner.startswith(SERVER_PREFIX)} - registered
-        cgroups = self._ledger.forget_owners(gone) if gone else ()
-        if cgroups and not self._is_idle():
-            await self._in_worker(partial(with_rests, partial(self._ledger.apply_all, cgroups)))
+        self._registered = frozenset(f"{SERVER_PREFIX}{name}" for name in names)
+        if self._gone_servers():
+            self.evaluator.request("hook servers")
+
+    def _gone_servers(self) -> set[str]:
+        if self._registered is None:
+            return set()
+        return {each for each in self._ledger.owners() if each.startswith(SERVER_PREFIX)} - self._registered
 
     def _observe(self) -> None:
         observed = KOORDLETS - self._taken if self._has_koordlet else frozenset()
@@ -270,22 +286,60 @@ class Upkeep:
         decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
         return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
 
-    async def _set_sysctls(self, releases: bool) -> None:
-        """Sets the sysctls that policies want, and gives the others back.
-
-        Not before the values that were wanted with them are given back: with core scheduling on again, no
-        cgroup may have an identity.
-        """
+    async def _prepare(self) -> None:
+        """What comes before all values: those of hook servers that are gone, the CPU mode, the sysctls."""
+        if gone := self._gone_servers():
+            cgroups = self._ledger.holders(owners=gone)
+            await self._release("the end of a hook server's values", cgroups, owners=gone)
+        if self._barrier is None:
+            return
         chain = self._chain()
         wanted: dict[str, int | str] = {}
         held = chain.unsettled | self._ledger.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
             wanted, held = sysctls_of(decision), held | decision.without_answer
-        self._owes_sysctls = releases and self._ledger.has_leftovers
-        releases = releases and not held and not self._owes_sysctls
-        if self._sysctls is not None and (wanted or releases):
-            await self._in_worker(partial(self._sysctls.apply, wanted, releases=None if releases else ()))
+        classes = class_cgroups(
+            (cgroup_path(pod.cgroup_parent), kube_qos_class(pod.cgroup_parent))
+            for pod in self._store.pods
+            if pod.cgroup_parent
+        )
+        roots = [cgroup for qos, cgroup in classes.items() if qos is KubeQoSClass.GUARANTEED]
+        await self._barrier.pass_to(wanted, roots, is_settled=not held)
+
+    async def _finish(self) -> None:
+        """Gives back the sysctls that no policy wants, after the values that were wanted with them."""
+        if self._barrier is not None:
+            self._owes_sysctls = self._ledger.has_leftovers
+            if not self._owes_sysctls:
+                await self._barrier.give_back()
+
+    async def _release(
+        self,
+        change: str,
+        cgroups: Iterable[str],
+        *,
+        owners: Collection[str] = (),
+        names: Collection[str] = (),
+    ) -> None:
+        """Ends claims, pod after pod."""
+        pods: dict[str, list[str]] = {}
+        for cgroup in cgroups:
+            book = self._ledger.record(cgroup)
+            is_box = book is not None and book.level is Level.CONTAINER
+            pods.setdefault(cgroup.rpartition("/")[0] if is_box else cgroup, []).append(cgroup)
+
+        async def write(group: Sequence[str]) -> bool:
+            release = partial(self._ledger.release, group, owners=owners, names=names)
+            try:
+                results = await self._in_worker(partial(with_rests, release))
+            except TimeoutError:
+                return False
+            log_changes({}, [], results)
+            return all(result.outcome is not WriteOutcome.FAILED for result in results)
+
+        running = sum(pod.state is Lifecycle.RUNNING for pod in self._store.pods)
+        await self.evaluator.changes.make(change, list(pods.values()), write, of=running)
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         """Reads or writes files in a worker thread.

@@ -247,7 +247,7 @@ class Engine:
         self.services.chain = self._chain(settings)
         self.has_policies = True
         self.upkeep.on_policies(problem.name for problem in result.problems)
-        self._spawn(self.upkeep.on_servers([policy.name for policy in self.servers.policies]))
+        self.upkeep.on_servers([policy.name for policy in self.servers.policies])
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self.policies]})
 
     def _chain(self, settings: Settings) -> Chain:
@@ -360,7 +360,7 @@ class Engine:
         """The hook servers have changed; they run after the policies of this process."""
         if self.has_policies:
             self.services.chain.use((*self.policies, *self.servers.policies))
-            self._spawn(self.upkeep.on_servers([policy.name for policy in self.servers.policies]))
+            self.upkeep.on_servers([policy.name for policy in self.servers.policies])
 
     async def _on_compared(self) -> None:
         """Called after each comparison of the records: updates the runtime's name and the cgroups."""

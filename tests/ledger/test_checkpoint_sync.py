@@ -256,7 +256,7 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         found = second.cgroups.record(ONE)
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
-        second.cgroups.forget_owners({"batch", "server:koordlet.json"})
+        second.cgroups.forget_claims(second.cgroups.identities, owners={"batch", "server:koordlet.json"})
         await asyncio.to_thread(second.cgroups.apply, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:

@@ -22,12 +22,10 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
 from runtimeproxy.ledger.books import Target, Wanted
-from runtimeproxy.ledger.evaluate import (
-    Evaluator,
-    Rates,
-)
+from runtimeproxy.ledger.evaluate import Evaluator
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.rates import Rates
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import KubeQoSClass
@@ -245,16 +243,16 @@ async def test_a_large_change_has_a_rate(scene: Scene) -> None:
         slept.append(seconds)
         now_s[0] += seconds
 
-    scene.evaluator._sleep, scene.evaluator._now_s = sleep, lambda: now_s[0]
+    scene.evaluator.changes._sleep, scene.evaluator.changes._now_s = sleep, lambda: now_s[0]
     scene.evaluator._pace = Pace(lambda: now_s[0])
     scene.add(20)
-    scene.evaluator.rates = Rates(pods_per_s=4)
+    scene.evaluator.changes.rates = Rates(pods_per_s=4)
     scene.pod_claims = quota(50_000)
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["50000"] * 20
     assert sum(slept) == pytest.approx(19 / 4)
     slept.clear()
-    scene.evaluator.rates = Rates(pods_per_s=4, large_percent=100)
+    scene.evaluator.changes.rates = Rates(pods_per_s=4, large_percent=100)
     scene.pod_claims = quota(60_000)
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["60000"] * 20
@@ -284,22 +282,22 @@ async def test_a_large_change_ends_when_too_much_fails(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.add(30)
-    scene.evaluator.rates = Rates(pods_per_s=10_000)
+    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
     scene.pod_claims = quota(50_000)
     scene.writer.refuses = lambda cgroup: True
     await scene.evaluator.evaluate_all()
-    assert scene.evaluator.problem == "a change ended: 11 of 11 pods failed, 19 are left"
+    assert scene.evaluator.changes.problem == "a change ended: 11 of 11 pods failed, 19 are left"
     assert "could not be changed: cpu.cfs_quota_us: EBUSY: no" in caplog.text
     scene.writer.refuses = lambda cgroup: False
     await scene.evaluator.evaluate_all()
-    assert scene.evaluator.problem == ""
+    assert scene.evaluator.changes.problem == ""
     scene.ledger.verify(set(Level))
     assert scene.quotas() == ["50000"] * 30
 
 
 async def test_one_pod_that_fails_stops_no_other(scene: Scene) -> None:
     scene.add(30)
-    scene.evaluator.rates = Rates(pods_per_s=10_000)
+    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
     scene.pod_claims = quota(50_000)
     scene.writer.refuses = lambda cgroup: cgroup.endswith("pod3")
     await scene.evaluator.evaluate_all()
@@ -409,7 +407,7 @@ async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
 @pytest.mark.parametrize("lowers", [False, True])
 async def test_memory_limits_fall_only_if_that_is_allowed(scene: Scene, *, lowers: bool) -> None:
     scene.add(1)
-    scene.evaluator.rates = Rates(lowers_memory=lowers)
+    scene.evaluator.changes.rates = Rates(lowers_memory=lowers)
     scene.box_claims = {"memory.limit_in_bytes": (Claim("batch", Role.SET, 4096),)}
     await scene.evaluator.evaluate_all()
     found = scene.files.read(f"{CLASS}/pod0/box0", "memory.max")
@@ -539,7 +537,7 @@ def cpus_of(scene: Scene) -> list[str]:
 async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
     """Only pods with values there are asked, at no rate, whatever else is requested."""
     scene.add(3)
-    scene.evaluator.rates = Rates(pods_per_s=0.001, large_percent=0)
+    scene.evaluator.changes.rates = Rates(pods_per_s=0.001, large_percent=0)
     for number, value in enumerate(("0-3", "0-3", "4-7")):
         scene.box_claims = cpus(value)
         path = f"{CLASS}/pod{number}/box{number}"

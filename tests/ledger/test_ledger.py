@@ -128,11 +128,12 @@ def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> N
     both = {name: (*high[name], *low[name]) for name in high}
     ledger.claim([pod(both)])
     assert number(files, POD, "cpu.cfs_quota_us") == 20_000
-    changed = ledger.forget_owners({"high"})
+    changed = ledger.holders(owners={"high"})
+    ledger.forget_claims(changed, owners={"high"})
     assert changed == (POD,)
     ledger.apply(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
-    assert ledger.forget_owners({"nobody"}) == ()
+    assert ledger.holders(owners={"nobody"}) == ()
 
 
 def test_amounts_count_on_the_original_of_a_pod(ledger: Ledger, files: CgroupFiles) -> None:
@@ -495,7 +496,7 @@ def test_what_a_hook_server_answered_for_a_pod_is_written_once(ledger: Ledger, f
     book = ledger.record(POD)
     assert book is not None
     assert book.entries.keys() == {"cpu.shares"}, "it stays until the server is gone"
-    ledger.forget_owners({"server:koordlet"})
+    ledger.forget_claims(ledger.identities, owners={"server:koordlet"})
     ledger.apply(POD)
     assert len(ledger) == 0
 

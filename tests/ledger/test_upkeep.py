@@ -146,9 +146,10 @@ async def test_values_of_a_hook_server_that_is_gone_are_given_back(scene: Scene)
     for cgroup, level in ((POD, Level.POD), (BOX, Level.CONTAINER)):
         claims = quota(50_000, "server:a.json")
         scene.ledger.claim([Wanted(Target(level, cgroup), claims)])
-    await scene.upkeep.on_servers(["a.json", "b.json"])
+    scene.upkeep.on_servers(["a.json", "b.json"])
     assert (scene.quota(), scene.quota(BOX)) == ("50000", "50000")
-    await scene.upkeep.on_servers(["b.json"])
+    scene.upkeep.on_servers(["b.json"])
+    await scene.upkeep.evaluator.evaluate_all()
     assert (scene.quota(), scene.quota(BOX)) == ("max", "max")
 
 
@@ -159,7 +160,8 @@ async def test_values_of_a_hook_server_are_given_back_beside_calls(
     rests: list[bool] = []
     scene.ledger.claim([Wanted(Target(Level.POD, POD), quota(50_000, "server:a.json"))])
     monkeypatch.setattr(writer, "rest", lambda: rests.append(pace._WORK.pace is not None))
-    await scene.upkeep.on_servers([])
+    scene.upkeep.on_servers([])
+    await scene.upkeep.evaluator.evaluate_all()
     assert scene.quota() == "max"
     assert set(rests) == {True}
 
@@ -167,7 +169,7 @@ async def test_values_of_a_hook_server_are_given_back_beside_calls(
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     burst = {"cpu.cfs_burst_us": (Claim("burst", Role.SET, 1000),)}
     with caplog.at_level(logging.INFO):
-        await scene.upkeep.on_servers(["koordlet.json"])
+        scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
     assert scene.is_requested
     assert scene.ledger.claim([Wanted(Target(Level.POD, POD), burst | quota(50_000))]) != ()
@@ -182,7 +184,7 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     scene.upkeep.configure(taken)
     scene.ledger.apply(POD)
     assert scene.files.read(POD, "cpu.max.burst") == "1000"
-    assert scene.upkeep.evaluator.rates.lowers_memory
+    assert scene.upkeep.evaluator.changes.rates.lowers_memory
 
 
 async def test_qos_classes_are_asked_about_with_their_pods(
@@ -237,7 +239,7 @@ async def test_what_keeps_values_from_pods_is_in_the_status(
     for _ in range(OVERWRITES):
         (scene.files.folder(POD) / "cpu.max").write_text("70000 100000\n")
         scene.ledger.verify([Level.POD])
-    scene.upkeep.evaluator.problem = "a change ended"
+    scene.upkeep.evaluator.changes._problems["a change"] = "a change ended"
     monkeypatch.setattr(module, "WORK_S", 0.01)
     may_end = threading.Event()
     with pytest.raises(TimeoutError):

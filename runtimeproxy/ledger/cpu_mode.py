@@ -1,0 +1,80 @@
+"""How the kernel's scheduler tells pods apart: not at all, by group identity, or by core scheduling. Pure.
+
+The kernel takes one of the two, and may hang with both. So the mode is resolved before all values, and a
+change of it is a barrier: the values of other modes are cleared everywhere, that is read back, the sysctls
+are switched, and then the values of the new mode are written. What has to be cleared follows from what is
+wanted and what was written to the sysctls: a process that is killed in between leaves nothing else to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
+CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
+SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL)
+"""Those that make the mode. Source: policies spec 2.1 and 2.5, "sysctl"."""
+
+
+class CpuMode(StrEnum):
+    """What policies may use to tell pods apart."""
+
+    OFF = "off"
+    GROUP_IDENTITY = "group identity"
+    CORE_SCHEDULING = "core scheduling"
+
+
+PARAMETERS: Final[Mapping[CpuMode, frozenset[str]]] = MappingProxyType(
+    {
+        CpuMode.OFF: frozenset(),
+        CpuMode.GROUP_IDENTITY: frozenset({"cpu.bvt_warp_ns"}),
+        # Its cookies are those of processes, in no file of a cgroup.
+        CpuMode.CORE_SCHEDULING: frozenset(),
+    }
+)
+"""The cgroup parameters that count in one mode only."""
+OF_MODES: Final = frozenset().union(*PARAMETERS.values())
+"""The parameters of all modes."""
+
+
+class Switch(NamedTuple):
+    """What leads to a mode."""
+
+    mode: CpuMode
+    is_change: bool
+    """Whether another mode is in force now."""
+    excluded: frozenset[str]
+    """Parameters that must be neutral everywhere before the sysctls are switched."""
+    sysctls: Mapping[str, str]
+    """Of the mode, in the order of their writes: what is switched off comes first."""
+    problem: str = ""
+    """Why it is not the mode that policies want."""
+
+
+def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
+    """Return what leads to the mode that policies want.
+
+    Args:
+        wanted: sysctls that policies want, by name; others than those of the mode do not matter.
+        written: sysctls that were written since the boot and not given back.
+    """
+    asked = {name: str(wanted[name]) for name in SYSCTLS if name in wanted}
+    known = {name: written[name] for name in SYSCTLS if name in written}
+    problem = ""
+    if all(asked.get(name) == "1" for name in SYSCTLS):
+        asked, problem = known, "policies want group identity and core scheduling"
+    mode, before = _mode(asked), _mode(known)
+    excluded = OF_MODES - PARAMETERS[mode]
+    if mode is CpuMode.OFF and all(asked.get(name) == value for name, value in known.items()):
+        excluded = frozenset()  # other policies may use the parameters of modes that are not ours
+    ordered = dict(sorted(asked.items(), key=lambda each: each[1] != "0"))
+    return Switch(mode, mode is not before, excluded, ordered, problem)
+
+
+def _mode(sysctls: Mapping[str, str]) -> CpuMode:
+    if sysctls.get(CORE_SCHED_SYSCTL) == "1":
+        return CpuMode.CORE_SCHEDULING
+    return CpuMode.GROUP_IDENTITY if sysctls.get(GROUP_IDENTITY_SYSCTL) == "1" else CpuMode.OFF
