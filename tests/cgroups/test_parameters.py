@@ -113,6 +113,8 @@ def test_what_version_2_shows(name: str, text: str, value: Value) -> None:
         (1, "memory.limit_in_bytes", 2**63 - 1, "9223372036854771712\n", True),
         (1, "memory.limit_in_bytes", PAGE_BYTES + 1, f"{PAGE_BYTES}\n", True),
         (2, "memory.limit_in_bytes", PAGE_BYTES * 2, f"{PAGE_BYTES}\n", False),
+        (2, "memory.min", PAGE_BYTES * 2 + 1, f"{PAGE_BYTES * 2 + 1}", True),
+        (2, "memory.min", PAGE_BYTES * 2 + 1, f"{PAGE_BYTES * 3}", False),
         (2, "memory.limit_in_bytes", -1, "max\n", True),
         (1, "cpuset.cpus", "0,1,2,3", "0-3\n", True),
         (1, "cpuset.cpus", "0-2", "0-3\n", False),
