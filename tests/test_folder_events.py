@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtimeproxy.folder_events import FolderEvents
+from runtimeproxy.folder_events import FolderEvents, open_inotify
 from tests.hooks.remote import registration_files as files
+from tests.inotify_doubles import Deaf
 
 
 @pytest.fixture
@@ -118,3 +121,57 @@ def test_an_instance_that_cannot_be_had_is_asked_for_again(folder: Path) -> None
     assert events.fileno is None
     assert tries == 2
     events.close()
+
+
+def test_more_events_than_the_kernel_keeps_are_an_event(folder: Path, events: FolderEvents) -> None:
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    events.renew()
+    names = folder / "a.json", folder / "b.json"
+    names[0].touch()
+    for number in range(most // 2 + 1):  # each is two events
+        names[number % 2].rename(names[1 - number % 2])
+    assert has_some(events)
+    events.renew()
+    assert not has_some(events)
+    (folder / "new.json").touch()
+    assert has_some(events)
+
+
+def test_a_watch_that_cannot_be_had_is_asked_for_again(folder: Path) -> None:
+    class Full(Deaf):
+        def add_watch(self, path: Path, mask: int) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    instances: list[Any] = [Full(), open_inotify()]
+    events = FolderEvents(folder, lambda: instances[0])
+    for _ in range(2):
+        assert (events.try_renew() or "").endswith("No space left on device; see fs.inotify.max_user_watches")
+        assert events.fileno is None
+    instances[0].add_watch = instances[1].add_watch
+    instances[0].fileno = instances[1].fileno
+    assert events.try_renew() is None
+    (folder / "new.json").touch()
+    assert has_some(events)
+    events.close()
+    instances[1].close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_a_folder_that_is_mounted_over(folder: Path, events: FolderEvents) -> None:
+    """Nothing tells of the mount itself; the end of it is an event."""
+    events.renew()
+    mount = ["mount", "-t", "tmpfs", "none", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("may not mount")
+    try:
+        events.renew()
+        (folder / "new.json").touch()
+        assert has_some(events)
+        events.renew()
+        assert not has_some(events)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert has_some(events)
+    events.renew()
+    (folder / "newer.json").touch()
+    assert has_some(events)

@@ -13,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.units import parse_cpu_list, quantity_bytes, quantity_millicores
 
@@ -25,6 +26,8 @@ MAX_SHOWN: Final = 128
 """Longest part of a file's content in a reason."""
 MAX_EVENTS: Final = 200_000
 """Values, beginnings and ends in one text: many times those of the largest Node object."""
+_EVENTS_PER_PIECE: Final = 64
+"""Far less than a millisecond's work."""
 MAX_DEPTH: Final = 64
 """Kubernetes' objects have less than 20 levels."""
 MAX_NUMBER: Final = 2**64
@@ -232,6 +235,8 @@ def _documents(events: Iterator[Event]) -> Iterator[Any]:
 
     builder = _Builder()
     for count, event in enumerate(events):
+        if count % _EVENTS_PER_PIECE == 0:
+            rest()
         if count == MAX_EVENTS:
             _fail(event, f"more than {MAX_EVENTS} values")
         if isinstance(event, yaml.DocumentStartEvent):

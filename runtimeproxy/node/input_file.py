@@ -80,6 +80,8 @@ class WatchedFile(Generic[T]):
         self._changed: tuple[Stamp | None, float, float] | None = None
         """The stamp of a new content that is not read yet, since when it is the same, and since when the file
         has changed."""
+        self._is_changing = False
+        """Whether it is read although it has not stayed the same."""
         self._missing_since_s: float | None = None
         self._later: Parsed[T] | None = None
         self._later_since_s = 0.0
@@ -130,7 +132,7 @@ class WatchedFile(Generic[T]):
         if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
             self.is_missing = False
             return False
-        self._changed = None
+        is_changing, self._changed, self._is_changing = self._is_changing, None, False
         try:
             data, stamp = read_file(self.path, self._max_bytes)
         except FileNotFoundError:
@@ -141,6 +143,9 @@ class WatchedFile(Generic[T]):
             self.is_watchable = False
             return False
         self.is_watchable = _is_watchable(self.path)
+        if is_changing:
+            # Its next change may come within the tick of the file's times, and have the same stamp.
+            stamp, self._wait_s = None, self._settle_s
         try:
             parsed = self._parse(data, self.value)
         except InputError as error:
@@ -167,7 +172,7 @@ class WatchedFile(Generic[T]):
             return False
         left_s = self._later_since_s + GRACE_S - now_s
         if left_s > 0:
-            self._wait_s = left_s
+            self._wait_s = min(left_s, left_s if self._wait_s is None else self._wait_s)
             return False
         return self._take(self._later)
 
@@ -183,6 +188,7 @@ class WatchedFile(Generic[T]):
         if left_s > 0:
             self._wait_s = left_s
             return False
+        self._is_changing = now_s < same_since_s + self._settle_s
         return True
 
     def _miss(self, now_s: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.node.documents import InputError, parse_documents, printable, shortened
 from runtimeproxy.node.input_file import GRACE_S, Parsed, WatchedFile
 from runtimeproxy.node.objects import (
@@ -105,13 +106,15 @@ class ObjectFolder:
                 if not is_first:
                     file.forget_stamp()
         names, problems, notes = self._names()
-        for name in names:
-            if name not in self._files:
-                self._files[name] = self._file(name)
         for name, file in list(self._files.items()):
-            file.look(now_s, is_first=is_first)
-            if file.is_missing and file.value is None:
-                del self._files[name]
+            self._look_at(name, file, now_s, is_first=is_first)
+        # Those that are known stay, whatever comes beside them.
+        new, room = [name for name in names if name not in self._files], MAX_FILES - len(self._files)
+        for name in new[:room]:
+            self._look_at(name, self._file(name), now_s, is_first=is_first)
+        if len(new) > room:
+            text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
+            problems.append(text)
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles = _joined(files)
         if len(doubles) > MAX_NOTES:
@@ -128,6 +131,14 @@ class ObjectFolder:
         # That a folder comes is no event in it.
         is_here = os.path.isdir(self.folder)  # noqa: PTH112 - whatever cannot be told is not here
         self.needs_polling = is_linked or not is_here or not all(file.is_watchable for file in files)
+
+    def _look_at(self, name: str, file: WatchedFile[FileObjects], now_s: float, *, is_first: bool) -> None:
+        file.look(now_s, is_first=is_first)
+        rest()
+        if file.is_missing and file.value is None:
+            self._files.pop(name, None)
+        else:
+            self._files[name] = file
 
     def _foreign(self, files: list[WatchedFile[FileObjects]]) -> Iterator[str]:
         """Kinds of which there are only objects of other nodes: the name may be wrong."""
@@ -173,9 +184,6 @@ class ObjectFolder:
         notes = [f"{printable(self.folder / name)}: {_UNUSED}" for name in others[:MAX_NOTES]]
         if len(others) > MAX_NOTES:
             notes.append(f"{printable(self.folder)}: {len(others) - MAX_NOTES} more files are not read")
-        if len(names) > MAX_FILES:
-            problem = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
-            return names[:MAX_FILES], [problem], notes
         return names, [], notes
 
     def _file(self, name: str) -> WatchedFile[FileObjects]:
@@ -245,6 +253,7 @@ def _no_longer(lost: Iterable[Kind]) -> str:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
+    rest()
     try:
         return entry.is_dir()
     except OSError:  # a link to itself

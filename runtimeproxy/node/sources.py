@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
 from runtimeproxy.node.derived import SharedCpus
@@ -197,7 +198,9 @@ class NodeSources:
     def _look(self, is_first: bool) -> tuple[Look, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
-        look = self._guarded(partial(self._inputs.look, self._clock(), is_first=is_first))
+        read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
+        # Calls wait for the first look; later ones leave the CPU to calls, however large the files are.
+        look = read() if is_first else with_rests(read)
         return look, next(filter(None, reasons), "") if reasons else None
 
     def _guarded(self, read: Callable[[], Look]) -> Look:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -163,6 +164,29 @@ def test_a_file_that_never_settles_is_read_all_the_same(path: Path) -> None:
     assert pauses_s == {MOST_SETTLE_S + 1 / 8}
 
 
+def test_the_last_change_of_a_file_that_never_settled_is_read(path: Path) -> None:
+    """A change right after a read may leave size and times as they are: the file is read once more."""
+    read: list[bytes] = []
+
+    def parse(data: bytes, before: int | None) -> Parsed[int]:
+        read.append(data)
+        return number(data, before)
+
+    file = WatchedFile(path, 16, parse)
+    now_s = 0.0
+    while not read:
+        path.write_text(str(10 + len(read) + int(now_s * 8) % 2))
+        file.look(now_s)
+        now_s += 1 / 8
+    assert seen(file).wait_s == SETTLE_S
+    file.look(now_s)
+    assert seen(file).wait_s == SETTLE_S
+    file.look(now_s + SETTLE_S)
+    assert (len(read), read[1]) == (2, path.read_bytes())
+    file.look(now_s + 2 * SETTLE_S)
+    assert (len(read), file.wait_s) == (2, None)
+
+
 def test_a_restored_value_counts_until_the_file_is_another_one(path: Path) -> None:
     path.write_text("2")
     before = WatchedFile(path, 16, number)
@@ -228,6 +252,34 @@ def test_a_link_is_polled_after_a_restart_too(path: Path, file: WatchedFile[int]
     after.restore(Parsed(2, 2), file.stamp)
     assert not after.look(0, is_first=True)
     assert not after.is_watchable
+
+
+def test_a_file_that_has_more_than_it_tells_is_too_large(path: Path, file: WatchedFile[int]) -> None:
+    """As one that grows while it is read."""
+    path.symlink_to("/proc/version")
+    assert path.stat().st_size == 0
+    file.look(0)
+    assert file.problems == (f"{path}: has more than 16 bytes",)
+
+
+def test_a_file_that_may_not_be_read_keeps_its_value(
+    path: Path, file: WatchedFile[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text("2")
+    file.look(0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:  # root may read everything
+        patched.setattr(Path, "stat", refuse)
+        for now_s in (1, 1 + 2 * GRACE_S):
+            assert not file.look(now_s)
+            problems = (f"{path}: cannot be read: Permission denied; what was there before stays",)
+            assert (file.value, seen(file).problems, file.is_watchable) == (2, problems, False)
+    path.write_text("4")
+    assert file.look(4 * GRACE_S)
+    assert (file.value, file.problems) == (4, ())
 
 
 def test_a_device_is_not_opened(path: Path, file: WatchedFile[int], monkeypatch: pytest.MonkeyPatch) -> None:

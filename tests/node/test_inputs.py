@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any, Literal
@@ -724,6 +726,58 @@ def test_of_many_files_with_the_same_object_some_are_named(watched: Watched) -> 
     assert len(watched.problems) == 18
     assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others do not count"
     assert watched.problems[-1] == "239 more objects and keys are there twice"
+
+
+def test_files_beside_it_take_no_known_file_away(watched: Watched) -> None:
+    path = watched.objects / "z.yaml"
+    write(path, node_object())
+    watched.look()
+    for turn in range(3):
+        for number in range(300):
+            (watched.objects / f"{9 - turn}{number}").write_text("x: {}")
+        assert watched.look().labels == {"pool": "a"}
+        problem = f"{watched.objects}: has more than 256 files; the others do not count"
+        assert problem in watched.problems
+        objects = watched.inputs._objects
+        assert objects is not None
+        assert len(objects._files) == 256
+    path.unlink()
+    watched.look()
+    assert watched.look(2 * GRACE_S).labels == {}
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.EMFILE])
+def test_a_folder_that_cannot_be_read_stays_as_it_was(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    path = watched.objects / "node.yaml"
+    write(path, node_object())
+    watched.look()
+
+    def refuse(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert watched.look(2 * GRACE_S).labels == {"pool": "a"}
+    problem = f"{watched.objects}: cannot be read: {os.strerror(error)}; all stays as it is"
+    assert list(watched.problems) == [problem]
+    monkeypatch.undo()
+    path.unlink()
+    watched.look()
+    assert watched.look(2 * GRACE_S).labels == {}
+    assert list(watched.problems) == []
+
+
+def test_a_folder_that_is_a_link_to_itself_is_polled(watched: Watched) -> None:
+    watched.objects.rmdir()
+    watched.objects.symlink_to(watched.objects)
+    assert watched.look().labels == {}
+    assert "Too many levels of symbolic links" in watched.problems[0]
+    assert watched.inputs.look(watched.now_s).needs_polling
+    watched.objects.unlink()
+    watched.objects.mkdir()
+    write(watched.objects / "node.yaml", node_object())
+    assert watched.look().labels == {"pool": "a"}
 
 
 def test_the_tree_tells_the_cgroup_driver_before_the_configuration(watched: Watched) -> None:

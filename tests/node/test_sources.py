@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from runtimeproxy.cgroups import pace
+from runtimeproxy.node import documents
 from runtimeproxy.node import sources as node_sources
 from runtimeproxy.node.inputs import Look, NodeInputs, Places
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
@@ -373,6 +375,24 @@ async def test_no_error_ends_the_watch(
     assert "node: internal error: RecursionError: bug; what was there before stays" in caplog.text
     write(watched.objects / "node.yaml", node_object())
     await watched.until(lambda node: node.labels == {"pool": "a"})
+
+
+async def test_looks_leave_the_cpu_to_calls_after_the_first(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of megabytes take a second of a CPU, and may change all the time."""
+    rests: list[bool] = []
+    monkeypatch.setattr(documents, "rest", lambda: rests.append(pace._WORK.pace is not None))
+    await watched.settle()
+    await watched.stop()
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
+    watched.start()
+    await watched.until(has_burst(200))
+    assert set(rests) == {False}
+    rests.clear()
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=burst(300)))
+    await watched.until(has_burst(300))
+    assert set(rests) == {True}
 
 
 async def test_nothing_is_read_in_the_loops_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
