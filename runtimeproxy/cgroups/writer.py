@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -140,7 +140,7 @@ class WriteResult:
     """The cgroup as the caller named it."""
     name: str
     value: Value
-    """The wanted value, as given."""
+    """The wanted value, as given; the parent's list for an empty one that the kernel does not take."""
     outcome: WriteOutcome
     old: Value | None = None
     """What the file held before; None when that is not known."""
@@ -477,9 +477,29 @@ def _compare(target: _Target, batch: _Batch) -> None:
     batch.current[key] = old
 
 
+def _inherit(target: _Target, old: Value | None, batch: _Batch) -> WriteResult:
+    """Gives a cgroup what its parent has, in place of an empty list.
+
+    Version 2 has an empty list in a new cgroup, and takes one back only while no process is in it or below.
+    Source: Linux, kernel/cgroup/cpuset.c, validate_change.
+    """
+    file, path = target.format.file, target.key.path
+    try:
+        parent = batch.folders.open(target.folder, path[:-1])
+        value = target.format.decode(_read(f"{file}.effective", parent))
+        inherited = replace(target, given=value)
+        if value == old:
+            return inherited.result(WriteOutcome.UNCHANGED, old)
+        _write(file, batch.folder(target), target.format.encode(value))
+    except OSError as error:
+        return target.failed(error, old)
+    return inherited.result(WriteOutcome.WRITTEN, old)
+
+
 def _carry_out(step: Step, batch: _Batch) -> WriteResult:
     target, old = batch.targets[step.key], batch.current[step.key]
     file = target.format.file
+    text: str | None = None
     try:
         folder = batch.folder(target)
         if target.raw is not None and step.is_final:
@@ -490,6 +510,8 @@ def _carry_out(step: Step, batch: _Batch) -> WriteResult:
             text = target.format.compose(step.value, _read(file, folder))
         _write(file, folder, text)
     except OSError as error:
+        if error.errno == errno.ENOSPC and text == "" and PARAMETERS[target.key.name].is_list:
+            return _inherit(target, old, batch)
         return target.failed(error, old)
     except ValueError as error:
         return target.result(WriteOutcome.FAILED, old, str(error))

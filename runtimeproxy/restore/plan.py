@@ -14,8 +14,6 @@ from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.books import CHANGED_SINCE, Formats
 from runtimeproxy.ledger.books import plan as give_back
-from runtimeproxy.ledger.fitting import cgroup_version
-from runtimeproxy.ledger.tree import LISTS
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
 from runtimeproxy.pods.records import Book, ContainerRecord, PodRecord
@@ -152,7 +150,6 @@ def plan(saved: Saved, node: NodeState, formats: Formats) -> Plan:
         for each in containers
         for line in each.lines
         if (name := line.field.removeprefix(f"{RESOURCES}.")) in RESOURCE_PARAMETERS
-        and not _is_emptied(name, each.record, formats)
     }
     cgroups = tuple(_cgroup_plan(state, formats, by_runtime) for state in node.cgroups)
     return Plan(
@@ -224,15 +221,6 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
     if scalar == "cpuset_mems":
         return node.memory_nodes.get(record.pod_id) or None
     return NEUTRAL.get(scalar)
-
-
-def _is_emptied(scalar: str, record: ContainerRecord, formats: Formats) -> bool:
-    """Whether a file has to be written after the runtime's update, which can give every CPU but not none.
-
-    On version 2 a list that was never set is empty, and the kernel takes it back so.
-    """
-    is_list = RESOURCE_PARAMETERS[scalar] in LISTS
-    return is_list and not getattr(record.requested, scalar) and cgroup_version(formats) == 2
 
 
 def _cgroup_plan(state: CgroupState, formats: Formats, by_runtime: Collection[tuple[str, str]]) -> CgroupPlan:

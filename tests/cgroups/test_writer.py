@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cgroups import writer as writer_module
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
@@ -268,3 +270,49 @@ def test_many_threads_write_at_once(tmp_path: Path) -> None:
         for result in each
     )
     assert {writer.read(pod, "cpu.cfs_quota_us") for pod in pods} == {50_000}
+
+
+@pytest.fixture
+def populated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CgroupWriter:
+    """A pod on version 2 with processes below it: its list and those of its containers cannot become empty.
+
+    A plain file takes everything; what the kernel refuses is seen in the Debian node of tests/node.
+    """
+    plain = writer_module._write
+
+    def write(file: str, folder: int, content: str) -> None:
+        if file.startswith("cpuset.") and not content:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(file, folder, content)
+
+    monkeypatch.setattr(writer_module, "_write", write)
+    root = make_v2(tmp_path, POD)
+    fill(tmp_path / POD[1:], {"cpuset.cpus": "0"})
+    fill((tmp_path / POD[1:]).parent, {"cpuset.cpus": "", "cpuset.cpus.effective": "0-3"})
+    return CgroupWriter(root)
+
+
+@pytest.mark.parametrize("raw", [{}, {"cpuset.cpus": "\n"}], ids=["cleared", "given back"])
+def test_an_empty_list_that_the_kernel_does_not_take_is_the_parents(
+    populated: CgroupWriter, tmp_path: Path, raw: dict[str, str]
+) -> None:
+    wanted = [[CgroupValues(POD, {"cpuset.cpus": ""}, raw=raw)]]
+    (first,) = populated.write_levels(wanted)
+    assert (first.outcome, first.old, first.value) == (WriteOutcome.WRITTEN, "0", "0-3")
+    assert text(tmp_path, POD[1:], "cpuset.cpus") == "0-3"
+    (again,) = populated.write_levels(wanted)
+    assert (again.outcome, again.value) == (WriteOutcome.UNCHANGED, "0-3")
+
+
+def test_an_empty_list_that_the_kernel_takes_stays_empty(tmp_path: Path) -> None:
+    writer = CgroupWriter(make_v2(tmp_path, POD))
+    fill(tmp_path / POD[1:], {"cpuset.cpus": "0"})
+    (result,) = writer.write(POD, {"cpuset.cpus": ""})
+    assert (result.outcome, result.value) == (WriteOutcome.WRITTEN, "")
+    assert text(tmp_path, POD[1:], "cpuset.cpus") == ""
+
+
+def test_a_parents_list_that_cannot_be_read_fails_one_value(populated: CgroupWriter, tmp_path: Path) -> None:
+    (tmp_path / POD[1:]).parent.joinpath("cpuset.cpus.effective").unlink()
+    results = populated.write(POD, {"cpuset.cpus": "", "cpu.shares": 512})
+    assert outcomes(results) == {"cpuset.cpus": "missing", "cpu.shares": "written"}

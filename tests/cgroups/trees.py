@@ -44,8 +44,8 @@ def make_v2(root: Path, *cgroups: str) -> Path:
 
 
 def fill(folder: Path, files: dict[str, str]) -> None:
-    """Makes a folder with files."""
-    folder.mkdir(parents=True)
+    """Writes files, and makes their folder if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text + "\n")
 

@@ -29,11 +29,12 @@ from tests.node.guest.machine import (
     wait_for_status,
 )
 from tests.node.guest.node import Check, Node
-from tests.node.guest.pods import BATCH, as_v2
+from tests.node.guest.pods import BATCH, MOVED_TO, as_v2
 
 RESTARTS = 3
 _WATCHDOG_S = 20
 _GOOD = '[log]\nlevel = "debug"\n'
+_DRY_RUN = '[policies.cpuset]\nmode = "dry-run"\n'
 _BROKEN = '[hooks]\nbudget_s = "soon"\n'
 
 
@@ -65,6 +66,26 @@ def reload_refuses_a_broken_configuration(_: Node) -> str:
     _call()
     wait_for_status("policies; ")
     return reason
+
+
+def a_policy_in_dry_run_gives_cpus_back(node: Node) -> str:
+    """The cpuset policy in dry-run: its CPUs of running containers go back; it enforces: they are there again.
+
+    The kernel takes no empty list for a container with processes: what goes back is the list of its pod.
+    """
+    pods = {title: node.pods[title] for title in ("LSE", "LSR")}
+    before = {title: pod.values() for title, pod in pods.items()}
+    all_cpus = f"0-{len(os.sched_getaffinity(0)) - 1}"
+    try:
+        CONFIG.write_text(_DRY_RUN)
+        systemctl("reload", SERVICE)
+        wait_until(lambda: pods["LSE"].values()[0].cpuset_cpus == all_cpus, f"CPUs {all_cpus}", PATIENCE_S)
+        wait_until(lambda: pods["LSR"].values()[0].cpuset_cpus == MOVED_TO, "CPUs of the request", PATIENCE_S)
+    finally:
+        CONFIG.write_text("")
+    systemctl("reload", SERVICE)
+    wait_until(lambda: {title: pod.values() for title, pod in pods.items()} == before, "all", PATIENCE_S)
+    return f"LSE: {all_cpus}, LSR: {MOVED_TO}, and back"
 
 
 def restarts_lose_no_call(node: Node) -> str:
@@ -171,6 +192,7 @@ def _records_of(node: Node) -> str:
 CHECKS = (
     Check("systemctl reload with a good configuration", reload_takes_a_good_configuration),
     Check("systemctl reload with a broken configuration", reload_refuses_a_broken_configuration),
+    Check("a policy in dry-run gives CPUs of running containers back", a_policy_in_dry_run_gives_cpus_back),
     Check("systemctl restart under load", restarts_lose_no_call),
     Check("koord-runtime-proxy upgrade under load", upgrades_lose_no_call),
     Check("a hung daemon is killed by the watchdog and back", a_hung_daemon_comes_back),
