@@ -9,7 +9,7 @@ is reported, and the later policy's value counts unless the rule says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -125,47 +125,34 @@ Fields: TypeAlias = Mapping[Field, Value]
 _RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in RESOURCE_NAMES)
 
 
-def fields_of(change: Change, hook: Hook) -> dict[Field, Value]:
-    """Return a copy of a change as flat fields, without those that do not count at the hook."""
+def fields_of(attributes: Mapping[str, Any], hook: Hook) -> dict[Field, Value]:
+    """Return a change's attributes, by name, as flat fields, without those that do not count at the hook."""
     counting = _GROUPS.get(hook, _CGROUP_ONLY)
     fields: dict[Field, Value] = {}
-    resources: ResourceChange | None = getattr(change, RESOURCES, None)
-    if resources is not None and RESOURCES in counting:
-        for name, field in _RESOURCE_FIELDS:
-            value = getattr(resources, name)
-            if value is not None:
-                fields[field] = value
-    for group, entries in _entries_by_group(change, resources):
-        if group in counting:
-            for key, value in entries.items():
+    for group, given in attributes.items():
+        if group not in counting:
+            continue
+        if group == RESOURCES:
+            for name, field in _RESOURCE_FIELDS:
+                value = getattr(given, name)
+                if value is not None:
+                    fields[field] = value
+            for name, value in given.unified.items():
+                fields[Field(UNIFIED, name)] = value
+        else:
+            for key, value in _entries_of(group, given).items():
                 fields[Field(group, key)] = value
     return fields
 
 
-_ENTRIES: Final = (ANNOTATIONS, LABELS, ENV, CGROUP, SYSCTL)
-"""Attributes of changes that are entries of their group."""
-
-
-def _entries_by_group(
-    change: Change, resources: ResourceChange | None
-) -> Iterator[tuple[str, Mapping[str, Value]]]:
-    """Yield the entries of all groups but the resources' own."""
-    if resources is not None and resources.unified:
-        yield UNIFIED, resources.unified
-    for group in _ENTRIES:
-        entries: Mapping[str, Value] | None = getattr(change, group, None)
-        if entries:
-            yield group, entries
-    if isinstance(change, (PodChange, ContainerChange)) and change.cgroup_parent is not None:
-        yield CGROUP_PARENT, {"": change.cgroup_parent}
-    if isinstance(change, ContainerChange):
-        if change.mounts:
-            yield MOUNTS, {mount.container_path: mount for mount in change.mounts}
-        if change.devices:
-            yield DEVICES, {device.container_path: device for device in change.devices}
-    elif isinstance(change, NodeChange):
-        for path, values in change.cgroups.items():
-            yield NODE_CGROUP, {f"{path}/{name}": value for name, value in values.items()}
+def _entries_of(group: str, given: Any) -> Mapping[str, Value]:  # noqa: ANN401 - depends on the group
+    if group in (MOUNTS, DEVICES):
+        return {each.container_path: each for each in given}
+    if group == NODE_CGROUP:
+        files = ((path, *each) for path, values in given.items() for each in values.items())
+        return {f"{path}/{name}": value for path, name, value in files}
+    entries: Mapping[str, Value] = {"": given} if group == CGROUP_PARENT else given
+    return entries
 
 
 def change_from(hook: Hook, fields: Fields, reason: str) -> Change:

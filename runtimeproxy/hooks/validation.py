@@ -164,8 +164,8 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
-    change = _well_formed(change, left_out)
-    for field, value in flat.fields_of(change, hook).items():
+    given = _well_formed(change, left_out)
+    for field, value in flat.fields_of(given, hook).items():
         try:
             fields[field], note = _FITTERS[field.group](field.key, value, node)
         except ValueError as error:
@@ -174,10 +174,9 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
             if note:
                 notes[field] = note
     if left_out:
-        _without_dependents(fields, change.requires, left_out)
+        _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
-    if change.problems:
-        left_out.extend(LeftOut("", "", problem) for problem in change.problems)
+    left_out.extend(LeftOut("", "", problem) for problem in given.get("problems", ()))
     return Usable(fields, tuple(left_out), notes)
 
 
@@ -196,54 +195,48 @@ def _shown(value: object) -> str:
 _MAPPING: Final = (dict, Mapping)
 """`dict` comes first: an abstract class takes several times as long to ask."""
 _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
-    "cgroup": (_MAPPING, {}, "a mapping"),
-    "cgroups": (_MAPPING, {}, "a mapping"),
-    "sysctl": (_MAPPING, {}, "a mapping"),
-    "labels": (_MAPPING, {}, "a mapping"),
-    "annotations": (_MAPPING, {}, "a mapping"),
-    "env": (_MAPPING, {}, "a mapping"),
+    flat.RESOURCES: ((NoneType, ResourceChange), None, "a ResourceChange"),
+    flat.ANNOTATIONS: (_MAPPING, {}, "a mapping"),
+    flat.LABELS: (_MAPPING, {}, "a mapping"),
+    flat.ENV: (_MAPPING, {}, "a mapping"),
+    flat.CGROUP: (_MAPPING, {}, "a mapping"),
+    flat.SYSCTL: (_MAPPING, {}, "a mapping"),
+    flat.CGROUP_PARENT: ((NoneType, str), None, "a path"),
+    flat.MOUNTS: ((tuple,), (), "a tuple of mounts"),
+    flat.DEVICES: ((tuple,), (), "a tuple of devices"),
+    flat.NODE_CGROUP: (_MAPPING, {}, "a mapping"),
     "requires": (_MAPPING, {}, "a mapping of field names"),
-    "mounts": ((tuple,), (), "a tuple of mounts"),
-    "devices": ((tuple,), (), "a tuple of devices"),
     "problems": ((tuple,), (), "a tuple of texts"),
     "reason": ((str,), "", "a text"),
-    "resources": ((ResourceChange, NoneType), None, "a ResourceChange"),
-    "cgroup_parent": ((str, NoneType), None, "a path"),
 }
-"""The types of a change's attributes, the value that changes nothing, and the type's name."""
+"""The types of a change's attributes, the value that changes nothing, and the type's name; in the order in
+which they are merged."""
 _TEXTS: Final = ("problems", "requires")
 """The attributes whose items have to be texts."""
-_NESTED: Final = (flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
+_NESTED: Final = (flat.RESOURCES, flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
 """The attributes whose items have a shape of their own."""
 
 
 _ATTRIBUTES: Final[Mapping[type[Change], tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]]] = {
-    kind: tuple((each.name, *_SHAPES[each.name]) for each in dataclasses.fields(kind))
+    kind: tuple((name, *shape) for name, shape in _SHAPES.items() if hasattr(kind, name))
     for kind in (CgroupChange, PodChange, ContainerChange, NodeChange)
 }
 
 
-def _well_formed(change: Change, left_out: list[LeftOut]) -> Change:
-    """Return the change without attributes of a wrong type."""
-    wrong: dict[str, Any] = {}
+def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
+    """Return the attributes that change something and are of the right type."""
+    given: dict[str, Any] = {}
     attributes = _ATTRIBUTES.get(type(change)) or _attributes(type(change))
     for name, types, empty, wanted in attributes:
         value: Any = getattr(change, name)
         is_right = isinstance(value, types)
-        if is_right and not value:
+        if is_right and value == empty:
             continue
         if not is_right or (name in _TEXTS and not _has_texts(value)):
             left_out.append(LeftOut(name, "", f"is {_kind(value)}, not {wanted}"))
-            wrong[name] = empty
-        elif name in _NESTED:
-            kept = _well_formed_items(name, value, left_out)
-            if kept != value:
-                wrong[name] = kept
-    resources: Any = wrong.get(flat.RESOURCES, getattr(change, flat.RESOURCES, None))
-    if resources is not None and not isinstance(resources.unified, _MAPPING):
-        left_out.append(LeftOut(flat.UNIFIED, "", f"is {_kind(resources.unified)}, not a mapping"))
-        wrong[flat.RESOURCES] = dataclasses.replace(resources, unified={})
-    return dataclasses.replace(change, **wrong) if wrong else change
+        else:
+            given[name] = _well_formed_items(name, value, left_out) if name in _NESTED else value
+    return given
 
 
 def _attributes(kind: type[Change]) -> tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]:
@@ -252,6 +245,11 @@ def _attributes(kind: type[Change]) -> tuple[tuple[str, tuple[type[Any], ...], A
 
 
 def _well_formed_items(name: str, value: Any, left_out: list[LeftOut]) -> object:  # noqa: ANN401
+    if name == flat.RESOURCES:
+        if isinstance(value.unified, _MAPPING):
+            return value
+        left_out.append(LeftOut(flat.UNIFIED, "", f"is {_kind(value.unified)}, not a mapping"))
+        return dataclasses.replace(value, unified={})
     if name != flat.NODE_CGROUP:
         return _specs(name, value, left_out)
     kept = {path: found for path, found in value.items() if isinstance(found, _MAPPING)}
