@@ -47,6 +47,8 @@ class DueWrites(NamedTuple):
     """Makes the view of their pod or container."""
     wanted: Wanted | None = None
     """The answer of all policies; None for a container that starts, whose book has it."""
+    evaluation: int | None = None
+    """What `CallServices.evaluation` was before policies gave that answer; None without one."""
 
 
 def no_edit(change: Change) -> bool:

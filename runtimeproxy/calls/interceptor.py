@@ -120,7 +120,7 @@ class Evaluator(Protocol):
 
     @property
     def rounds(self) -> int:
-        """How many evaluations of everything have begun."""
+        """How many evaluations of more than one pod have begun."""
 
     async def evaluate_pod(self, identity: str) -> None:
         """Asks about one sandbox and its running containers, and writes what follows."""
@@ -194,13 +194,13 @@ class CallServices:
 
     @property
     def evaluation(self) -> int:
-        """How many evaluations of everything have begun."""
+        """How many evaluations of more than one pod have begun."""
         return self.evaluator.rounds if self.evaluator is not None else 0
 
     def catch_up(self, pod_id: str, evaluation: int) -> None:
-        """Evaluates a sandbox if an evaluation of everything has begun since policies decided on it.
+        """Evaluates a sandbox if an evaluation of more than one pod has begun since policies decided on it.
 
-        That one has not seen it, or not its container.
+        That one has not seen it, or not its container, or what it claimed is replaced by the older decision.
         """
         if self.evaluator is not None and evaluation != self.evaluator.rounds:
             self.spawn(self.evaluator.evaluate_pod(pod_id))

@@ -72,6 +72,9 @@ async def write_due(services: CallServices, due: DueWrites) -> None:
     view = due.make_view()
     written = await run(services.executor, _write_due, services.writer, due, view)
     audit_late_writes(services.chain, Subject(due.hook, view, time.time()), due.owners, written)
+    if due.evaluation is not None:
+        # After the write: that undoes what an evaluation since the answer has claimed.
+        services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
 
 
 def _write_due(writer: CgroupWriter, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:

@@ -64,13 +64,13 @@ class PodDraft:
             ):
                 self._late = wanted
 
-    def due_writes(self, record: PodRecord) -> tuple[DueWrites, ...]:
-        """The cgroup values that have not been written before the call."""
+    def due_writes(self, record: PodRecord, evaluation: int) -> tuple[DueWrites, ...]:
+        """The cgroup values that have not been written before the call; for `evaluation` see `DueWrites`."""
         if self._late is None or not record.cgroup_parent:
             return ()
         wanted = self._late._replace(target=target_of(record))
         hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
-        return (DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted),)
+        return (DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted, evaluation),)
 
     def prepare(self) -> Callable[..., PodRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -161,8 +161,9 @@ class NewSandbox(CriCall):
         self.services.store.pods.put(self._record)
         # The sandbox's scope was started in the pod's slice.
         self.disturbed_cgroup = slice_of(self._record)
-        self.due_writes = self._draft.due_writes(self._record)
-        self.services.catch_up(identity, self._evaluation)
+        self.due_writes = self._draft.due_writes(self._record, self._evaluation)
+        if not self.due_writes:
+            self.services.catch_up(identity, self._evaluation)
 
 
 class RunPodSandbox(NewSandbox):

@@ -63,6 +63,7 @@ class UpdateContainerResources(ContainerCall):
         # What all policies want now; None if they could not be asked.
         self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
+        self._evaluation = services.evaluation
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
         self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
@@ -225,7 +226,9 @@ class UpdateContainerResources(ContainerCall):
             wanted = Wanted(target, claims, requested, booked, silent=self._silent)
             hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
             make_view = partial(recorded_container, record, recorded_pod(pod))
-            self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)
+            self.due_writes = (
+                DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation),
+            )
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.
@@ -279,6 +282,7 @@ class UpdatePodSandboxResources(PodCall):
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
+        self._evaluation = services.evaluation
 
     def find_records(self) -> bool:
         record = self.record
@@ -333,7 +337,9 @@ class UpdatePodSandboxResources(PodCall):
             claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
             wanted = Wanted(target_of(updated), claims, silent=self._silent)
             hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
-            self.due_writes = (DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted),)
+            self.due_writes = (
+                DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation),
+            )
 
     async def confirm(self) -> bool:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""

@@ -76,7 +76,9 @@ class Evaluator:
 
     Attributes:
         changes: Makes them.
-        rounds: Number of evaluations of everything.
+        rounds: Number of evaluations of more than one pod that have begun.
+        has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
+            books may be older than the files.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Evaluator:
         self._reasons: list[str] = []
         self.changes = Changes(clock, sleep)
         self.rounds = 0
+        self.has_evaluated = False
 
     def request(self, reason: str) -> None:
         """Something has changed; requests of one second are one."""
@@ -122,16 +125,18 @@ class Evaluator:
         """Evaluates on request until it is cancelled."""
         while True:
             await self._requested.wait()
-            started_s = self._now_s()
             self._requested.clear()
+            if self._is_standby():
+                continue  # its end is the next request
+            started_s = self._now_s()
             reasons, self._reasons = self._reasons, []
-            if not self._is_standby():
-                try:
-                    await self.evaluate_all(reasons)
-                except TimeoutError as error:
-                    logger.warning("running pods could not be evaluated to the end: %s", error)
-                except Exception:  # a bug costs this evaluation, not the next one
-                    logger.exception("running pods could not be evaluated")
+            try:
+                await self.evaluate_all(reasons)
+            except TimeoutError as error:
+                logger.warning("running pods could not be evaluated to the end: %s", error)
+            except Exception:  # a bug costs this evaluation, not the next one
+                logger.exception("running pods could not be evaluated")
+            self.has_evaluated = True
             await self._sleep(max(0.0, started_s + INTERVAL_S - self._now_s()))
 
     async def evaluate_all(self, reasons: Sequence[str] = ()) -> None:
@@ -176,6 +181,7 @@ class Evaluator:
         """
         if self._is_standby():
             return False
+        self.rounds += 1
         users = self._ledger.users_of(cpus)
         pods = {path for level, path in users if level is Level.POD}
         is_done = True

@@ -184,7 +184,7 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             levels = [level for level, at_s in due_s.items() if at_s <= now_s]
-            if not levels or self._is_idle():
+            if not levels or self._is_idle() or not self.evaluator.has_evaluated:
                 continue
             due_s.update({level: now_s + VERIFY_S[level] for level in levels})
             try:

@@ -8,7 +8,16 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.hooks import CgroupChange, ContainerChange, Hook, Mode, PodChange, PodView, Scale
+from runtimeproxy.hooks import (
+    CgroupChange,
+    ContainerChange,
+    Hook,
+    Mode,
+    PodChange,
+    PodView,
+    ResourceChange,
+    Scale,
+)
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.interception import Outcome
@@ -286,18 +295,24 @@ async def test_a_pod_that_is_too_small_gets_room_before_its_container(desk: Surr
 
 
 class Rounds:
-    """Counts evaluations of everything, and keeps the pods that are evaluated apart from these."""
+    """Counts evaluations of everything, and keeps the pods that are evaluated apart from these.
 
-    def __init__(self) -> None:
+    With each, it keeps how many answers have been claimed before.
+    """
+
+    def __init__(self, desk: Surroundings) -> None:
         self.rounds = 1
         self.pods: list[str] = []
+        self.claimed: list[int] = []
+        self._writer = desk.writer
 
     async def evaluate_pod(self, identity: str) -> None:
         self.pods.append(identity)
+        self.claimed.append(len(self._writer.claimed))
 
 
 async def test_what_was_decided_before_an_evaluation_is_evaluated_when_it_runs(desk: Surroundings) -> None:
-    desk.services.evaluator = found = Rounds()
+    desk.services.evaluator = found = Rounds(desk)
     await desk.load()
     config = pod_sandbox_config("web")
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=config))
@@ -312,8 +327,29 @@ async def test_what_was_decided_before_an_evaluation_is_evaluated_when_it_runs(d
 
 
 async def test_what_was_decided_after_the_last_evaluation_is_not_evaluated_again(desk: Surroundings) -> None:
-    desk.services.evaluator = found = Rounds()
+    desk.services.evaluator = found = Rounds(desk)
     await desk.load()
     await with_settled_container(desk)
     await done(desk, "StartContainer")
     assert found.pods == []
+
+
+@pytest.mark.parametrize("is_outdated", [True, False])
+async def test_an_update_that_was_decided_before_an_evaluation_does_not_undo_it(
+    desk: Surroundings, is_outdated: bool
+) -> None:
+    """Its decision is claimed when the runtime has answered; what the evaluation has claimed follows."""
+    cpus = ContainerChange(resources=ResourceChange(cpuset_cpus="0-7"))
+    await desk.load(policy(container=cpus))
+    await with_settled_container(desk)
+    await done(desk, "StartContainer")
+    desk.services.evaluator = found = Rounds(desk)
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID)
+    request.linux.cpu_shares = 512
+    call = desk.call("UpdateContainerResources", request)
+    await call.reply.done()
+    found.rounds += is_outdated
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    await desk.idle()
+    assert [each.claims["cpuset.cpus"][0].value for each in desk.writer.claimed] == ["0-7"]
+    assert (found.pods, found.claimed) == (([POD_ID], [1]) if is_outdated else ([], []))

@@ -234,6 +234,7 @@ async def test_a_value_that_cannot_be_given_back_holds_the_sysctls(
     scene.kernel.stuck = ""
     # The next comparison gives it back, and then the sysctls are.
     monkeypatch.setattr(module, "TICK_S", 0)
+    scene.upkeep.evaluator.has_evaluated = True
     verifying = asyncio.get_running_loop().create_task(scene.upkeep.verify())
     async with asyncio.timeout(30):
         await scene.evaluator._requested.wait()
@@ -278,6 +279,7 @@ async def test_a_cgroup_that_cannot_be_cleared_holds_the_switch_and_nothing_else
     scene.kernel.stuck = ""
     monkeypatch.setattr(module, "TICK_S", 0)
     scene.evaluator._requested.clear()
+    scene.upkeep.evaluator.has_evaluated = True
     verifying = asyncio.get_running_loop().create_task(scene.upkeep.verify())
     async with asyncio.timeout(30):
         await scene.evaluator._requested.wait()

@@ -202,14 +202,21 @@ async def test_requests_of_a_moment_are_one(scene: Scene) -> None:
     assert scene.evaluator.rounds == 1
 
 
-async def test_a_standby_leaves_everything_alone(scene: Scene) -> None:
+async def test_a_standby_leaves_everything_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 1000.0)
     scene.add(1)
     scene.is_standby = True
     async with running(scene):
         scene.evaluator.request("a")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert scene.asked == []
+        assert (scene.asked, scene.evaluator.has_evaluated) == ([], False)
+        # Its end is a request, which waits for no interval.
+        scene.is_standby = False
+        asked = asyncio.Event()
+        scene.on_asked = lambda name: asked.set()
+        scene.evaluator.request("b")
+        await asked.wait()
 
 
 async def test_a_bug_costs_one_evaluation(
@@ -547,6 +554,8 @@ async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
     assert await scene.evaluator.leave(frozenset({2, 3}))
     assert cpus_of(scene) == ["0-1", "0-1", "4-7"]
     assert scene.asked == ["web0", "web1"]
+    # What was decided before it is evaluated again.
+    assert scene.evaluator.rounds == 1
     # Nobody is there any more.
     assert await scene.evaluator.leave(frozenset({2, 3}))
     assert scene.asked == ["web0", "web1"]

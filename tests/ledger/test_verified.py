@@ -151,6 +151,7 @@ async def test_the_loop_compares_sysctls(scene: Scene, monkeypatch: pytest.Monke
             lambda: False,
             scene.sysctls,
         )
+        upkeep.evaluator.has_evaluated = True
         task = loop.create_task(upkeep.verify())
         async with asyncio.timeout(30):
             await compared.wait()
