@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.cgroups import pace, writer
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
@@ -26,6 +26,7 @@ from runtimeproxy.ledger.books import Target, Wanted
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.rates import Rates
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
@@ -169,6 +170,44 @@ async def test_values_of_a_hook_server_are_given_back_beside_calls(
     await scene.upkeep.evaluator.evaluate_all()
     assert scene.quota() == "max"
     assert set(rests) == {True}
+
+
+async def test_values_of_a_hook_server_are_given_back_at_a_rate_and_not_where_they_fail(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = [f"/kubepods/besteffort/many{number}" for number in range(30)]
+    for pod in pods:
+        scene.files.make(pod)
+        scene.ledger.claim([Wanted(Target(Level.POD, pod), quota(50_000, "server:a.json"))])
+    write, refused = scene.writer.write_levels, [True]
+
+    def refuses(levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        if not refused[0]:
+            return write(levels)
+        (each,) = levels[0]
+        return tuple(WriteResult(each.cgroup, *pair, WriteOutcome.FAILED) for pair in each.values.items())
+
+    monkeypatch.setattr(scene.writer, "write_levels", refuses)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    changes = scene.upkeep.evaluator.changes
+    changes._sleep, changes._now_s, changes.rates = sleep, lambda: 0.0, Rates(pods_per_s=4)
+    scene.upkeep.on_servers([])
+    assert scene.is_requested
+    await scene.upkeep.evaluator.evaluate_all()
+    ended = "the end of a hook server's values ended: 11 of 11 pods failed, 19 are left"
+    assert scene.upkeep.summary == ended
+    assert scene.ledger.owners() == {"server:a.json"}
+    refused[0], slept[:] = False, []
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.upkeep.summary == ""
+    assert slept == [number / 4 for number in range(19)]
+    assert sum(scene.quota(pod) == "max" for pod in pods) == 19
+    scene.ledger.verify([Level.POD])
+    assert {scene.quota(pod) for pod in pods} == {"max"}
 
 
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
