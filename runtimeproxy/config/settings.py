@@ -172,7 +172,8 @@ class LedgerSettings:
     next call of the kubelet. In any case a limit falls to 110 % of the usage at most."""
     take_from_koordlet: tuple[str, ...] = ()
     """Cgroup parameters (`cpu.cfs_burst_us`) that are written although koordlet is registered as a hook
-    server; switch its feature gates for them off. None by default: what koordlet writes is only observed."""
+    server; switch its feature gates for them off, which the log names. None by default: what koordlet
+    writes is only observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
@@ -51,29 +52,29 @@ MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
-KOORDLETS: Final = frozenset(
+KOORDLETS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "cpu.bvt_warp_ns",
-        "cpu.cfs_burst_us",
-        "cpu.idle",
-        "memory.high",
-        "memory.low",
-        "memory.min",
-        "memory.oom.group",
-        "memory.pagecache_limit.enable",
-        "memory.pagecache_limit.size",
-        "memory.pagecache_limit.sync",
-        "memory.priority",
-        "memory.use_priority_oom",
-        "memory.wmark_min_adj",
-        "memory.wmark_ratio",
-        "memory.wmark_scale_factor",
-        "net_cls.classid",
+        "cpu.bvt_warp_ns": "GroupIdentity",
+        "cpu.cfs_burst_us": "CPUBurst",
+        "cpu.idle": "CoreSched",
+        "memory.high": "CgroupReconcile",
+        "memory.low": "CgroupReconcile",
+        "memory.min": "CgroupReconcile",
+        "memory.oom.group": "CgroupReconcile",
+        "memory.pagecache_limit.enable": "CgroupReconcile",
+        "memory.pagecache_limit.size": "CgroupReconcile",
+        "memory.pagecache_limit.sync": "CgroupReconcile",
+        "memory.priority": "CgroupReconcile",
+        "memory.use_priority_oom": "CgroupReconcile",
+        "memory.wmark_min_adj": "CgroupReconcile",
+        "memory.wmark_ratio": "CgroupReconcile",
+        "memory.wmark_scale_factor": "CgroupReconcile",
+        "net_cls.classid": "TCNetworkQoS",
     }
 )
-"""What koordlet writes to files itself, from time to time. Source: Koordinator
+"""What koordlet writes to files itself, from time to time, and its feature gate for it. Source: Koordinator
 pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/qosmanager/plugins (cpuburst,
-cgreconcile)."""
+cgreconcile); policies spec 2 and 3, feature gates."""
 
 
 class Settings(Protocol):
@@ -145,12 +146,16 @@ class Upkeep:
         self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
+        # What koordlet writes: what is observed only, and what is taken from it.
+        self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
 
     @property
     def summary(self) -> str:
         """What keeps running pods from the values that are wanted; empty for nothing."""
         left = len(self._ledger.yielded())
+        gates = sorted({KOORDLETS[name] for name in self._ledger.observed})
         notes = (
+            f"left to koordlet, by its feature gates: {', '.join(gates)}" if gates else "",
             self.evaluator.changes.problem,
             self._barrier.problem if self._barrier is not None else "",
             f"values left to other programs: {left}, see the log" if left else "",
@@ -253,12 +258,19 @@ class Upkeep:
         return {each for each in self._ledger.owners() if each.startswith(SERVER_PREFIX)} - self._registered
 
     def _observe(self) -> None:
-        observed = KOORDLETS - self._taken if self._has_koordlet else frozenset()
-        if observed != self._ledger.observed:
-            self._ledger.observed = observed
-            if observed:
-                logger.info("koordlet is registered: what it writes itself is only observed")
-            self.evaluator.request("koordlet")
+        known = KOORDLETS.keys() if self._has_koordlet else frozenset[str]()
+        observed, taken = known - self._taken, known & self._taken
+        if (observed, taken) == self._koordlets:
+            return
+        self._koordlets = observed, taken
+        self._ledger.observed = frozenset(observed)
+        if observed:
+            text = "koordlet is registered: what it writes behind its feature gates is only observed: %s"
+            logger.info(text, gates_of(observed))
+        if taken:
+            text = "values are taken from koordlet: its feature gates for them are to be off: %s"
+            logger.warning(text, gates_of(taken))
+        self.evaluator.request("koordlet")
 
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]
@@ -364,6 +376,14 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def gates_of(names: Collection[str]) -> str:
+    """What koordlet writes, by its feature gates, for people."""
+    gates: dict[str, list[str]] = {}
+    for name in sorted(names):
+        gates.setdefault(KOORDLETS[name], []).append(name)
+    return "; ".join(f"{gate}: {', '.join(found)}" for gate, found in sorted(gates.items()))
 
 
 def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:

@@ -215,6 +215,9 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     with caplog.at_level(logging.INFO):
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
+    assert "CPUBurst: cpu.cfs_burst_us; CgroupReconcile: memory.high, memory.low" in caplog.text
+    gates = "CPUBurst, CgroupReconcile, CoreSched, GroupIdentity, TCNetworkQoS"
+    assert scene.upkeep.summary == f"left to koordlet, by its feature gates: {gates}"
     assert scene.is_requested
     assert scene.ledger.claim([Wanted(Target(Level.POD, POD), burst | quota(50_000))]) != ()
     assert (scene.files.read(POD, "cpu.max.burst"), scene.quota()) == ("0", "50000")
@@ -226,6 +229,8 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
         take_from_koordlet=("cpu.cfs_burst_us",),
     )
     scene.upkeep.configure(taken)
+    assert "its feature gates for them are to be off: CPUBurst: cpu.cfs_burst_us" in caplog.text
+    assert "CPUBurst" not in scene.upkeep.summary
     scene.ledger.apply(POD)
     assert scene.files.read(POD, "cpu.max.burst") == "1000"
     assert scene.upkeep.evaluator.changes.rates.lowers_memory
