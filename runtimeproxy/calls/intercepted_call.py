@@ -416,6 +416,7 @@ class InterceptedCall:
                     await call.take_cpus(services.allocations)
             except TimeoutError:
                 text = "other pods have not left its CPUs in time"
+                services.problems[self._method.kind, "cpus_not_left"] += 1
                 services.failures.report(self._method.kind, text, text)
             except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
                 self._report(error)
@@ -487,13 +488,16 @@ class InterceptedCall:
         self._end_decision()
         self._report(error)
         policy, code, text = settings.on_failure, StatusCode.INTERNAL, "an error in the proxy"
+        problem = "internal_error"
         if isinstance(error, MessageTooLargeError):
             policy, code, text = FailurePolicy.FAIL, StatusCode.RESOURCE_EXHAUSTED, str(error)
+            problem = "too_large"
         elif isinstance(error, UnreadableMessageError | DecodeError):
             policy, code = settings.on_unreadable, StatusCode.INVALID_ARGUMENT
-            text = "the request cannot be read"
+            text, problem = "the request cannot be read", "unreadable"
         elif isinstance(error, NoDecisionError):
-            code, text = StatusCode.UNAVAILABLE, str(error)
+            code, text, problem = StatusCode.UNAVAILABLE, str(error), "not_in_time"
+        self._services.problems[self._method.kind, problem] += 1
         if policy is FailurePolicy.FAIL:
             self._refuse(code, text)
         else:

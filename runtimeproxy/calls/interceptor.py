@@ -7,6 +7,7 @@ here; `CallInterceptor.start` opens all waiting calls in the order of their arri
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
@@ -173,6 +174,7 @@ class CallServices:
         order: The order of calls.
         failures: Logs failures, each cause once per interval.
         internal_errors: How many errors there have been in the proxy's own code.
+        problems: How many calls went on without what they should have had, by kind of call and cause.
     """
 
     settings: CallSettings
@@ -191,6 +193,7 @@ class CallServices:
     order: CallOrder = field(default_factory=CallOrder)
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
+    problems: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def evaluation(self) -> int:
@@ -218,6 +221,7 @@ class CallInterceptor:
             comparison with the runtime.
         waiting: Calls that wait for `start`, in the order of their arrival.
         failures: Logs calls for which `start` came too late, once per interval.
+        late: How many these were, by kind of call.
     """
 
     def __init__(self, settings: CallSettings, on_unseen: Callable[[], None] | None = None) -> None:
@@ -225,6 +229,7 @@ class CallInterceptor:
         self.bypass = False
         self.on_unseen = on_unseen
         self.failures = FailureLog()
+        self.late: Counter[str] = Counter()
         self._open_call: OpenCall | None = None
         self.waiting: dict[_WaitingCall, None] = {}
 
@@ -299,7 +304,9 @@ class _WaitingCall:
 
     def _give_up(self) -> None:
         self._stop_waiting()
-        self._interceptor.failures.report(BY_PATH[self._head.path].kind, NOT_LOADED, NOT_LOADED)
+        kind = BY_PATH[self._head.path].kind
+        self._interceptor.late[kind] += 1
+        self._interceptor.failures.report(kind, NOT_LOADED, NOT_LOADED)
         if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
             self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
         else:

@@ -1,4 +1,7 @@
-"""The ten intercepted calls: their paths, and the hooks around each. Cheap to import: no protobuf."""
+"""The ten intercepted calls: their paths, and the hooks around each; the names of all others.
+
+Cheap to import: no protobuf.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +64,66 @@ BY_PATH: Final[Mapping[str, Method]] = MappingProxyType(
     {f"/{service}/{method.kind}": method for service in SERVICES for method in METHODS}
 )
 """Intercepted calls by `:path`."""
+
+METHODS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "RuntimeService": (
+            "Version",
+            "RunPodSandbox",
+            "StopPodSandbox",
+            "RemovePodSandbox",
+            "PodSandboxStatus",
+            "ListPodSandbox",
+            "StreamPodSandboxes",
+            "CreateContainer",
+            "StartContainer",
+            "StopContainer",
+            "RemoveContainer",
+            "ListContainers",
+            "StreamContainers",
+            "ContainerStatus",
+            "UpdateContainerResources",
+            "ReopenContainerLog",
+            "ExecSync",
+            "Exec",
+            "Attach",
+            "PortForward",
+            "ContainerStats",
+            "ListContainerStats",
+            "StreamContainerStats",
+            "PodSandboxStats",
+            "ListPodSandboxStats",
+            "StreamPodSandboxStats",
+            "UpdateRuntimeConfig",
+            "Status",
+            "CheckpointContainer",
+            "CheckpointPod",
+            "RestorePod",
+            "GetContainerEvents",
+            "ListMetricDescriptors",
+            "ListPodSandboxMetrics",
+            "StreamPodSandboxMetrics",
+            "RuntimeConfig",
+            "UpdatePodSandboxResources",
+        ),
+        "ImageService": (
+            "ListImages",
+            "StreamImages",
+            "ImageStatus",
+            "PullImage",
+            "RemoveImage",
+            "ImageFsInfo",
+        ),
+    }
+)
+"""All methods of the CRI by service. Source: runtime/v1/api.proto."""
+
+NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        f"/runtime.{version}.{service}/{name}": name
+        for version in ("v1", "v1alpha2")
+        for service, names in METHODS_OF.items()
+        for name in names
+    }
+)
+"""Methods by `:path`, for metrics."""

@@ -198,6 +198,16 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    """`[metrics]`: metrics for Prometheus."""
+
+    listen: str = ""
+    """Where metrics are served, at `/metrics`: a port, which is then one of `127.0.0.1`; an IP address and a
+    port (`10.0.0.5:9751`, `[::1]:9751`); or the path of a Unix socket (`/path`, `unix:///path`) that only the
+    daemon's user may open. Empty for none. TCP needs the unit's drop-in `20-metrics.conf`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of the daemon."""
 
@@ -209,6 +219,7 @@ class Settings:
     node: NodeSettings = field(default_factory=NodeSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -219,6 +230,7 @@ GROUPS: Final = {
     "node": NodeSettings,
     "ledger": LedgerSettings,
     "state": StateSettings,
+    "metrics": MetricsSettings,
     "log": LogSettings,
 }
 """The groups of plain keys; each key has an environment variable."""
@@ -227,7 +239,7 @@ _NEED_RESTART: Final = frozenset(
     (
         *(
             (group, key)
-            for group in ("proxy", "cgroups", "node", "state")
+            for group in ("proxy", "cgroups", "node", "state", "metrics")
             for key in GROUPS[group].__annotations__
         ),
         ("hooks", "worker_threads"),

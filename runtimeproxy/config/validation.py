@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.config.settings import ProxySettings, Settings
@@ -60,6 +60,10 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     proxy = _with_paths(settings.proxy, problems)
     if not problems:
         problems += _own_socket_problems(proxy)
+    try:
+        parse_listen(settings.metrics.listen)
+    except ValueError as error:
+        problems.append((("metrics", "listen"), str(error)))
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
     taken = enumerate(settings.ledger.take_from_koordlet)
@@ -99,6 +103,42 @@ def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:
     if size > most:
         raise ValueError(f"the socket path has {size} bytes, at most {most} are possible: {path}")
     return path
+
+
+class TcpAddress(NamedTuple):
+    """An address to listen on."""
+
+    host: str
+    """An IP address."""
+    port: int
+
+
+def parse_listen(text: str) -> TcpAddress | str | None:
+    """Returns the address in a port, `address:port`, or the path in `/path`, `unix:///path`; None for none.
+
+    Raises:
+        ValueError: it is none of them; says which.
+    """
+    if not text:
+        return None
+    if text.startswith(("/", "unix:")):
+        return parse_endpoint(text, spare_bytes=TEMPORARY_SUFFIX_BYTES)
+    host, has_host, digits = text.rpartition(":")
+    if not digits.isascii() or not digits.isdecimal() or not 0 < int(digits) < 65536:
+        raise ValueError(f"{text!r} is not a port, an address with a port, or a path")
+    if not has_host:
+        return TcpAddress("127.0.0.1", int(digits))
+    if host == "localhost":
+        host = "127.0.0.1"
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IP address") from None
+    if (address.version == 6) is not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets, and no other one")
+    return TcpAddress(str(address), int(digits))
 
 
 def is_same_socket(one: str, other: str) -> bool:

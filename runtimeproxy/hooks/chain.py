@@ -16,12 +16,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
+from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import (
     HANGS,
     Decision,
@@ -108,8 +109,10 @@ class Chain:
         node: the node that policies see and changes have to suit.
         failures: logs failures.
         skip_label: key and value of the label of pods that policies leave alone; None for none.
+        counts: counts the runs; other chains may use the same ones.
 
     Attributes:
+        counts: see above.
         policies: in the order in which they run.
         hung: the policies that are disabled at present, with the number of threads that hang in each. Worker
             threads look into it, too.
@@ -127,11 +130,13 @@ class Chain:
         node: NodeSource | None = None,
         failures: FailureLog | None = None,
         skip_label: tuple[str, str] | None = None,
+        counts: PolicyCounts | None = None,
     ) -> None:
         self.workers = workers
         self.rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
+        self.counts = counts or PolicyCounts()
         self.hung: Counter[str] = Counter()
         self.timer = RunTimer(self.hung)
         self._sink = sink
@@ -268,8 +273,10 @@ class Chain:
         run.proceed(policies, progress)
         return run
 
-    def report(self, decision: Decision, subject: Subject) -> None:
-        """Audit a decision, and log its conflicts and failed writes."""
+    def report(self, run: ChainRun, decision: Decision) -> None:
+        """Audit a decision, count what has run, and log conflicts and failed writes."""
+        subject = run.subject
+        self.counts.count_runs(subject.hook, run.durations)
         is_evaluation = subject.hook.startswith("evaluate_")
         for entry in decision.audit:
             if is_evaluation and entry.kind not in _REPORTED:
@@ -295,6 +302,7 @@ class Chain:
 
     def audit(self, entry: AuditEntry) -> None:
         """Hand one entry to the audit sink; the entries of decisions need no call."""
+        self.counts.count_entry(entry)
         if self._sink is None:
             return
         try:
@@ -304,6 +312,7 @@ class Chain:
 
     def log_failure(self, subject: Subject, failure: Failure) -> None:
         """Log that a policy failed; one that was skipped has been logged when it began to hang."""
+        self.counts.failures[failure.policy.name, subject.hook, failure.kind] += 1
         if failure.kind is not FailureKind.SKIPPED:
             text = f"policy {failure.kind.replace('_', ' ')} in {subject.hook}: {failure.reason}"
             cause = f"{subject.hook} {failure.cause}"
@@ -327,6 +336,9 @@ class ChainRun:
     """The request to another process, or the long task of a worker thread, that is under way."""
     is_over: bool = False
     """Whether the call is decided or cancelled."""
+    durations: list[tuple[str, float]] = field(default_factory=list)
+    """The policies that have run, and how long each took, in seconds."""
+    _sent_s: float = 0.0
 
     def cancel(self) -> None:
         """Discard the result; the timer still looks for a thread that hangs."""
@@ -390,6 +402,7 @@ class ChainRun:
         self._detach_worker()
         if self.is_over:
             return
+        self.durations += worker.durations
         for failure in worker.failures:
             self.chain.log_failure(self.subject, failure)
         if worker.decision is None:  # a bug of the proxy's own
@@ -428,6 +441,7 @@ class ChainRun:
             self._proceed_without(worker)
 
     def _proceed_without(self, worker: WorkerRun) -> None:
+        self.durations += worker.durations
         for failure in worker.failures:
             self.chain.log_failure(self.subject, failure)
         if worker.decision is not None or not worker.policies:
@@ -481,6 +495,7 @@ class ChainRun:
         elif timeout_s <= 0:
             self.proceed(policies, progress)
         else:
+            self._sent_s = time.monotonic()
             self._pending = request.send(timeout_s, on_response)
 
     def _on_response(
@@ -490,6 +505,7 @@ class ChainRun:
         if self.is_over:
             return
         policy, source = policies[0], self.chain.node
+        self.durations.append((policy.name, time.monotonic() - self._sent_s))
         on_evaluated = partial(self._on_evaluated, policies[1:])
         if is_long or time.monotonic() >= source.fresh_until_s:
             evaluate = partial(self._evaluate, policy, progress, response)
@@ -532,6 +548,7 @@ class ChainRun:
         """Let policies fail without running them."""
         for policy in policies:
             progress = add_failure(self.subject, progress, Failure(policy, FailureKind.SKIPPED, reason))
+            self.chain.counts.failures[policy.name, self.subject.hook, FailureKind.SKIPPED] += 1
         return progress
 
     def _with_unwritten(self, decision: Decision, reason: str) -> Decision:
@@ -561,7 +578,7 @@ class ChainRun:
         if not self.is_over:
             self.is_over = True
             # The waiting call goes on first; the audit has its turn right after it.
-            asyncio.get_running_loop().call_soon(self.chain.report, decision, self.subject)
+            asyncio.get_running_loop().call_soon(self.chain.report, self, decision)
             self._on_decided(decision)
 
 

@@ -200,6 +200,8 @@ class WorkerRun:
     """When it has to end, by the monotonic clock."""
     index: int = 0
     """Of the policy that runs; the number of policies when all have run."""
+    durations: list[tuple[str, float]] = field(default_factory=list)
+    """Of the policies that have returned, in seconds."""
     failures: list[Failure] = field(default_factory=list)
     """Of the policies before `index`."""
     stage: Stage = Stage.WAITING
@@ -234,6 +236,7 @@ class WorkerRun:
                 progress = add_failure(subject, progress, failure)
             else:
                 progress, failure = run_policy(policy, subject, node, progress)
+                self.durations.append((policy.name, time.monotonic() - self._started_s))
             if progress.refusal is not None:
                 break
         decision = make_decision(subject, progress)

@@ -137,6 +137,21 @@ class NodeAllocations:
         pods = "1 pod owns" if count == 1 else f"{count} pods own"
         return f"{pods} CPUs {format_cpu_list(cpus)}" if count else ""
 
+    @property
+    def owners(self) -> int:
+        """How many pods own CPUs."""
+        return len(self._allocations)
+
+    @property
+    def occupied(self) -> int:
+        """How many of them own CPUs that others have not left."""
+        return len(self._occupied)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the state is on disk, or there is nothing to save."""
+        return not self._allocations if self._saved is None else self._allocations == self._saved
+
     async def load(self) -> None:
         """Takes the saved state, which counts until the records are those of the runtime."""
         found = await asyncio.get_running_loop().run_in_executor(self._executor, self._file.load)

@@ -70,6 +70,12 @@ class BookStore:
         return len(self._held)
 
     @property
+    def books(self) -> tuple[Book, ...]:
+        """All books."""
+        with self._lock:
+            return tuple(held.book for held in self._held.values())
+
+    @property
     def identities(self) -> tuple[str, ...]:
         """The ids of all books."""
         with self._lock:

@@ -125,6 +125,11 @@ class CheckpointSync:
         """Why the records cannot be saved just now; empty if they can."""
         return self._writer.problem
 
+    @property
+    def set_aside(self) -> int:
+        """How many unusable files were set aside."""
+        return self._writer.set_aside
+
     async def load(self) -> None:
         """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
         await self._wait_for_load(self._load(_Moment()))
@@ -284,6 +289,11 @@ class CheckpointWriter:
         self._loop = asyncio.get_running_loop()
         self._logged_s = 0.0
         self.problem = ""
+
+    @property
+    def set_aside(self) -> int:
+        """How many unusable files were set aside."""
+        return 0 if self._file is None else self._file.set_aside
 
     def note(self, kind: Kind, identity: str, seen: bool) -> None:
         """Notes a changed id.

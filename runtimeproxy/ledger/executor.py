@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
+from runtimeproxy.counts import Counts
 from runtimeproxy.ledger.books import Plan, Value
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
@@ -72,6 +73,8 @@ class Executor:
         notes: Keeps originals.
 
     Attributes:
+        writes: How many values were written or not, by parameter and outcome.
+        above_usage: How many memory limits fell less than they should, because of the usage.
         weights: How the cgroups of a level get their cpu.weight, as far as it is known.
     """
 
@@ -79,6 +82,8 @@ class Executor:
         self.files = files
         self._notes = notes
         self.weights: dict[Level, WeightFormula] = {}
+        self.writes: Counts[tuple[str, WriteOutcome]] = Counts()
+        self.above_usage: Counts[Level] = Counts()
 
     def write(self, jobs: Sequence[Job]) -> tuple[WriteResult, ...]:
         """Writes all values of a batch; returns one result per value."""
@@ -95,6 +100,8 @@ class Executor:
         if not levels:
             return ()
         results = self.files.write_levels([levels[order] for order in sorted(levels)])
+        for result in results:
+            self.writes.add((result.name, result.outcome))
         quotas = {each.cgroup for each in results if each.name in _CPU_MAX and is_written(each)}
         for job in jobs:
             if job.plan.book.id in quotas:
@@ -141,6 +148,7 @@ class Executor:
         least = -(-used * MARGIN_PERCENT // 100)
         if wanted >= least:
             return values
+        self.above_usage.add(job.plan.book.level)
         if present != UNLIMITED and least >= present:
             return {name: value for name, value in values.items() if name != LIMIT}
         return {**values, LIMIT: least}

@@ -21,6 +21,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.counts import LedgerCounts
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
@@ -60,6 +61,7 @@ class Ledger(BookStore):
         clock: In seconds.
 
     Attributes:
+        counts: What has happened to values since the start.
         rule: Whose value counts when two policies set one parameter.
         observed: Parameters that another agent of this node writes: they are compared, and never written.
         is_v1: Whether quotas are those of cgroup version 1. Known from the first write on: before it, no pod
@@ -77,6 +79,7 @@ class Ledger(BookStore):
         self._files = files
         self._journal = journal
         self._executor = Executor(files, journal)
+        self.counts = LedgerCounts(self._executor.writes, self._executor.above_usage)
         # Held while a cgroup is read and written, and its book is changed: otherwise a thread could take the
         # value that another one has just written for the original.
         self._write_locks = PathLocks()
@@ -118,7 +121,9 @@ class Ledger(BookStore):
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
         held = self._find(cgroup)
         if held is not None:
-            _log_again(logging.DEBUG, held.target, self._settle([cgroup_path(cgroup)]))
+            results = self._settle([cgroup_path(cgroup)])
+            self._count_repairs(held, "event", results)
+            _log_again(logging.DEBUG, held.target, results)
 
     def release(
         self, cgroups: Collection[str], *, owners: Collection[str] = (), names: Collection[str] = ()
@@ -301,7 +306,9 @@ class Ledger(BookStore):
         for path in paths:
             held = self._held.get(path)
             if held is not None:
-                _log_again(logging.WARNING, held.target, self._settle([path], is_look=True))
+                results = self._settle([path], is_look=True)
+                self._count_repairs(held, "comparison", results)
+                _log_again(logging.WARNING, held.target, results)
 
     def measure_weights(self, level: Level, shares: Mapping[str, int]) -> None:
         """Finds out how cgroups of a level get their cpu.weight, by those that others have written.
@@ -345,6 +352,7 @@ class Ledger(BookStore):
             with suppress(OSError):
                 present = self._files.look(path, noted.values)
             found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
+        self.counts.recovered += len(found)
         for book in found.values():
             self._journal.settle(book)
         return list(found.values())
@@ -390,6 +398,9 @@ class Ledger(BookStore):
             before = {path: held for path in left if (held := self._held.get(path)) is not None}
             jobs = self._jobs(before, new, is_look=is_look)
             written = self._executor.write(jobs)
+            for job in jobs:
+                for why in job.plan.left.values():
+                    self.counts.left.add(_REASONS.get(why, "not_in_range"))
             done = {(result.cgroup, result.name): result for result in written}
             results |= done
             for job in jobs:
@@ -399,6 +410,11 @@ class Ledger(BookStore):
             # A call may have claimed something else meanwhile.
             left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
         return tuple(results.values())
+
+    def _count_repairs(self, held: Held, cause: str, results: Iterable[WriteResult]) -> None:
+        number = sum(each.outcome is WriteOutcome.WRITTEN for each in results)
+        if number:
+            self.counts.repairs.add((held.book.level, cause), number)
 
     def _forget(self, path: Path) -> None:
         super()._forget(path)
@@ -461,7 +477,10 @@ class Ledger(BookStore):
         book = books.without_claims(held.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
-        book = books.still_valid(book, present.values(), self._boot_id)
+        valid = books.still_valid(book, present.values(), self._boot_id)
+        if valid is not book:
+            self.counts.renewed.add(book.level)
+        book = valid
         kept = {
             name
             for name in self.observed & book.entries.keys()
@@ -508,6 +527,7 @@ class Ledger(BookStore):
         return left
 
     def _count_overwrite(self, path: Path, target: Target, name: str, ours: Value, text: str) -> None:
+        self.counts.overwrites.add(name)
         theirs = self._files.decode(name, text)
         theirs = text.strip() if theirs is None else theirs
         if self._foreign_writers.on_overwrite(path, name, ours, theirs):
@@ -532,6 +552,8 @@ class Ledger(BookStore):
         is_noted = job.plan.noted is not None
         if is_noted or job.plan.given_back:
             self._journal.settle(after)
+        if job.plan.given_back:
+            self.counts.given_back.add(after.level, len(job.plan.given_back))
         for name in job.plan.given_back:
             self._foreign_writers.forget(job.path, name)
         if now is None or is_noted or after != before.book:
@@ -559,12 +581,17 @@ def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteRe
 
 def _left(job: Job, name: str, why: str) -> WriteResult:
     found = job.present.get(name)
-    outcome = WriteOutcome.MISSING if why in _LEFT_ALONE else WriteOutcome.INVALID
+    outcome = WriteOutcome.MISSING if why in _REASONS else WriteOutcome.INVALID
     value = "" if found is None else found.text.strip()
     return WriteResult(job.plan.book.id, name, value, outcome, error=why)
 
 
-_LEFT_ALONE: Final = (books.UNKNOWN_BASE, books.UNKNOWN_ORIGINAL, books.CHANGED_SINCE)
+_REASONS: Final = {
+    books.UNKNOWN_BASE: "unknown_base",
+    books.UNKNOWN_ORIGINAL: "unknown_original",
+    books.CHANGED_SINCE: "changed_since",
+}
+"""Why values are left alone, and how they are counted; all others are out of range."""
 
 
 def _shown(claims: Sequence[Claim]) -> Value:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
+from runtimeproxy.counts import Counts
 from runtimeproxy.errors import described
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.logs import FailureLog
@@ -57,6 +58,9 @@ class Sysctls:
         boot_id: of this boot.
         root: where the kernel shows sysctls.
         clock: in seconds.
+
+    Attributes:
+        writes: how often values were written, and could not be, by sysctl and whether it was written.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Sysctls:
         self._wanted: Mapping[str, int | str] = {}
         self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
+        self.writes: Counts[tuple[str, bool]] = Counts()
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
@@ -234,6 +239,7 @@ class Sysctls:
 
     def _reported(self, changes: list[SysctlChange]) -> tuple[SysctlChange, ...]:
         for change in changes:
+            self.writes.add((change.name, not change.error))
             if change.error:
                 text = f"sysctl {change.name} cannot be set to {change.new}: {change.error}"
                 if not change.new:

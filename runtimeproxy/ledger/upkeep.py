@@ -163,6 +163,11 @@ class Upkeep:
         )
         return "; ".join(filter(None, notes))
 
+    @property
+    def hung(self) -> int:
+        """How many reads or writes of files hang."""
+        return len(self._hung)
+
     def configure(self, settings: Settings) -> None:
         """Takes changed settings."""
         self.evaluator.changes.rates = Rates(

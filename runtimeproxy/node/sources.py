@@ -68,6 +68,7 @@ class NodeSources:
         settled: Set once everything has been looked at.
         latest: See `NodeSource`.
         fresh_until_s: See `NodeSource`.
+        looked_s: When everything was last looked at, by the clock; None before.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class NodeSources:
     ) -> None:
         self.on_change: OnChange | None = None
         self.settled = asyncio.Event()
+        self.looked_s: float | None = None
         self._executor = executor
         self._allocations = allocations
         self._settings = settings or WatchSettings()
@@ -138,6 +140,11 @@ class NodeSources:
             return self.latest
 
     @property
+    def problems(self) -> int:
+        """How many problems the inputs have."""
+        return len(self._problems)
+
+    @property
     def summary(self) -> str:
         """A part of the status line; empty if everything is known and usable."""
         unknown = [
@@ -169,6 +176,7 @@ class NodeSources:
                 self._wake.clear()
                 job = self._executor.submit(self._look, is_first)
                 look, no_events = await asyncio.wrap_future(job)
+                self.looked_s = self._clock()
                 changed_s = self._clock() if self._publish(look) else None
                 self._report_events(no_events)
                 self.settled.set()

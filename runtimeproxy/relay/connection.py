@@ -241,6 +241,7 @@ class Connection:
         self._splice: Splice | None = None
         self._dial: Dial | None = None
         self._upstream: Upstream | None = None
+        self._opened_s = 0.0
         self._adopting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_receiving = False
@@ -261,6 +262,7 @@ class Connection:
     def _on_no_call(self) -> None:
         """A client that has something to say may be saying it just now: it gets a GOAWAY first."""
         if not self._is_draining:
+            self._options.relay.counts.ended["no_call"] += 1
             self.drain(self.close)
 
     # --- beginning ---------------------------------------------------------------------------------------
@@ -286,6 +288,7 @@ class Connection:
         """Connects to the upstream, which may take a while."""
         self._stop_timer()
         self._upstream = upstream
+        self._opened_s = self._loop.time()
         self._dial = Dial(
             upstream,
             self._options.upstream_wait_s,
@@ -297,6 +300,9 @@ class Connection:
         self._dial.start()
 
     def _on_connected(self, sock: socket.socket) -> None:
+        if self._upstream is not None:
+            wait_s = self._loop.time() - self._opened_s
+            self._options.relay.counts.waits[self._upstream.name].observe(wait_s)
         self._adopting = self._loop.create_task(self._adopt(sock), name="adopt-runtime-connection")
         self._adopting.add_done_callback(self._on_adopted)
 
@@ -332,6 +338,10 @@ class Connection:
     def _on_upstream_failed(self, error: OSError) -> None:
         upstream = cast("Upstream", self._upstream)
         reason = error.strerror or type(error).__name__
+        counts = self._options.relay.counts
+        counts.waits[upstream.name].observe(self._loop.time() - self._opened_s)
+        counts.upstream_failures[upstream.name] += 1
+        counts.ended["upstream_away"] += 1
         self._options.relay.failures.report(
             f"{upstream.name} is away",
             reason,
@@ -346,6 +356,12 @@ class Connection:
         self._relay.on_upstream_failed(f"{upstream.name} is not reachable: {reason}")
         self._wake()
         self.close()
+
+    @property
+    def received_bytes(self) -> tuple[int, int]:
+        """How many bytes of HTTP/2 came from the client and from its upstream."""
+        relay = self._relay
+        return (0, 0) if relay is None else (relay.request.received_bytes, relay.response.received_bytes)
 
     # --- moving bytes ------------------------------------------------------------------------------------
 
@@ -507,11 +523,13 @@ class Connection:
         """Ends the connection because of a broken peer or of a defect of ours."""
         if isinstance(error, PeerError):
             code = error.code
+            self._options.relay.counts.ended["protocol_error"] += 1
             # Text behind a colon is from the peer, and must not split the causes.
             cause = str(error).partition(":")[0]
             self._options.relay.failures.report("connection ends", cause, str(error), http2_error=code.name)
         else:
             code = ErrorCode.INTERNAL_ERROR
+            self._options.relay.counts.ended["internal_error"] += 1
             self._options.on_defect()
             self._report_defect("connection ends", error)
         if self._relay is not None:

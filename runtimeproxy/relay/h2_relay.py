@@ -15,6 +15,7 @@ from runtimeproxy.http2.frames import MAX_STREAM_ID, MAX_WINDOW_BYTES, ErrorCode
 from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.relay.budget import ConnectionMemory
+from runtimeproxy.relay.counts import RelayCounts
 from runtimeproxy.relay.error_response import TableSizeUpdates, error_response
 from runtimeproxy.relay.flow_control import FlowControl
 from runtimeproxy.relay.peer_settings import PeerSettings
@@ -45,6 +46,7 @@ class RelayOptions:
     budget: MemoryBudget
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     early: EarlyMemory = field(default_factory=EarlyMemory)
+    counts: RelayCounts = field(default_factory=RelayCounts)
     failures: FailureLog = field(default_factory=lambda: FailureLog(output=logger))
     """Logs everything that a client or a runtime can set off."""
 
@@ -208,6 +210,7 @@ class H2Relay:
             stream = self.special_streams.pop(stream_id, None)
             if stream is not None:
                 self._end_stream(stream)
+            self.options.counts.without_upstream += 1
             sizes = self.table_updates.take()
             self.to_client.chunks.append(
                 error_response(stream_id, StatusCode.UNAVAILABLE, MESSAGE_PREFIX + text, sizes)

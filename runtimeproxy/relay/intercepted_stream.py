@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtimeproxy.interception import CallHandler, CallHead
+    from runtimeproxy.relay.counts import MethodCounts
     from runtimeproxy.relay.h2_relay import H2Relay
 
 MAX_OBSERVED_BYTES: Final = 1024 * 1024
@@ -106,11 +108,13 @@ class InterceptedStream:
 
     __slots__ = (
         "_body",
+        "_counts",
         "_frame_bytes",
         "_handler",
         "_has_half_closed",
         "_has_passed",
         "_has_response_headers",
+        "_held_since_s",
         "_relay",
         "_response",
         "_response_bytes",
@@ -122,8 +126,10 @@ class InterceptedStream:
         "unsent",
     )
 
-    def __init__(self, relay: H2Relay, stream_id: int, call: CallHead) -> None:
+    def __init__(self, relay: H2Relay, stream_id: int, call: CallHead, counts: MethodCounts) -> None:
         self._relay = relay
+        self._counts = counts
+        self._held_since_s = 0.0
         self.stream_id = stream_id
         self._stage = _Stage.RECEIVING
         self._body = RequestBody(relay, self)
@@ -171,6 +177,7 @@ class InterceptedStream:
         """The message is there, and its memory."""
         if self._handler is not None:
             self._stage = _Stage.DECIDING
+            self._held_since_s = time.monotonic()
             # One copy is enough, here and in the handler.
             self._body.content = content = bytes(self._body.content)
             self._handler.on_message(content)
@@ -182,7 +189,9 @@ class InterceptedStream:
             self._relay.guard(self._turn_away, reason)
 
     def _turn_away(self, reason: str) -> None:
-        self._cancel()
+        handler = self._finish()
+        if handler is not None:
+            handler.on_cancelled()
         self._refuse(StatusCode.RESOURCE_EXHAUSTED, MESSAGE_PREFIX + reason)
 
     # --- the decision ------------------------------------------------------------------------------------
@@ -191,6 +200,7 @@ class InterceptedStream:
         """Sends the message on, changed or as it came."""
         if self._stage is not _Stage.DECIDING:
             return
+        self._counts.held.observe(time.monotonic() - self._held_since_s)
         relay, body = self._relay, self._body
         if data is None:
             # A message of one frame, which was just read: that frame may go to the runtime as it is.
@@ -220,9 +230,11 @@ class InterceptedStream:
     def refuse(self, code: int, text: str) -> None:
         """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""
         if self._stage is _Stage.DECIDING:
+            self._counts.held.observe(time.monotonic() - self._held_since_s)
             self._relay.guard(self._refuse, code, text)
 
     def _refuse(self, code: int, text: str) -> None:
+        self._counts.refused[code] += 1
         self._finish()
         discarded = self._discard(is_refused=True)
         discarded.has_response_headers = self._has_response_headers
@@ -335,11 +347,13 @@ class InterceptedStream:
 
     def _end(self, outcome: Outcome, data: bytes = b"") -> None:
         handler = self._finish()
+        self._counts.count_end(outcome)
         self._relay.special_streams.pop(self.stream_id, None)
         if handler is not None:
             handler.on_response(outcome, data)
 
     def _cancel(self) -> None:
+        self._counts.cancelled += 1
         handler = self._finish()
         if handler is not None:
             handler.on_cancelled()

@@ -39,6 +39,7 @@ from runtimeproxy.relay.intercepted_stream import InterceptedStream
 from runtimeproxy.relay.preconnect import check_early
 
 if TYPE_CHECKING:
+    from runtimeproxy.relay.counts import MethodCounts
     from runtimeproxy.relay.h2_relay import H2Relay
     from runtimeproxy.relay.upstream import Upstream
 
@@ -64,6 +65,7 @@ class RequestHead:
 
     upstream: Upstream
     call: CallHead
+    counts: MethodCounts
 
 
 def parse_timeout(value: bytes) -> float | None:
@@ -91,7 +93,8 @@ def request_head(relay: H2Relay, values: Sequence[bytes]) -> RequestHead:
     call = CallHead(
         served_path(path), parse_timeout(timeout), encoding.decode("latin-1") or "identity", connection=relay
     )
-    return RequestHead(relay.options.route(call.path), call)
+    options = relay.options
+    return RequestHead(options.route(call.path), call, options.counts.of(call.path))
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class RequestDirection:
 
     Attributes:
         is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
+        received_bytes: of all whole frames.
     """
 
     def __init__(self, relay: H2Relay) -> None:
@@ -138,6 +142,7 @@ class RequestDirection:
         self._partial: list[bytes] = []
         self._missing_bytes = 0
         self.is_behind = False
+        self.received_bytes = 0
         self._block: _OpenBlock | None = None
         self._own_settings_acks = 1
 
@@ -162,6 +167,7 @@ class RequestDirection:
         block = self._block
         max_frame_bytes = relay.runtime_settings.longest_frame_bytes
         size = len(data)
+        self.received_bytes += size
         start = position = 0
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
@@ -230,6 +236,8 @@ class RequestDirection:
     def _keep(self, rest: bytes) -> None:
         """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
         self._partial.append(rest)
+        # They are counted with the rest.
+        self.received_bytes -= len(rest)
         length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
         self._missing_bytes = HEADER_BYTES + length - len(rest)
         if self._missing_bytes <= 0:
@@ -292,11 +300,12 @@ class RequestDirection:
             # The client has not read a GOAWAY yet that says of this call that it is never processed.
             return True
         relay.open_streams.add(stream_id)
+        head.counts.begun += 1
         has_message = not flags & END_STREAM
         if upstream.is_intercepted and has_message and relay.options.interceptor.intercepts(call.path):
             if len(relay.special_streams) >= MAX_SPECIAL_STREAMS:
                 raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many intercepted calls on one connection")
-            relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call)
+            relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call, head.counts)
         return True
 
     def _check_second_block(self, stream_id: int) -> None:

@@ -44,6 +44,7 @@ class ResponseDirection:
 
     Attributes:
         is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
+        received_bytes: of all whole frames, and of DATA frames as they come.
     """
 
     def __init__(self, relay: H2Relay) -> None:
@@ -51,6 +52,7 @@ class ResponseDirection:
         self._partial: list[bytes] = []
         self._missing_bytes = 0
         self.is_behind = False
+        self.received_bytes = 0
         self._passing_bytes = 0
         """The rest of a DATA frame whose beginning was forwarded."""
         self._block_stream_id = 0
@@ -68,6 +70,7 @@ class ResponseDirection:
         if self._passing_bytes:
             if len(data) < self._passing_bytes:
                 self._passing_bytes -= len(data)
+                self.received_bytes += len(data)
                 output.chunks.append(data)
                 return
             position, self._passing_bytes = self._passing_bytes, 0
@@ -87,6 +90,7 @@ class ResponseDirection:
         special = relay.special_streams
         max_frame_bytes = relay.client_settings.longest_frame_bytes
         size = len(data)
+        self.received_bytes += size
         for _ in TURN_FRAMES:
             if position + HEADER_BYTES > size:
                 break
@@ -163,6 +167,8 @@ class ResponseDirection:
     def _keep(self, rest: bytes) -> None:
         """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
         self._partial.append(rest)
+        # They are counted with the rest.
+        self.received_bytes -= len(rest)
         length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
         self._missing_bytes = HEADER_BYTES + length - len(rest)
         if self._missing_bytes <= 0:

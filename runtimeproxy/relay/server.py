@@ -78,6 +78,8 @@ class RelayServer:
             connects here, is admitted however many others are connected.
 
     Attributes:
+        counts: of all connections.
+        budget: for the messages of intercepted calls.
         defect_count: how many errors there have been in the relay's own code.
     """
 
@@ -90,6 +92,8 @@ class RelayServer:
         self._options = replace(options, on_defect=self._count_defect)
         self._allowed_uids = frozenset((0, os.geteuid(), *allowed_uids))
         self._failures = options.relay.failures
+        self.counts = options.relay.counts
+        self.budget = options.relay.budget
         self._most_per_process = most_per_process
         self._peers: Counter[_Peer] = Counter()
         self._connections: dict[Connection, _Peer] = {}
@@ -106,6 +110,16 @@ class RelayServer:
     def connection_count(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
+
+    @property
+    def received_bytes(self) -> tuple[int, int]:
+        """How many bytes of HTTP/2 came from clients and from upstreams since the start; in any thread."""
+        client_bytes, runtime_bytes = self.counts.client_bytes, self.counts.runtime_bytes
+        for connection in list(self._connections):
+            from_client, from_runtime = connection.received_bytes
+            client_bytes += from_client
+            runtime_bytes += from_runtime
+        return client_bytes, runtime_bytes
 
     async def is_runtime_away(self) -> bool:
         """Whether the runtime was lost and does not answer yet; it is asked if that is not known."""
@@ -169,7 +183,9 @@ class RelayServer:
             sock.close()
             cause, text = refused.args
             self._failures.report("connection refused", cause, text)
+            self.counts.refused[cause if isinstance(cause, str) else cause[0]] += 1
             return
+        self.counts.accepted += 1
         connection = Connection(self._options, self._on_closed, upstream_socket)
         self._connections[connection] = peer
         self._peers[peer] += 1
@@ -229,6 +245,9 @@ class RelayServer:
     def _on_closed(self, connection: Connection) -> None:
         peer = self._connections.pop(connection, None)
         if peer is not None:
+            client_bytes, runtime_bytes = connection.received_bytes
+            self.counts.client_bytes += client_bytes
+            self.counts.runtime_bytes += runtime_bytes
             self._peers[peer] -= 1
             if not self._peers[peer]:
                 del self._peers[peer]

@@ -31,6 +31,7 @@ class Bypass:
         clock: a monotonic time in seconds.
 
     Attributes:
+        openings: how often the breaker has opened.
         chosen: the operator's choice; None if it is what the configuration says, or the configuration has
             changed since.
     """
@@ -49,8 +50,18 @@ class Bypass:
         self._clock = clock
         self._is_configured = is_configured
         self.chosen: bool | None = None
+        self.openings = 0
         self._reset_breaker()
         self.update()
+
+    @property
+    def cause(self) -> str:
+        """Why the bypass is on: `breaker`, `operator` or `configuration`; empty while it is off."""
+        if not self._interceptor.bypass:
+            return ""
+        if self._clock() < self._open_until_s:
+            return "breaker"
+        return "operator" if self.chosen else "configuration"
 
     def choose(self, is_on: bool) -> None:
         """An operator turns the bypass on, or off even if the breaker is open."""
@@ -89,6 +100,7 @@ class Bypass:
         self._seen.append((now_s, total))
         if now_s >= self._open_until_s and total - before >= MOST_FAILURES:
             self._open_until_s = now_s + COOL_DOWN_S
+            self.openings += 1
             self._seen.clear()
             logger.error(
                 "the proxy keeps failing: bypass is on for %d s",

@@ -11,20 +11,24 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.config.settings import reloaded
+from runtimeproxy.config.validation import parse_listen
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
-from runtimeproxy.logs import flush_failures
+from runtimeproxy.logs import dropped_lines, flush_failures
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.service.bypass import Bypass
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import report_to_predecessor
 from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
+from runtimeproxy.service.metrics.server import serve_metrics
+from runtimeproxy.service.metrics.sources import ServiceCounts, Sources
 from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.service.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
@@ -145,7 +149,7 @@ class Daemon:
         self._upgrade: Upgrade | None = None
         self._local: LocalServer | None = None
         self._server: RelayServer | None = None
-        self._is_runtime_away = False
+        self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
         self._sink = sink
         self._engine: Engine | None = None
@@ -323,8 +327,25 @@ class Daemon:
         if (interval_s := watchdog_interval_s(self._environ)) is not None:
             self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
         self._spawn(self._report_recovery(engine))
+        self._spawn(self._serve_metrics(engine))
         self._notifier.ready(self._status())
         self.ready.set()
+
+    async def _serve_metrics(self, engine: Engine) -> None:
+        address = parse_listen(self._settings.metrics.listen)
+        if address is None or self._server is None or self._upgrade is None:
+            return
+        sources = Sources(
+            service=self._counts,
+            relay=self._server,
+            interceptor=self._interceptor,
+            bypass=self._bypass,
+            engine=engine,
+            upgrade=self._upgrade,
+            budget=self._server.budget,
+            dropped_log_lines=dropped_lines,
+        )
+        await serve_metrics(sources, address, self._executor, self._stopping)
 
     # Service
 
@@ -345,16 +366,19 @@ class Daemon:
             self._bypass.update()
             engine.prune()
             flush_failures()
-            self._is_runtime_away = self._server is not None and await self._server.is_runtime_away()
+            if self._server is not None:
+                self._counts.is_runtime_away = await self._server.is_runtime_away()
             status = self._status()
             if status != last:
                 self._notifier.status(status)
                 last = status
+            until_s = asyncio.get_running_loop().time() + STATUS_INTERVAL_S
             await asyncio.sleep(STATUS_INTERVAL_S)
+            self._counts.loop_lag.observe(max(0.0, asyncio.get_running_loop().time() - until_s))
 
     def _status(self) -> str:
         """One line for `systemctl status`."""
-        trouble = "the runtime is away" if self._is_runtime_away else ""
+        trouble = "the runtime is away" if self._counts.is_runtime_away else ""
         count = self._server.connection_count if self._server is not None else 0
         clients = "1 connection" if count == 1 else f"{count} connections"
         bypass = "bypass is on" if self._interceptor.bypass else ""
@@ -391,9 +415,11 @@ class Daemon:
                     await self._engine.use(settings)
             except RuntimeProxyError as error:
                 reason = "; ".join(str(error).splitlines())
+                self._counts.is_configured = False
                 logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
             else:
                 self._use(settings)
+                self._counts.is_configured, self._counts.configured_s = True, time.time()
                 if waiting:
                     logger.warning("%s changed; restart to apply", ", ".join(waiting))
                 logger.info("configuration reloaded")

@@ -26,6 +26,7 @@ from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -84,7 +85,10 @@ class Engine:
         ledger: the values of cgroups.
         allocations: CPUs that pods have for themselves; None where pools are not computed.
         client: the runtime, for calls of the daemon's own.
-        recovery, checkpoint, journal, node, servers, upkeep: for the API, which looks at them only.
+        changed_code: how many policies have other code on disk than is in use.
+        recovery, checkpoint, journal, node, servers, upkeep, workers, sysctls: for the API and metrics, which
+            look at them only.
+        counts: what policies have done.
     """
 
     def __init__(
@@ -128,7 +132,8 @@ class Engine:
             is_standby,
         )
         # Policies and hook servers
-        self._workers = Workers(settings.hooks.worker_threads)
+        self.workers = Workers(settings.hooks.worker_threads)
+        self.counts = PolicyCounts()
         # The node
         self._node_thread = BackgroundThreads(1, "node")
         self.node = NodeSources(places_of(settings), self._node_thread)
@@ -138,6 +143,7 @@ class Engine:
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
         self.problems: tuple[LoadProblem, ...] = ()
+        self.changed_code = 0
         self.has_policies = False
         self._servers_thread = BackgroundThreads(1, "hook-servers")
         self.servers = HookServers(
@@ -161,6 +167,7 @@ class Engine:
             on_unsettled=self.compare_soon,
         )
         self.open_call: OpenCall = partial(InterceptedCall, self.services)
+        self.sysctls = Sysctls(Path(settings.state.dir), boot_id) if settings.cgroups.enabled else None
         self.upkeep = Upkeep(
             self.store,
             self.ledger,
@@ -168,7 +175,7 @@ class Engine:
             partial(container_cgroup, self.services),
             executor,
             lambda: not self.has_policies or is_standby(),
-            Sysctls(Path(settings.state.dir), boot_id) if settings.cgroups.enabled else None,
+            self.sysctls,
         )
         self.upkeep.configure(settings.ledger)
         self.services.evaluator = self.upkeep.evaluator
@@ -243,6 +250,7 @@ class Engine:
         await self.node.read()
         self._loader.use(result)
         self._settings, self.policies, self.problems = settings, result.policies, result.problems
+        self.changed_code = len(result.changed_code)
         # Calls that are being decided keep the old chain.
         self.services.chain = self._chain(settings)
         self.has_policies = True
@@ -254,11 +262,12 @@ class Engine:
         hooks = settings.hooks
         return Chain(
             (*self.policies, *self.servers.policies),
-            self._workers,
+            self.workers,
             sink=self._sink,
             rule=hooks.conflicts,
             node=self.node,
             skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
+            counts=self.counts,
         )
 
     def _load_again(self) -> None:
@@ -347,7 +356,7 @@ class Engine:
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
         self.audit.flush()
-        self._workers.close()
+        self.workers.close()
         self._servers_thread.shutdown(cancel_futures=True)
         self._node_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)

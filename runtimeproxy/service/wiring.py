@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.calls.methods import NAMES
 from runtimeproxy.config.validation import is_same_socket, owner_ids, socket_mode_bits
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
+from runtimeproxy.relay.counts import RelayCounts
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
 from runtimeproxy.relay.upstream import Upstream, answers_calls
@@ -129,5 +131,5 @@ def connection_options(
         own_socket=local.socket_path if local is not None else "",
     )
     budget = MemoryBudget(proxy.held_budget_bytes)
-    relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes)
+    relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes, counts=RelayCounts(NAMES))
     return ConnectionOptions(relay, routes.runtime, proxy.upstream_wait_s)

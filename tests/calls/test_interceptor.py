@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.calls.methods import BY_PATH, METHODS_OF, NAMES
 from runtimeproxy.hooks import FailurePolicy
 from runtimeproxy.interception import CallHandler, CallHead, Outcome, Reply
 from tests.peers.aio import until
@@ -251,3 +253,12 @@ async def test_stop_and_remove_wait_less() -> None:
     async with asyncio.timeout(30):
         await answers.is_given.wait()
     assert answers.given == [("forward", None)]
+
+
+def test_all_methods_of_the_cri_have_their_names() -> None:
+    services = api_pb2.DESCRIPTOR.services_by_name
+    assert {
+        service: tuple(each.name for each in services[service].methods) for service in services
+    } == METHODS_OF
+    assert BY_PATH.keys() <= NAMES.keys()
+    assert all(NAMES[path] == method.kind for path, method in BY_PATH.items())

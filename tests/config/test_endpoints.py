@@ -13,6 +13,7 @@ from runtimeproxy.config.validation import (
     CombinedConfigError,
     owner_ids,
     parse_endpoint,
+    parse_listen,
     socket_mode_bits,
 )
 from runtimeproxy.relay.listener import SocketPathError, listen
@@ -107,3 +108,35 @@ def test_owners_by_name_and_number() -> None:
     assert owner_ids(ProxySettings()) == (-1, -1)
     assert owner_ids(ProxySettings(socket_owner="root", socket_group="root")) == (0, 0)
     assert owner_ids(ProxySettings(socket_owner="12", socket_group="34")) == (12, 34)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", None),
+        ("9751", ("127.0.0.1", 9751)),
+        ("localhost:9751", ("127.0.0.1", 9751)),
+        ("10.0.0.5:1", ("10.0.0.5", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("/run/m.sock", "/run/m.sock"),
+        ("unix:///run/m.sock", "/run/m.sock"),
+    ],
+)
+def test_addresses_to_listen_on(text: str, address: object) -> None:
+    assert parse_listen(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *((text, "is not a port, an address") for text in ("0", "65536", "-1", "metrics", "1.2.3.4:")),
+        (":9751", "'' is not an IP address"),
+        ("host.example:9751", "'host.example' is not an IP address"),
+        ("::1:9751", "an IPv6 address in brackets"),
+        ("[10.0.0.1]:1", "and no other one"),
+        ("unix:m", "has no absolute path"),
+    ],
+)
+def test_what_is_no_address_to_listen_on(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_listen(text)

@@ -68,6 +68,7 @@ def test_the_defaults() -> None:
             "take_from_koordlet": (),
         },
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
+        "metrics": {"listen": ""},
         "log": {"level": "info", "format": "auto"},
     }
 

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, a TCP bridge, systemd-analyze.
+# Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, Prometheus, a TCP bridge,
+# systemd-analyze.
 set -eu
 
-packages="containerd runc busybox-static nghttp2-client nghttp2-server socat systemd"
+packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd"
 
 missing=""
 for package in $packages; do

@@ -78,12 +78,14 @@ class Breaker:
     Attributes:
         is_open: Whether the server is skipped.
         opened: Time of the last opening, by the clock, and its cause.
+        openings: How often it has opened.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failures = 0
         self.opened = (0.0, "")
+        self.openings = 0
         self.is_open = False
 
     def on_failure(self, cause: str) -> bool:
@@ -92,6 +94,7 @@ class Breaker:
         if self.is_open or self._failures < FAILURES_TO_OPEN:
             return False
         self.opened = self._clock(), cause
+        self.openings += 1
         self.is_open = True
         return True
 
@@ -208,6 +211,11 @@ class HookServer:
         deadlines_s = frozenset({registration.timeout_s, min(registration.timeout_s, short_probe_s)})
         self._prober = Prober(self._probe, deadlines_s, probe_interval_s)
         self._failed: _HookRequest | None = None
+
+    @property
+    def openings(self) -> int:
+        """How often it was skipped because it failed."""
+        return self._breaker.openings
 
     @property
     def trouble(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -32,6 +32,10 @@ class Server(Protocol):
     @property
     def trouble(self) -> str:
         """Since when and why it is skipped; empty while it is not."""
+
+    @property
+    def openings(self) -> int:
+        """How often it was skipped because it failed."""
 
     def as_policy(self) -> LoadedPolicy:
         """The server as a policy."""
@@ -100,6 +104,16 @@ class HookServers:
         if self._unused:
             troubles.append(f"{len(self._unused)} more are registered and not used")
         return f"{count} ({'; '.join(troubles)})" if troubles else count
+
+    @property
+    def servers(self) -> Mapping[str, Server]:
+        """Those in use, by file name."""
+        return {name: used.server for name, used in self._used.items()}
+
+    @property
+    def problems(self) -> int:
+        """How many problems of registrations were found since the start."""
+        return self._watcher.problems
 
     def configure(self, default_timeout_s: float) -> None:
         """Replaces the default for the time of one call."""

@@ -55,6 +55,7 @@ class RegistrationWatcher:
 
     Attributes:
         settled: Set once all present files have been read, and none of them is just being written.
+        problems: How many problems of files were found since the start.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RegistrationWatcher:
         self._is_polled = False
         self._wake = asyncio.Event()
         self.settled = asyncio.Event()
+        self.problems = 0
 
     def configure(self, default_timeout_s: float) -> None:
         """Replaces the default for the time of one call."""
@@ -116,6 +118,7 @@ class RegistrationWatcher:
         return _Found(self._files.look(self._default_timeout_s), no_events)
 
     async def _report(self, found: _Found) -> None:
+        self.problems += len(found.look.problems)
         for problem in found.look.problems:
             logger.warning("hook server registration: %s", problem)
         if found.no_events and not self._is_polled:

@@ -105,6 +105,7 @@ class Upgrade:
 
     Attributes:
         has_moved: whether a successor serves now.
+        failures: how many upgrades have failed.
     """
 
     def __init__(self, program: Program, serving: Serving, predecessor: Predecessor | None = None) -> None:
@@ -114,6 +115,7 @@ class Upgrade:
         self._successor: Successor | None = None
         self._running: asyncio.Task[None] | None = None
         self.has_moved = False
+        self.failures = 0
 
     async def run(self, changing: asyncio.Lock) -> None:
         """Upgrades: returns when this process is to end, or goes on after a failure.
@@ -231,6 +233,7 @@ class Upgrade:
         if self._successor is not None:
             await self._successor.kill()
             self._successor = None
+        self.failures += 1
         logger.error("upgrade failed: %s; this process continues to serve", reason)
         serving.listener.own(note(f"upgrade failed: {reason}"))
         if serving.notifier.is_muted:

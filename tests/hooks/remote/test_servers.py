@@ -37,6 +37,7 @@ class Server:
 
     registration: Registration
     trouble: str = ""
+    openings: int = 0
     is_closed: bool = False
 
     def as_policy(self) -> LoadedPolicy:

@@ -1,0 +1,319 @@
+"""Reads all numbers when metrics are asked for, and writes them in Prometheus' text formats.
+
+Importing `prometheus_client` takes long, so this module is imported in a thread, and only if metrics are
+served. Everything runs in a worker thread: what is read there are single numbers, frozen objects and copies
+that the interpreter makes in one step.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+
+from runtimeproxy import __version__
+from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.counts import Histogram
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.counts import OTHER
+from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.pods.records import Level
+from runtimeproxy.service.metrics.table import METRICS, PREFIX
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from runtimeproxy.hooks.counts import PolicyCounts
+    from runtimeproxy.hooks.remote.servers import HookServers
+    from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.records import Book
+    from runtimeproxy.relay.counts import RelayCounts
+    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.metrics.sources import Sources
+
+_ENTRIES: Final = {
+    AuditKind.CONFLICT: "policy_conflicts_total",
+    AuditKind.LEFT_OUT: "policy_fields_left_out_total",
+    AuditKind.VOID: "policy_void_claims_total",
+}
+"""Audit entries that are counted by policy and field."""
+
+
+class Sample(NamedTuple):
+    """One time series at one moment."""
+
+    name: str
+    """In `METRICS`."""
+    value: float | Histogram
+    labels: tuple[str, ...] = ()
+    """In the order of the metric's labels."""
+
+
+Received: TypeAlias = tuple[int, int]
+"""Bytes of all clients and of all upstreams, read in the loop's thread."""
+
+
+class Exposition(NamedTuple):
+    """The answer to one request."""
+
+    content_type: str
+    data: bytes
+
+
+def exposition(sources: Sources, received: Received, accept: str = "") -> Exposition:
+    """Reads everything, in a worker thread.
+
+    Args:
+        sources: the parts of the daemon.
+        received: bytes of all connections, which only the loop's thread can sum.
+        accept: the request's header field, which chooses between Prometheus' text and OpenMetrics.
+    """
+    encode, content_type = choose_encoder(accept)
+    return Exposition(content_type, encode(_Registry(samples(sources, received))))
+
+
+class _Registry:
+    """Stands for a registry: what is encoded once."""
+
+    def __init__(self, found: Iterable[Sample]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        yield from families(self._found)
+        # Memory, CPU time, open files and the start of this process.
+        yield from ProcessCollector(registry=None).collect()
+
+
+def families(found: Iterable[Sample]) -> Iterator[Metric]:
+    """The samples as metrics, each with its text; those of one name together, in the order of the table."""
+    by_name: dict[str, list[Sample]] = {name: [] for name in METRICS}
+    for sample in found:
+        by_name[sample.name].append(sample)
+    for name, described in METRICS.items():
+        about = (PREFIX + name, described.text)
+        if described.kind == "histogram":
+            histogram = HistogramMetricFamily(*about, labels=described.labels)
+            for each in by_name[name]:
+                if isinstance(each.value, Histogram):
+                    histogram.add_metric(each.labels, _buckets(each.value), each.value.total)
+            yield histogram
+            continue
+        kind = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
+        family = kind(*about, labels=described.labels)
+        for each in by_name[name]:
+            if not isinstance(each.value, Histogram):
+                family.add_metric(each.labels, each.value)
+        yield family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [str(bound) for bound in histogram.bounds]
+    return list(zip((*bounds, "+Inf"), accumulate(list(histogram.counts)), strict=True))
+
+
+def samples(sources: Sources, received: Received) -> Iterator[Sample]:
+    """All time series."""
+    engine = sources.engine
+    yield from _of_process(sources)
+    yield from _of_calls(sources)
+    yield from of_relay(sources.relay.counts)
+    yield Sample("connections", sources.relay.connection_count)
+    for peer, number in zip(("client", "upstream"), received, strict=True):
+        yield Sample("received_bytes_total", number, (peer,))
+    yield from _of_engine(engine)
+    yield from of_policies(engine.counts)
+    yield from _of_servers(engine.servers)
+    yield from _of_ledger(engine.ledger)
+    yield from of_books(engine.ledger.books)
+    yield from _of_upkeep(engine)
+    yield from _of_records(engine)
+    yield from _of_node(engine.node)
+
+
+def _of_process(sources: Sources) -> Iterator[Sample]:
+    service = sources.service
+    yield Sample("build_info", 1, (__version__, platform.python_version()))
+    yield Sample("config_reload_successful", service.is_configured)
+    yield Sample("config_last_success_timestamp_seconds", service.configured_s)
+    yield Sample("event_loop_lag_seconds", service.loop_lag)
+    yield Sample("internal_errors_total", sources.engine.internal_errors + sources.relay.defect_count)
+    yield Sample("log_lines_dropped_total", sources.dropped_log_lines())
+    yield Sample("upgrades_failed_total", sources.upgrade.failures)
+    cause = sources.bypass.cause
+    for each in ("breaker", "operator", "configuration"):
+        yield Sample("bypass", each == cause, (each,))
+    yield Sample("breaker_openings_total", sources.bypass.openings)
+    yield Sample("runtime_up", not service.is_runtime_away)
+
+
+def _of_calls(sources: Sources) -> Iterator[Sample]:
+    yield Sample("held_bytes", sources.budget.used_bytes)
+    yield Sample("held_budget_bytes", sources.budget.limit_bytes)
+    problems = Counter(dict(sources.engine.services.problems))
+    for kind, number in dict(sources.interceptor.late).items():
+        problems[kind, "not_loaded"] += number
+    for (kind, cause), number in problems.items():
+        yield Sample("call_problems_total", number, (kind, cause))
+
+
+def of_relay(counts: RelayCounts) -> Iterator[Sample]:
+    """Calls and connections; methods that were never called are left out."""
+    for method, each in counts.by_method.items():
+        if each.begun:
+            yield Sample("calls_total", each.begun, (method,))
+        if not sum(each.held.counts) and not each.cancelled and not each.refused:
+            continue
+        refused = dict(each.refused)
+        outcomes = {
+            "succeeded": each.succeeded,
+            "failed": each.failed,
+            "unknown": each.unknown,
+            "cancelled": each.cancelled,
+            "refused": sum(refused.values()),
+        }
+        for outcome, number in outcomes.items():
+            yield Sample("intercepted_calls_total", number, (method, outcome))
+        for code, number in refused.items():
+            yield Sample("refusals_total", number, (method, StatusCode(code).name))
+        yield Sample("held_seconds", each.held, (method,))
+    yield Sample("calls_without_upstream_total", counts.without_upstream)
+    yield Sample("connections_total", counts.accepted)
+    for cause in ("user", "process", "connections", "descriptors", "credentials"):
+        yield Sample("connections_refused_total", counts.refused[cause], (cause,))
+    for cause in ("protocol_error", "no_call", "upstream_away", "internal_error"):
+        yield Sample("connections_ended_total", counts.ended[cause], (cause,))
+    for upstream, waits in dict(counts.waits).items():
+        yield Sample("upstream_wait_seconds", waits, (upstream,))
+        yield Sample("upstream_failures_total", counts.upstream_failures[upstream], (upstream,))
+
+
+def _of_engine(engine: Engine) -> Iterator[Sample]:
+    node = engine.node.latest
+    for policy in engine.policies:
+        note = status_note(policy, node)
+        is_off = note.startswith(f"{policy.name} is off")
+        state = "off" if is_off else "in_part" if note else str(policy.mode)
+        yield Sample("policy_state", 1, (policy.name, state))
+    for problem in engine.problems:
+        if not problem.is_kept:
+            yield Sample("policy_state", 1, (problem.name, "not_loaded"))
+    yield Sample("policies_with_new_code", engine.changed_code)
+    yield Sample("policy_threads", engine.workers.threads)
+    for name, number in dict(engine.services.chain.hung).items():
+        yield Sample("policy_hung_threads", number, (name,))
+
+
+def of_policies(counts: PolicyCounts) -> Iterator[Sample]:
+    """Runs, failures and changes, by policy."""
+    for (policy, hook), durations in dict(counts.durations).items():
+        yield Sample("policy_duration_seconds", durations, (policy, hook))
+    for (policy, hook, cause), number in dict(counts.failures).items():
+        yield Sample("policy_failures_total", number, (policy, hook, cause))
+    sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for key, number in dict(counts.entries).items():
+        if key.kind in (AuditKind.CHANGED, AuditKind.WOULD_CHANGE):
+            sums["policy_changes_total", (key.policy, key.field, key.mode)] += number
+        elif key.kind in _ENTRIES:
+            sums[_ENTRIES[key.kind], (key.policy, key.field)] += number
+        elif key.kind is AuditKind.REFUSED:
+            sums["policy_refusals_total", (key.policy, key.hook)] += number
+        elif key.kind is AuditKind.OFF:
+            sums["policy_off_total", (key.policy,)] += number
+    for (name, labels), number in sums.items():
+        yield Sample(name, number, labels)
+
+
+def _of_servers(servers: HookServers) -> Iterator[Sample]:
+    for name, server in servers.servers.items():
+        yield Sample("hook_server_skipped", bool(server.trouble), (name,))
+        yield Sample("hook_server_breaker_openings_total", server.openings, (name,))
+    yield Sample("hook_server_registration_problems_total", servers.problems)
+
+
+def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
+    counts = ledger.counts
+    writes: Counter[tuple[str, str]] = Counter()
+    for (name, outcome), number in counts.writes.read().items():
+        writes[name if name in PARAMETERS else OTHER, outcome] += number
+    for labels, number in writes.items():
+        yield Sample("cgroup_writes_total", number, labels)
+    for (level, cause), number in counts.repairs.read().items():
+        yield Sample("ledger_repairs_total", number, (level_label(level), cause))
+    for name, number in counts.overwrites.read().items():
+        yield Sample("ledger_overwrites_total", number, (name,))
+    for reason, number in counts.left.read().items():
+        yield Sample("ledger_left_alone_total", number, (reason,))
+    for name, by_level in (
+        ("ledger_given_back_total", counts.given_back),
+        ("ledger_renewed_cgroups_total", counts.renewed),
+        ("ledger_limits_above_usage_total", counts.above_usage),
+    ):
+        for level, number in by_level.read().items():
+            yield Sample(name, number, (level_label(level),))
+    yield Sample("ledger_recovered_cgroups_total", counts.recovered)
+    yield Sample("ledger_yielded_values", len(ledger.yielded()))
+    yield Sample("ledger_observed_parameters", len(ledger.observed))
+
+
+def of_books(books: Iterable[Book]) -> Iterator[Sample]:
+    """The cgroups with values of ours, and the claims on them."""
+    cgroups: Counter[str] = Counter()
+    claims: Counter[tuple[str, str]] = Counter()
+    unknown = 0
+    for book in books:
+        level = level_label(book.level)
+        cgroups[level] += 1
+        unknown += sum(original.text is None for original in book.originals.values())
+        for entry in book.entries.values():
+            for claim in entry.claims:
+                claims[level, claim.owner] += 1
+    for level in map(level_label, Level):
+        yield Sample("ledger_cgroups", cgroups[level], (level,))
+    for labels, number in claims.items():
+        yield Sample("ledger_claims", number, labels)
+    yield Sample("ledger_unknown_originals", unknown)
+
+
+def level_label(level: Level) -> str:
+    """`node`, `qos_class`, `pod` or `container`."""
+    return level.name.lower()
+
+
+def _of_upkeep(engine: Engine) -> Iterator[Sample]:
+    upkeep, allocations = engine.upkeep, engine.allocations
+    yield Sample("ledger_evaluations_total", upkeep.evaluator.rounds)
+    yield Sample("ledger_change_ended", bool(upkeep.evaluator.problem))
+    yield Sample("ledger_hung_files", upkeep.hung)
+    if engine.sysctls is not None:
+        for (name, is_written), number in engine.sysctls.writes.read().items():
+            yield Sample("sysctl_writes_total", number, (name, "written" if is_written else "failed"))
+    if allocations is not None:
+        yield Sample("cpu_owners", allocations.owners)
+        yield Sample("cpu_owners_occupied", allocations.occupied)
+        yield Sample("cpu_owners_unsaved", not allocations.is_saved)
+
+
+def _of_records(engine: Engine) -> Iterator[Sample]:
+    yield Sample("records", len(engine.store.pods), ("pod",))
+    yield Sample("records", len(engine.store.containers), ("container",))
+    yield Sample("records_recovered", engine.recovery.recovered.is_set())
+    yield Sample("checkpoint_unsaved", bool(engine.checkpoint.problem))
+    yield Sample("checkpoint_set_aside_total", engine.checkpoint.set_aside)
+    yield Sample("journal_unwritten", bool(engine.journal.problem))
+
+
+def _of_node(node: NodeSources) -> Iterator[Sample]:
+    for name, state in node.latest.states.items():
+        yield Sample("node_input_state", 1, (name, state))
+    yield Sample("node_problems", node.problems)
+    if node.looked_s is not None:
+        yield Sample("node_look_age_seconds", time.monotonic() - node.looked_s)

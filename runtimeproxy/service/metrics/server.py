@@ -1,0 +1,227 @@
+"""Serves metrics over HTTP, on TCP or on a Unix socket, from the daemon's event loop.
+
+The numbers are read and written out in a thread of their own, one request after the other. A client has a few
+seconds for its request and for reading the response, and only a few clients are served at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.config.validation import TcpAddress
+from runtimeproxy.service.background import BackgroundThreads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from runtimeproxy.service.metrics.collector import Exposition
+    from runtimeproxy.service.metrics.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_S: Final = 1.0
+"""How often it is looked at whether this process should listen, and whether it can."""
+
+PATH: Final = "/metrics"
+MOST_CLIENTS: Final = 8
+"""Prometheus opens one connection, a person another one; more are closed at once."""
+REQUEST_S: Final = 5.0
+"""How long a request may take to come. Source: the default scrape timeout of Prometheus is 10 s."""
+RESPONSE_S: Final = 10.0
+"""How long a response may take, from its numbers to its last byte."""
+MAX_HEAD_BYTES: Final = 16 * 1024
+"""Of a request's line and header fields; Prometheus sends some hundred bytes."""
+_BACKLOG: Final = 16
+
+Read = Callable[[str], Awaitable["Exposition"]]
+"""Reads all numbers, for an `Accept` header."""
+
+
+class MetricsServer:
+    """The listener; used in the event loop's thread.
+
+    Args:
+        address: an IP address and port, or the path of a Unix socket.
+        read: makes the response.
+    """
+
+    def __init__(self, address: TcpAddress | str, read: Read) -> None:
+        self._address = address
+        self._read = read
+        self._server: asyncio.Server | None = None
+        self._inode = 0
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._problem = ""
+
+    async def open(self) -> None:
+        """Listens, if it does not yet. An error is logged once: the daemon serves without metrics."""
+        if self._server is not None:
+            return
+        try:
+            sock = self._listen()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason != self._problem:
+                self._problem = reason
+                logger.error("metrics cannot be served on %s: %s", self._name, reason)  # noqa: TRY400
+            return
+        self._problem = ""
+        is_unix = sock.family == socket.AF_UNIX
+        start = asyncio.start_unix_server if is_unix else asyncio.start_server
+        self._server = await start(self._serve, sock=sock, limit=MAX_HEAD_BYTES)
+        logger.info("metrics are served on %s", self._name)
+
+    def close(self) -> None:
+        """Stops listening, so that another process can, and closes all connections."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        for writer in list(self._clients):
+            writer.transport.abort()
+        if isinstance(self._address, str):
+            path = Path(self._address)
+            with suppress(OSError):
+                # A successor may have put its own there.
+                if path.lstat().st_ino == self._inode:
+                    path.unlink()
+
+    @property
+    def _name(self) -> str:
+        if isinstance(self._address, str):
+            return self._address
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        return f"http://{host}:{self._address.port}{PATH}"
+
+    def _listen(self) -> socket.socket:
+        """Returns a listening socket.
+
+        Raises:
+            OSError: it cannot be made, as when another process listens there.
+        """
+        if isinstance(self._address, str):
+            sock = _bound_unix(self._address)
+            self._inode = Path(self._address).lstat().st_ino
+        else:
+            family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(self._address)
+            except OSError:
+                sock.close()
+                raise
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        return sock
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request and closes the connection."""
+        if len(self._clients) >= MOST_CLIENTS:
+            writer.transport.abort()
+            return
+        self._clients.add(writer)
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(RESPONSE_S):
+                writer.write(await self._response(head.decode("latin-1")))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            writer.transport.abort()
+        except Exception:  # a bug costs this response, not the daemon
+            logger.exception("metrics cannot be read")
+            writer.transport.abort()
+        finally:
+            self._clients.discard(writer)
+
+    async def _response(self, head: str) -> bytes:
+        line, *fields = head.split("\r\n")
+        method, _, rest = line.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", "text/plain", b"Only GET is served here.\n")
+        if path != PATH:
+            return _response("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())
+        accept = ""
+        for field in fields:
+            name, _, value = field.partition(":")
+            if name.strip().lower() == "accept":
+                accept = value.strip()
+        content_type, data = await self._read(accept)
+        return _response("200 OK", content_type, data, has_body=method == "GET")
+
+
+async def serve_metrics(
+    sources: Sources, address: TcpAddress | str, executor: Executor, stopping: asyncio.Event
+) -> None:
+    """Serves metrics until the daemon stops, but not while a successor does.
+
+    Args:
+        sources: the parts of the daemon.
+        address: see `MetricsServer`.
+        executor: a thread that imports the library.
+        stopping: set when the daemon is to end.
+    """
+    run = asyncio.get_running_loop().run_in_executor
+    await run(executor, importlib.import_module, "runtimeproxy.service.metrics.collector")
+    from runtimeproxy.service.metrics.collector import exposition
+
+    thread = BackgroundThreads(1, "metrics")
+
+    async def read(accept: str) -> Exposition:
+        return await run(thread, exposition, sources, sources.relay.received_bytes, accept)
+
+    server = MetricsServer(address, read)
+    try:
+        while not stopping.is_set():
+            if sources.upgrade.has_moved:
+                server.close()
+            else:
+                await server.open()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_S):
+                    await stopping.wait()
+    finally:
+        server.close()
+        thread.shutdown(cancel_futures=True)
+
+
+def _bound_unix(path: str) -> socket.socket:
+    """Returns a socket with mode 0600 that is bound to a path, in place of whatever socket was there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    temporary = Path(f"{path}.new")
+    try:
+        if Path(path).exists() and not Path(path).is_socket():
+            raise FileExistsError(0, "it exists and is not a socket")
+        temporary.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        # Not open to others even for a moment: the umask is the process's, and other threads make files.
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(str(temporary))
+        temporary.chmod(0o600)
+        temporary.rename(path)
+    except OSError:
+        sock.close()
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return sock
+
+
+def _response(status: str, content_type: str, data: bytes, *, has_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n"
+        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (data if has_body else b"")

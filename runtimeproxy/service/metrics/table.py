@@ -1,0 +1,173 @@
+"""Every metric: its kind, its labels and what it says. `systemd/monitoring/README.md` has the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+PREFIX: Final = "koord_runtimeproxy_"
+
+
+class Described(NamedTuple):
+    """A metric."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    text: str
+
+
+def _counter(text: str, *labels: str) -> Described:
+    return Described("counter", labels, text)
+
+
+def _gauge(text: str, *labels: str) -> Described:
+    return Described("gauge", labels, text)
+
+
+def _histogram(text: str, *labels: str) -> Described:
+    return Described("histogram", labels, text)
+
+
+_TABLE = {
+    # The process
+    "build_info": _gauge("Always 1", "version", "python"),
+    "config_reload_successful": _gauge("1 if the last reading of the configuration succeeded"),
+    "config_last_success_timestamp_seconds": _gauge("When the configuration was last read with success"),
+    "event_loop_lag_seconds": _histogram("How late the event loop wakes up; measured every second"),
+    "internal_errors_total": _counter("Errors in the proxy's own code"),
+    "log_lines_dropped_total": _counter("Lines of the log that were lost: its reader is too slow"),
+    "upgrades_failed_total": _counter("Upgrades whose successor did not come up, or ended at once"),
+    # Calls
+    "calls_total": _counter("Calls of clients, intercepted ones included", "method"),
+    "calls_without_upstream_total": _counter("Calls that ended with UNAVAILABLE as the runtime stayed away"),
+    "intercepted_calls_total": _counter(
+        "Intercepted calls that have ended: `succeeded`, `failed` (in the runtime), `unknown` (its"
+        " answer was not seen), `cancelled` (before the runtime had it), `refused` (by the proxy)",
+        "method",
+        "outcome",
+    ),
+    "refusals_total": _counter("Intercepted calls that the proxy refused, by gRPC status", "method", "code"),
+    "held_seconds": _histogram(
+        "How long intercepted calls were held, from their whole message to the decision",
+        "method",
+    ),
+    "call_problems_total": _counter(
+        "Intercepted calls that could not be decided on, or not with all that belongs to it:"
+        " `not_loaded`, `not_in_time`, `unreadable`, `too_large`, `internal_error`, `cpus_not_left`",
+        "method",
+        "cause",
+    ),
+    "held_bytes": _gauge("Memory for messages of intercepted calls"),
+    "held_budget_bytes": _gauge("The most of it (`proxy.held_budget_bytes`)"),
+    "bypass": _gauge(
+        "1 while all calls pass without policies: `breaker`, `operator`, `configuration`",
+        "cause",
+    ),
+    "breaker_openings_total": _counter("How often the daemon's own breaker has opened the bypass"),
+    # Connections
+    "connections": _gauge("Clients that are connected"),
+    "connections_total": _counter("Clients that were accepted"),
+    "connections_refused_total": _counter(
+        "Clients that were refused: `user`, `process`, `connections`, `descriptors`, `credentials`",
+        "cause",
+    ),
+    "connections_ended_total": _counter(
+        "Clients whose connection the proxy ended: `protocol_error`, `no_call`, `upstream_away`,"
+        " `internal_error`",
+        "cause",
+    ),
+    "received_bytes_total": _counter("Bytes of HTTP/2 read from `client` and `upstream`", "peer"),
+    "runtime_up": _gauge("0 while the runtime was lost and does not answer"),
+    "upstream_wait_seconds": _histogram(
+        "How long new connections waited for the runtime, the image service or the daemon's own server",
+        "upstream",
+    ),
+    "upstream_failures_total": _counter("Connections whose upstream stayed away", "upstream"),
+    # Policies and hook servers
+    "policy_state": _gauge(
+        "1 for the state of each policy: `enforce`, `dry-run`, `off` (an input or a kernel feature is"
+        " missing), `in_part`, `not_loaded`",
+        "policy",
+        "state",
+    ),
+    "policies_with_new_code": _gauge("Policies whose installed code is not the one in use"),
+    "policy_duration_seconds": _histogram("How long policies and hook servers took", "policy", "hook"),
+    "policy_failures_total": _counter(
+        "Runs without an answer: `failed`, `invalid`, `timed_out`, `skipped`",
+        "policy",
+        "hook",
+        "cause",
+    ),
+    "policy_hung_threads": _gauge("Threads that hang in a policy, which is skipped meanwhile", "policy"),
+    "policy_threads": _gauge("Threads that run policies, hung ones included"),
+    "policy_changes_total": _counter(
+        "Fields that policies changed in calls; `dry-run` for those that they would have changed",
+        "policy",
+        "field",
+        "mode",
+    ),
+    "policy_conflicts_total": _counter("Fields that another policy set to another value", "policy", "field"),
+    "policy_fields_left_out_total": _counter(
+        "Fields of answers that runtime, kernel or node do not take",
+        "policy",
+        "field",
+    ),
+    "policy_void_claims_total": _counter("Claims without effect, or without the whole", "policy", "field"),
+    "policy_refusals_total": _counter("Pods and containers that policies refused", "policy", "hook"),
+    "policy_off_total": _counter("Pods for which a policy was off: an input was not known", "policy"),
+    "hook_server_skipped": _gauge("1 while a hook server is skipped because it failed", "server"),
+    "hook_server_breaker_openings_total": _counter("How often that began", "server"),
+    "hook_server_registration_problems_total": _counter("Problems found in registration files"),
+    # Values of what runs
+    "ledger_cgroups": _gauge("Cgroups with values of ours", "level"),
+    "ledger_claims": _gauge("Values that policies want there", "level", "owner"),
+    "cgroup_writes_total": _counter(
+        "Values for cgroup files: `written`, `unchanged`, `missing` (no such file), `invalid`,"
+        " `refused`, `failed`",
+        "parameter",
+        "outcome",
+    ),
+    "sysctl_writes_total": _counter("Values for sysctls: `written`, `failed`", "sysctl", "outcome"),
+    "ledger_repairs_total": _counter(
+        "Values that were set again: found after an `event`, or by a `comparison`",
+        "level",
+        "found_by",
+    ),
+    "ledger_overwrites_total": _counter("Values of other programs that were found", "parameter"),
+    "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
+    "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
+    "ledger_left_alone_total": _counter(
+        "Attempts at values that are left alone: `changed_since`, `unknown_original`, `unknown_base`,"
+        " `not_in_range`",
+        "reason",
+    ),
+    "ledger_unknown_originals": _gauge("Files with a value of ours whose original text is not known"),
+    "ledger_given_back_total": _counter("Values that were given back", "level"),
+    "ledger_renewed_cgroups_total": _counter("Cgroups that were made anew under their name", "level"),
+    "ledger_limits_above_usage_total": _counter("Memory limits that could not fall at once", "level"),
+    "ledger_evaluations_total": _counter("Evaluations of all running pods"),
+    "ledger_change_ended": _gauge("1 after a large change that ended because of too many failures"),
+    "ledger_hung_files": _gauge("Reads and writes of cgroup files that hang"),
+    "ledger_recovered_cgroups_total": _counter("Cgroups known from the journal of a killed process"),
+    "cpu_owners": _gauge('Pods that own CPUs (`node.shared_pools = "computed"`)'),
+    "cpu_owners_occupied": _gauge("Pods whose CPUs others have not left"),
+    "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
+    # Records and the disk
+    "records": _gauge("Pods and containers that are known: `pod`, `container`", "kind"),
+    "records_recovered": _gauge("1 once the records are those of the runtime"),
+    "checkpoint_unsaved": _gauge("1 while records cannot be saved"),
+    "checkpoint_set_aside_total": _counter("Checkpoints that were damaged, foreign or newer"),
+    "journal_unwritten": _gauge("1 while originals cannot be saved before values are written"),
+    # The node
+    "node_input_state": _gauge(
+        "1 for the state of each input: `known`, `unknown`, `withdrawn`",
+        "input",
+        "state",
+    ),
+    "node_problems": _gauge("Problems in Kubernetes objects, strategies and the kubelet's files"),
+    "node_look_age_seconds": _gauge("Time since the inputs were last looked at"),
+}
+
+METRICS: Final[Mapping[str, Described]] = MappingProxyType(_TABLE)
+"""By name, without `PREFIX`."""

@@ -1,0 +1,1 @@
+"""Metrics: what is served, and how."""

@@ -1,0 +1,180 @@
+"""The listener: HTTP on a Unix socket and on TCP, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.config.validation import TcpAddress
+from runtimeproxy.service.metrics import server as module
+from runtimeproxy.service.metrics.collector import Exposition
+from runtimeproxy.service.metrics.server import MAX_HEAD_BYTES, MOST_CLIENTS, MetricsServer
+
+
+async def read(accept: str) -> Exposition:
+    return Exposition("text/plain; version=0.0.4", f"accept={accept}\n".encode())
+
+
+@pytest.fixture
+async def served(socket_folder: Path) -> AsyncIterator[Path]:
+    """The path of a listener."""
+    path = socket_folder / "metrics.sock"
+    server = MetricsServer(str(path), read)
+    await server.open()
+    yield path
+    server.close()
+
+
+async def exchange(path: Path, request: bytes) -> bytes:
+    """All that a client gets before the connection ends."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_request_gets_the_numbers(served: Path) -> None:
+    got = await exchange(served, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nACCEPT:  text/plain \r\n\r\n")
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.startswith(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: 18\r\n"
+    )
+    assert body == b"accept=text/plain\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "start", "has_body"),
+    [
+        (b"HEAD /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", False),
+        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 ", True),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 ", True),
+        (b"\0\xff\r\n\r\n", b"HTTP/1.1 405 ", True),
+        (b"GET /" + bytes(2 * MAX_HEAD_BYTES), b"", False),
+    ],
+)
+async def test_other_requests(served: Path, request_: bytes, start: bytes, has_body: bool) -> None:
+    got = await exchange(served, request_)
+    assert got.startswith(start)
+    assert bool(got.partition(b"\r\n\r\n")[2]) is has_body
+
+
+async def test_the_socket_is_the_users_own_and_goes_with_the_listener(socket_folder: Path) -> None:
+    path = socket_folder / "made" / "metrics.sock"
+    server = MetricsServer(str(path), read)
+    await server.open()
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["metrics.sock"]
+    server.close()
+    assert not path.exists()
+    server.close()
+
+
+async def test_a_successors_socket_stays(socket_folder: Path) -> None:
+    path = socket_folder / "metrics.sock"
+    old, new = MetricsServer(str(path), read), MetricsServer(str(path), read)
+    await old.open()
+    await new.open()
+    old.close()
+    assert (await exchange(path, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    new.close()
+
+
+async def test_what_is_no_socket_is_left_alone(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = socket_folder / "metrics.sock"
+    path.write_text("precious")
+    server = MetricsServer(str(path), read)
+    await server.open()
+    await server.open()
+    assert path.read_text() == "precious"
+    assert [each.message for each in caplog.records] == [
+        f"metrics cannot be served on {path}: it exists and is not a socket"
+    ]
+    path.unlink()
+    await server.open()
+    assert path.is_socket()
+    server.close()
+
+
+async def test_a_port_in_use_is_taken_once_it_is_free(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = TcpAddress(*other.getsockname())
+        server = MetricsServer(address, read)
+        await server.open()
+        assert "Address already in use" in caplog.text
+    await server.open()
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    server.close()
+    assert f"metrics are served on http://127.0.0.1:{address.port}/metrics" in caplog.text
+
+
+async def test_a_silent_client_is_cut_off(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", 0.05)
+    assert await exchange(served, b"GET /metr") == b""
+
+
+async def test_a_client_that_does_not_read_is_cut_off(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESPONSE_S", 0.2)
+    ended = asyncio.Event()
+
+    async def much(accept: str) -> Exposition:
+        return Exposition("text/plain", bytes(32 * 1024 * 1024))
+
+    class Watched(MetricsServer):
+        async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await super()._serve(reader, writer)
+            ended.set()
+
+    path = socket_folder / "metrics.sock"
+    server = Watched(str(path), much)
+    await server.open()
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    await asyncio.wait_for(ended.wait(), 30)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(32 * 1024 * 1024)
+    writer.close()
+    server.close()
+
+
+async def test_more_clients_than_that_are_closed_at_once(served: Path) -> None:
+    waiting = [await asyncio.open_unix_connection(served) for _ in range(MOST_CLIENTS)]
+    assert await exchange(served, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    # One that has been there gets its answer still.
+    waiting[0][1].write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert (await waiting[0][0].read()).startswith(b"HTTP/1.1 200 ")
+    for _, writer in waiting:
+        writer.close()
+
+
+async def test_an_error_costs_one_response(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    is_broken = True
+
+    async def sometimes(accept: str) -> Exposition:
+        if is_broken:
+            raise RuntimeError("broken")
+        return await read(accept)
+
+    path = socket_folder / "metrics.sock"
+    server = MetricsServer(str(path), sometimes)
+    await server.open()
+    assert await exchange(path, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    assert "metrics cannot be read" in caplog.text
+    is_broken = False
+    assert (await exchange(path, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    server.close()
