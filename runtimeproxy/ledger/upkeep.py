@@ -157,11 +157,16 @@ class Upkeep:
         notes = (
             f"left to koordlet, by its feature gates: {', '.join(gates)}" if gates else "",
             self.evaluator.changes.problem,
-            self._barrier.problem if self._barrier is not None else "",
+            self.mode_problem,
             f"values left to other programs: {left}, see the log" if left else "",
             f"hanging reads or writes of files: {len(self._hung)}" if self._hung else "",
         )
         return "; ".join(filter(None, notes))
+
+    @property
+    def mode_problem(self) -> str:
+        """What keeps the node from the wanted CPU mode; empty for nothing."""
+        return self._barrier.problem if self._barrier is not None else ""
 
     @property
     def hung(self) -> int:

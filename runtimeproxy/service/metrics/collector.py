@@ -291,7 +291,8 @@ def level_label(level: Level) -> str:
 def _of_upkeep(engine: Engine) -> Iterator[Sample]:
     upkeep, allocations = engine.upkeep, engine.allocations
     yield Sample("ledger_evaluations_total", upkeep.evaluator.rounds)
-    yield Sample("ledger_change_ended", bool(upkeep.evaluator.problem))
+    yield Sample("ledger_change_ended", bool(upkeep.evaluator.changes.problem))
+    yield Sample("cpu_mode_blocked", bool(upkeep.mode_problem))
     yield Sample("ledger_hung_files", upkeep.hung)
     if engine.sysctls is not None:
         for (name, is_written), number in engine.sysctls.writes.read().items():

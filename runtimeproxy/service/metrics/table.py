@@ -148,6 +148,7 @@ _TABLE = {
     "ledger_limits_above_usage_total": _counter("Memory limits that could not fall at once", "level"),
     "ledger_evaluations_total": _counter("Evaluations of all running pods"),
     "ledger_change_ended": _gauge("1 after a large change that ended because of too many failures"),
+    "cpu_mode_blocked": _gauge("1 while the node cannot be brought to another CPU mode"),
     "ledger_hung_files": _gauge("Reads and writes of cgroup files that hang"),
     "ledger_recovered_cgroups_total": _counter("Cgroups known from the journal of a killed process"),
     "cpu_owners": _gauge('Pods that own CPUs (`node.shared_pools = "computed"`)'),

@@ -69,7 +69,7 @@ def reload_refuses_a_broken_configuration(_: Node) -> str:
 
 
 def a_policy_in_dry_run_gives_cpus_back(node: Node) -> str:
-    """The cpuset policy in dry-run: its CPUs of running containers go back; it enforces: they are there again.
+    """The cpuset policy in dry-run: its CPUs of running containers go back; enforced, they are there again.
 
     The kernel takes no empty list for a container with processes: what goes back is the list of its pod.
     """
