@@ -136,6 +136,16 @@ COMMANDS: Final = (
         },
     ),
     Command(
+        "doctor",
+        "doctor:doctor",
+        "examine the installation on this node: what is wrong, and what to do",
+        ": the kubelet's endpoint, cgroup drivers, CPU manager, koordlet, hook servers, kernel, rights of "
+        "the unit, folders. It works without the daemon, too. The exit code is 1 if there is a "
+        "problem; warnings leave it 0.",
+        "",
+        _READING,
+    ),
+    Command(
         "check-config",
         "checks:check_config",
         "check flags, environment, file, policies and hook servers' registrations",

@@ -1,4 +1,4 @@
-"""Finds kubelets whose endpoint is still the proxy's socket: without the proxy they have no runtime.
+"""Finds the endpoints of this node's kubelets, and those that are the proxy's socket.
 
 Reads the kubelet's usual files, the command lines of running kubelets, and the configuration files that these
 name. There is no YAML parser among the dependencies, so top-level keys are matched line by line.
@@ -45,13 +45,18 @@ _FLAG: Final = re.compile(
     r"""--?(?P<name>container-runtime-endpoint|image-service-endpoint)[=\s\0]["']?(?P<value>[^\s"'\0\\]+)"""
 )
 _CONFIG_FLAG: Final = re.compile(r"--?config[=\0]([^\0]+)")
+_DRIVER_FLAG: Final = re.compile(r"--?cgroup-driver[=\0]([^\0]+)")
 _CONFIG_DIR_FLAG: Final = re.compile(r"--?config-dir[=\0]([^\0]+)")
 """Its `*.conf` files override the configuration file. Source: Kubernetes, "Kubelet configuration
 drop-ins"."""
 
 
+DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
+"""Of a kubelet without a setting. Source: Kubernetes cmd/kubelet/app/options, NewKubeletConfiguration."""
+
+
 class KubeletSetting(NamedTuple):
-    """A setting of a kubelet that names the proxy's socket.
+    """A setting of a kubelet that names a socket.
 
     Attributes:
         place: the file, or the process.
@@ -75,6 +80,20 @@ class KubeletSetting(NamedTuple):
         )
 
 
+class RunningKubelet(NamedTuple):
+    """A process.
+
+    Attributes:
+        pid: its id.
+        endpoint: the setting of its runtime's socket that counts; None if it has none, but the default.
+        cgroup_driver: of its flag; empty without.
+    """
+
+    pid: int
+    endpoint: KubeletSetting | None
+    cgroup_driver: str = ""
+
+
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
     """The settings of kubelets that name a socket; files that cannot be read or parsed are left out.
 
@@ -82,6 +101,11 @@ def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSe
         socket_path: the proxy's socket.
         root: where the node's files are.
     """
+    return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
+
+
+def endpoint_settings(root: Path = Path("/")) -> list[KubeletSetting]:
+    """The settings of kubelets that name any socket; see `kubelet_settings`."""
     texts = [(f"/{name}", _text(root / name)) for name in FILES]
     for folder in DROP_INS:
         texts += ((f"/{folder}/{path.name}", _text(path)) for path in _entries(root / folder, ".conf"))
@@ -92,13 +116,36 @@ def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSe
         for folder in _CONFIG_DIR_FLAG.findall(command):
             paths = _entries(root / folder.lstrip("/"), ".conf")
             texts += ((str(Path(folder, path.name)), _text(path)) for path in paths)
-    found = (
-        KubeletSetting(place, match["name"] if pattern is _KEY else f"--{match['name']}", match["value"])
-        for place, text in texts
-        for pattern in (_KEY, _FLAG)
-        for match in pattern.finditer(_without_comments(text))
-    )
-    return [each for each in dict.fromkeys(found) if _is_socket(each.value, socket_path)]
+    return list(dict.fromkeys(each for place, text in texts for each in _settings_in(place, text)))
+
+
+def running_kubelets(root: Path = Path("/")) -> list[RunningKubelet]:
+    """The kubelets that run, with the settings that count for them."""
+    found = []
+    for process in _kubelets(root / "proc"):
+        command = _text(process / "cmdline")
+        # Source: the kubelet: a flag counts before the drop-ins in their order, these before the file.
+        texts = [(path, _text(root / path.lstrip("/"))) for path in _CONFIG_FLAG.findall(command)]
+        for folder in _CONFIG_DIR_FLAG.findall(command):
+            paths = _entries(root / folder.lstrip("/"), ".conf")
+            texts += ((str(Path(folder, path.name)), _text(path)) for path in paths)
+        texts.append((f"the running kubelet (process {process.name})", command))
+        settings = [each for place, text in texts for each in _settings_in(place, text)]
+        endpoints = [each for each in settings if "image" not in each.name]
+        drivers = _DRIVER_FLAG.findall(command)
+        found.append(
+            RunningKubelet(
+                int(process.name), endpoints[-1] if endpoints else None, drivers[-1] if drivers else ""
+            )
+        )
+    return found
+
+
+def _settings_in(place: str, text: str) -> Iterator[KubeletSetting]:
+    for pattern in (_KEY, _FLAG):
+        for match in pattern.finditer(_without_comments(text)):
+            name = match["name"] if pattern is _KEY else f"--{match['name']}"
+            yield KubeletSetting(place, name, match["value"])
 
 
 def is_enabled_unit(root: Path = Path("/")) -> bool:
@@ -144,7 +191,8 @@ def _without_comments(text: str) -> str:
     return re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
 
 
-def _is_socket(endpoint: str, socket_path: str) -> bool:
+def is_endpoint(endpoint: str, socket_path: str) -> bool:
+    """Whether an endpoint, as a kubelet has it, is a socket."""
     try:
         return is_same_socket(parse_endpoint(endpoint), socket_path)
     except ValueError:

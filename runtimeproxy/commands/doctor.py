@@ -1,0 +1,63 @@
+"""The command `doctor`: what is wrong with this installation, and what to do."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.commands.client import reading
+from runtimeproxy.commands.configuration import load_policies, read_settings
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, Cell, Page, counted, print_value
+from runtimeproxy.doctor.checks import Finding, Level, examine
+from runtimeproxy.doctor.gather import Answer, gather
+
+_STYLES: Final = {Level.OK: GOOD, Level.WARNING: DOUBTFUL, Level.PROBLEM: BAD}
+_LEVEL_WIDTH: Final = max(len(level) for level in Level)
+
+
+def doctor(arguments: Namespace) -> int:
+    """Examines this node; fails if there is a problem. Warnings leave the exit code 0."""
+    settings = read_settings(arguments)
+    findings = examine(gather(settings, load_policies(settings.settings), _ask(arguments)))
+    if arguments.output == "text":
+        show_findings(findings, Page())
+    else:
+        print_value(findings_as_json(findings), arguments.output)
+    levels = {each.level for found in findings.values() for each in found}
+    return ExitCode.FAILED if Level.PROBLEM in levels else ExitCode.OK
+
+
+def _ask(arguments: Namespace) -> Answer:
+    try:
+        with reading(arguments) as api:
+            status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=arguments.timeout)
+    except CommandError as error:
+        return Answer(error=str(error))
+    return Answer(status.daemon.version, "", tuple(status.problems))
+
+
+def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
+    """Prints the findings for people."""
+    for name, found in findings.items():
+        page.line(name)
+        for each in found:
+            label = Cell(each.level, _STYLES[each.level])
+            page.entry(label, each.text, indent=2, label_width=_LEVEL_WIDTH)
+            if each.advice:
+                page.entry("", Cell(each.advice, FAINT), indent=2, label_width=_LEVEL_WIDTH)
+    page.gap()
+    levels = [each.level for found in findings.values() for each in found]
+    problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
+    style = BAD if problems else GOOD
+    page.line(Cell(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style))
+
+
+def findings_as_json(findings: dict[str, list[Finding]]) -> list[dict[str, str]]:
+    """The findings in the order of the checks: `check`, `level`, `text` and `advice` of each."""
+    return [
+        {"check": name, "level": each.level.value, "text": each.text, "advice": each.advice}
+        for name, found in findings.items()
+        for each in found
+    ]

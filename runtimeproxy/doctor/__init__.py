@@ -1,0 +1,1 @@
+"""Finds what is wrong with an installation: `facts` gathers, `checks` judges, `command` shows."""

@@ -1,0 +1,371 @@
+"""The checks of `doctor`: each is a pure function of the facts, and says what is wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Final, NamedTuple
+
+from runtimeproxy.doctor.facts import Facts, SocketState
+from runtimeproxy.node.snapshot import Feature
+from runtimeproxy.service.kubelet import DEFAULT_ENDPOINT, is_endpoint
+
+SERVICE: Final = "koord-runtime-proxy.service"
+
+_MIB: Final = 1024 * 1024
+LEAST_FREE_BYTES: Final = 64 * _MIB
+"""In the state folder: checkpoint and journal of a thousand pods have some MiB, twice at a time."""
+STALE_S: Final = {"NodeSLO": 24 * 3600.0, "NodeResourceTopology": 3600.0}
+"""Age from which on a file may be out of date, by kind: koord-manager and koordlet keep changing these
+objects, so they have to be exported regularly. A ConfigMap is edited by people, and may be of any age."""
+_FUTURE_S: Final = 300.0
+"""Clocks of a node and of the machine that wrote a file may differ so much."""
+_RIGHTS: Final = {
+    "cap_dac_override": "it cannot write files of other users",
+    "cap_chown": "proxy.socket_owner and proxy.socket_group have no effect",
+    "cap_fowner": "proxy.socket_mode has no effect on files of other users",
+}
+"""Capabilities of the unit, and what is missing without them."""
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """The result of a check, or one of its results."""
+
+    level: Level
+    text: str
+    advice: str = ""
+    """What to do; empty if nothing."""
+
+
+Findings = Iterator[Finding]
+
+
+def check_configuration(facts: Facts) -> Findings:
+    """Flags, environment, file, folders, policies, registrations: as `check-config`."""
+    for text in facts.configuration_problems:
+        yield Finding(Level.PROBLEM, text, "correct it; the daemon does not start, or keeps its old settings")
+    for text in facts.configuration_warnings:
+        yield Finding(Level.WARNING, text)
+    if not facts.configuration_problems and not facts.configuration_warnings:
+        yield Finding(Level.OK, "the configuration is valid")
+
+
+def check_daemon(facts: Facts) -> Findings:
+    """Whether it serves, answers, and has problems of its own."""
+    endpoint = facts.settings.proxy.endpoint
+    start = f"systemctl start {SERVICE}, and journalctl -u {SERVICE} if it does not"
+    if facts.endpoint is SocketState.DENIED:
+        yield Finding(Level.WARNING, f"{endpoint}: this user may not connect", "run doctor as root")
+    elif facts.endpoint is not SocketState.ANSWERS:
+        what = "does not exist" if facts.endpoint is SocketState.MISSING else "has no process that listens"
+        yield Finding(Level.PROBLEM, f"{endpoint} {what}: no daemon serves", start)
+    elif facts.api_error:
+        yield Finding(Level.PROBLEM if facts.is_served else Level.WARNING, facts.api_error)
+    else:
+        yield Finding(Level.OK, f"version {facts.version} serves on {endpoint}")
+    for text in facts.daemon_problems:
+        yield Finding(Level.PROBLEM, text, "koord-runtime-proxy status shows more")
+
+
+def check_runtime(facts: Facts) -> Findings:
+    """Whether the runtime answers behind the proxy."""
+    endpoint = facts.settings.proxy.runtime_endpoint
+    if facts.runtime.name:
+        yield Finding(Level.OK, f"{facts.runtime.name} answers on {endpoint}")
+    else:
+        advice = "start it, or set proxy.runtime_endpoint"
+        yield Finding(Level.PROBLEM, f"the runtime does not answer: {facts.runtime.error}", advice)
+
+
+def check_endpoint(facts: Facts) -> Findings:
+    """Whether kubelets call the proxy, now and after their next restart."""
+    proxy = facts.settings.proxy
+    wanted = f"unix://{proxy.endpoint}"
+    for kubelet in facts.kubelets:
+        value = kubelet.endpoint.value if kubelet.endpoint else DEFAULT_ENDPOINT
+        place = kubelet.endpoint.place if kubelet.endpoint else "its default"
+        if is_endpoint(value, proxy.endpoint):
+            yield Finding(Level.OK, f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
+        else:
+            yield Finding(
+                Level.PROBLEM,
+                f"the kubelet (process {kubelet.pid}) calls {value} ({place}): no call reaches the proxy",
+                f"set containerRuntimeEndpoint or --container-runtime-endpoint to {wanted} and restart it",
+            )
+    files = [each for each in facts.kubelet_files if "image" not in each.name]
+    ours = [each for each in files if is_endpoint(each.value, proxy.endpoint)]
+    others = [each for each in files if each not in ours]
+    if not facts.kubelets:
+        if ours:
+            yield Finding(Level.WARNING, f"no kubelet runs; {ours[0].place} names the proxy")
+        else:
+            yield Finding(Level.WARNING, "no kubelet runs here, and no file names the proxy's socket")
+    if ours and others:
+        yield Finding(
+            Level.WARNING,
+            f"{ours[0].place} names the proxy, {others[0].place} has {others[0].name} = {others[0].value}",
+            "set both to the same: a restart or an upgrade of the kubelet may take the other one",
+        )
+
+
+def check_cgroup_driver(facts: Facts) -> Findings:
+    """Whether kubelet, runtime and the tree of cgroups have the same driver."""
+    flags = [each.cgroup_driver for each in facts.kubelets if each.cgroup_driver]
+    known = {
+        "the kubelet": flags[0] if flags else facts.kubelet_cgroup_driver,
+        "the runtime": facts.runtime.cgroup_driver,
+        "the tree of cgroups": facts.tree_cgroup_driver,
+    }
+    by_driver: dict[str, list[str]] = {}
+    for name, driver in known.items():
+        if driver:
+            by_driver.setdefault(driver, []).append(name)
+    if len(by_driver) > 1:
+        text = "; ".join(f"{driver}: {' and '.join(names)}" for driver, names in by_driver.items())
+        advice = "drain the node, set the kubelet's cgroupDriver or the runtime's SystemdCgroup, restart both"
+        yield Finding(Level.PROBLEM, f"the cgroup drivers differ ({text})", advice)
+    elif by_driver:
+        ((driver, names),) = by_driver.items()
+        yield Finding(Level.OK, f"{driver}, by {' and '.join(names)}")
+    else:
+        yield Finding(Level.WARNING, "the cgroup driver is not known: neither kubelet nor runtime says it")
+
+
+def check_cpu_manager(facts: Facts) -> Findings:
+    """The kubelet's CPU manager against the policy `cpuset`."""
+    if all(each.name != "cpuset" for each in facts.policies):
+        yield Finding(Level.OK, "the policy cpuset is off")
+        return
+    manager = facts.node.kubelet.cpu_manager_policy if facts.node.kubelet else None
+    if manager is None:
+        yield Finding(
+            Level.WARNING,
+            "the policy of the kubelet's CPU manager is not known: cpuset leaves pods without own CPUs alone",
+            f"set node.kubelet_dir (now {facts.settings.node.kubelet_dir!r}) to the kubelet's --root-dir",
+        )
+    elif manager == "none":
+        yield Finding(Level.OK, "the kubelet's CPU manager has the policy none")
+    else:
+        static = facts.node.kubelet.static_cpus if facts.node.kubelet else {}
+        yield Finding(
+            Level.WARNING,
+            f"the kubelet's CPU manager has the policy {manager}, with CPUs for {len(static)} containers: "
+            "cpuset leaves them and all pods without CPUs of their own alone",
+            "set cpuManagerPolicy: none (remove cpu_manager_state), or [policies.cpuset] enabled = false",
+        )
+
+
+def check_koordlet(facts: Facts) -> Findings:
+    """Whether koordlet changes the same values."""
+    registered = [each.name for each in facts.hook_servers if each.name.startswith("koordlet")]
+    own = sorted({each.name for each in facts.policies} & _KOORDLETS_POLICIES)
+    advice = "switch these policies off, or koordlet's hooks (systemd/coming-from-koordinator.md)"
+    if registered and own:
+        text = f"koordlet is registered ({registered[0]}), and these policies do the same: {', '.join(own)}"
+        yield Finding(Level.WARNING, text, advice)
+    elif registered:
+        yield Finding(Level.OK, f"koordlet is a hook server ({registered[0]})")
+    for each in facts.koordlets:
+        if each.uses_nri and facts.has_nri_socket:
+            yield Finding(
+                Level.WARNING,
+                f"koordlet (process {each.pid}) is an NRI plugin, too: it changes containers after the proxy",
+                "start koordlet with --enable-nri-runtime-hook=false, or switch the policies off",
+            )
+        elif not registered and own:
+            yield Finding(
+                Level.WARNING,
+                f"koordlet (process {each.pid}) writes cgroup files itself, which {', '.join(own)} set, too",
+                advice,
+            )
+    if not registered and not facts.koordlets:
+        yield Finding(Level.OK, "no koordlet is on this node")
+
+
+_KOORDLETS_POLICIES: Final = frozenset(
+    ("batch-resource", "cpuset", "gpu-env", "group-identity", "cpu-burst", "cpu-normalization", "memory-qos")
+)
+"""What koordlet does, too. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
+
+
+def check_hook_servers(facts: Facts) -> Findings:
+    """Whether the sockets of registered hook servers answer."""
+    for each in facts.hook_servers:
+        if each.state is SocketState.ANSWERS:
+            yield Finding(Level.OK, f"{each.name}: {each.endpoint} answers")
+        else:
+            text = f"{each.name}: {each.endpoint} is {each.state}: calls go on without it, or are refused"
+            yield Finding(Level.WARNING, text, "start it, or remove its file")
+    if not facts.hook_servers:
+        yield Finding(Level.OK, "none is registered")
+
+
+def check_kernel(facts: Facts) -> Findings:
+    """Whether the kernel has what policies need."""
+    is_fine = True
+    for policy in facts.policies:
+        if missing := sorted(policy.features - facts.node.features):
+            is_fine = False
+            text = f"the policy {policy.name} does nothing: the kernel lacks {', '.join(missing)}"
+            yield Finding(Level.WARNING if policy.is_configured else Level.OK, text)
+    if is_fine:
+        yield Finding(Level.OK, "it has what the policies need")
+
+
+def check_unit(facts: Facts) -> Findings:
+    """Whether systemd starts the daemon, and with the rights that it needs."""
+    unit = facts.unit
+    if unit is None:
+        yield Finding(Level.OK, "systemd does not run here")
+        return
+    if unit.get("LoadState") != "loaded":
+        text = f"there is no {SERVICE}: nothing starts the daemon with the node, or again after its end"
+        yield Finding(Level.WARNING, text, "install the units (systemd/README.md)")
+        return
+    found = [*_life_of(unit), *_rights_of(facts, unit)]
+    yield from found or [Finding(Level.OK, "enabled, active, and with the rights that the daemon needs")]
+
+
+def _life_of(unit: Mapping[str, str]) -> Findings:
+    if unit.get("ActiveState") != "active":
+        text = f"the service is {unit.get('ActiveState')} ({unit.get('Result')})"
+        yield Finding(Level.PROBLEM, text, f"journalctl -u {SERVICE} says why; systemctl start {SERVICE}")
+    if not unit.get("UnitFileState", "").startswith("enabled"):
+        text = f"the service is {unit.get('UnitFileState') or 'not enabled'}: it does not start with the node"
+        yield Finding(Level.WARNING, text, f"systemctl enable {SERVICE}")
+    if unit.get("NeedDaemonReload") == "yes":
+        yield Finding(Level.WARNING, "the unit's files have changed", "systemctl daemon-reload, then restart")
+    if unit.get("NRestarts", "0") != "0":
+        text = f"systemd has restarted the daemon {unit['NRestarts']} times since it was started"
+        yield Finding(Level.WARNING, text, f"journalctl -u {SERVICE} has the reasons")
+
+
+def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
+    settings = facts.settings
+    writable = {
+        "state.dir": settings.state.dir,
+        "the folder of proxy.endpoint": str(PurePosixPath(settings.proxy.endpoint).parent),
+    }
+    if settings.cgroups.enabled:
+        writable["cgroups.root"] = settings.cgroups.root
+    for name, path in writable.items():
+        if not may_write(unit, path):
+            text = f"{name}: the unit may not write to {path}"
+            yield Finding(Level.PROBLEM, text, f"a drop-in with ReadWritePaths={path}")
+    capabilities = unit.get("CapabilityBoundingSet", "").lower().split()
+    for name, effect in _RIGHTS.items():
+        if "CapabilityBoundingSet" in unit and name not in capabilities:
+            yield Finding(Level.WARNING, f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
+    has_policy = any(each.name == "group-identity" for each in facts.policies)
+    has_sysctl = {Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL} <= facts.node.features
+    if has_policy and has_sysctl and unit.get("ProtectKernelTunables") == "yes":
+        yield Finding(
+            Level.PROBLEM,
+            "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
+            "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
+        )
+
+
+def may_write(unit: Mapping[str, str], path: str) -> bool:
+    """Whether a service may write below a folder. Source: systemd.exec(5), Sandboxing.
+
+    Args:
+        unit: properties by `systemctl show`.
+        path: an absolute path; a link is not followed, but for /var/run.
+    """
+    wanted = _plain(path)
+    allowed = [_plain(each.lstrip("-+")) for each in unit.get("ReadWritePaths", "").split()]
+    allowed += (PurePosixPath("/var/lib", each) for each in unit.get("StateDirectory", "").split())
+    allowed += (PurePosixPath("/run", each) for each in unit.get("RuntimeDirectory", "").split())
+    if any(wanted.is_relative_to(each) for each in allowed):
+        return True
+    forbidden = (_plain(each.lstrip("-+")) for each in unit.get("ReadOnlyPaths", "").split())
+    if any(wanted.is_relative_to(each) for each in forbidden):
+        return False
+    if unit.get("ProtectControlGroups") == "yes" and wanted.is_relative_to("/sys/fs/cgroup"):
+        return False
+    protection = unit.get("ProtectSystem", "no")
+    if protection == "strict":
+        return any(wanted.is_relative_to(each) for each in ("/proc", "/sys", "/dev"))
+    read_only = {"yes": ("/usr", "/boot", "/efi"), "full": ("/usr", "/boot", "/efi", "/etc")}
+    return not any(wanted.is_relative_to(each) for each in read_only.get(protection, ()))
+
+
+def _plain(path: str) -> PurePosixPath:
+    pure = PurePosixPath(path)
+    return PurePosixPath("/run", pure.relative_to("/var/run")) if pure.is_relative_to("/var/run") else pure
+
+
+def check_state_folder(facts: Facts) -> Findings:
+    """Whether records and originals of values survive a restart."""
+    path, folder = facts.settings.state.dir, facts.state_folder
+    if not folder.exists:
+        level = Level.PROBLEM if facts.is_served else Level.WARNING
+        yield Finding(level, f"{path} does not exist: no restart keeps anything", f"mkdir -m 0700 {path}")
+        return
+    is_fine = True
+    if folder.mode & 0o077:
+        is_fine = False
+        yield Finding(Level.WARNING, f"{path} has mode {folder.mode:04o}", f"chmod 0700 {path}")
+    if folder.free_bytes < LEAST_FREE_BYTES:
+        is_fine = False
+        text = f"{path} has {folder.free_bytes // _MIB} MiB free: without its journal no value is written"
+        yield Finding(Level.PROBLEM, text, "make room on its file system")
+    if is_fine:
+        yield Finding(Level.OK, f"{path} is there and private")
+
+
+def check_inputs(facts: Facts) -> Findings:
+    """Whether the files with Kubernetes objects are up to date."""
+    for file in facts.input_files:
+        kinds = ", ".join(file.kinds) or "no object that is used"
+        text = f"{file.path} ({kinds}) was written {_age(file.age_s)} ago"
+        stale = [kind for kind in file.kinds if file.age_s > STALE_S.get(kind, file.age_s)]
+        if file.age_s < -_FUTURE_S:
+            yield Finding(Level.WARNING, f"{file.path} was written in the future", "check the node's clock")
+        elif stale:
+            advice = f"export the {' and '.join(stale)} regularly, or remove it"
+            yield Finding(Level.WARNING, text, advice)
+        else:
+            yield Finding(Level.OK, text)
+    if not facts.input_files:
+        folder = facts.settings.node.objects_dir or "node.objects_dir"
+        yield Finding(Level.OK, f"no file is in {folder}: there are no strategies of the cluster")
+
+
+def _age(seconds: float) -> str:
+    for name, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} seconds"
+
+
+CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
+    "configuration": check_configuration,
+    "daemon": check_daemon,
+    "runtime": check_runtime,
+    "kubelet": check_endpoint,
+    "cgroup driver": check_cgroup_driver,
+    "CPU manager": check_cpu_manager,
+    "koordlet": check_koordlet,
+    "hook servers": check_hook_servers,
+    "kernel": check_kernel,
+    "service": check_unit,
+    "state folder": check_state_folder,
+    "node objects": check_inputs,
+}
+"""By name, in the order in which they are shown."""
+
+
+def examine(facts: Facts) -> dict[str, list[Finding]]:
+    """The findings of all checks, by name."""
+    return {name: list(check(facts)) for name, check in CHECKS.items()}

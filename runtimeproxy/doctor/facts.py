@@ -1,0 +1,112 @@
+"""What the checks of `doctor` look at, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from runtimeproxy.config.settings import Settings
+from runtimeproxy.node.snapshot import Node
+from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
+
+
+class SocketState(StrEnum):
+    """What connecting to a socket gives."""
+
+    ANSWERS = "answers"
+    MISSING = "missing"
+    REFUSED = "refused"
+    """There is a socket, but no process listens."""
+    DENIED = "denied"
+    """This user may not connect."""
+
+
+class PolicyFacts(NamedTuple):
+    """A policy that is on."""
+
+    name: str
+    features: frozenset[str] = frozenset()
+    """Kernel features without which it does nothing."""
+    is_configured: bool = False
+    """Whether the configuration has settings for it."""
+
+
+class RuntimeFacts(NamedTuple):
+    """The container runtime, asked directly."""
+
+    name: str = ""
+    """Name and version; empty if it did not answer."""
+    cgroup_driver: str = ""
+    """systemd or cgroupfs; empty if it does not say."""
+    error: str = ""
+
+
+class HookServerFacts(NamedTuple):
+    """A registered hook server."""
+
+    name: str
+    """Name of its file."""
+    endpoint: str
+    state: SocketState
+
+
+class Koordlet(NamedTuple):
+    """A koordlet that runs on this node."""
+
+    pid: int
+    uses_nri: bool
+    """Whether its NRI mode is on; it needs the runtime's socket, too."""
+
+
+class FolderFacts(NamedTuple):
+    """The state folder."""
+
+    exists: bool = True
+    mode: int = 0o700
+    free_bytes: int = 2**40
+
+
+class InputFile(NamedTuple):
+    """A file with Kubernetes objects."""
+
+    path: str
+    kinds: tuple[str, ...]
+    age_s: float
+    """Since it was written; negative if that is in the future."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All of them; the defaults are those of a node on which nothing runs."""
+
+    settings: Settings = field(default_factory=Settings)
+    user_id: int = 0
+    configuration_problems: tuple[str, ...] = ()
+    configuration_warnings: tuple[str, ...] = ()
+    policies: tuple[PolicyFacts, ...] = ()
+    endpoint: SocketState = SocketState.MISSING
+    is_served: bool = False
+    """Whether a process holds the lock of the endpoint."""
+    version: str = ""
+    """Of the daemon, by its API; empty if it did not answer."""
+    api_error: str = ""
+    daemon_problems: tuple[str, ...] = ()
+    """What the daemon itself reports."""
+    kubelets: tuple[RunningKubelet, ...] = ()
+    kubelet_files: tuple[KubeletSetting, ...] = ()
+    """Endpoints in files, whether a kubelet runs or not."""
+    runtime: RuntimeFacts = field(default_factory=RuntimeFacts)
+    kubelet_cgroup_driver: str = ""
+    """In its configuration file; empty if that is not known."""
+    tree_cgroup_driver: str = ""
+    """By the names of the kubelet's cgroups; empty if there are none."""
+    node: Node = field(default_factory=Node)
+    hook_servers: tuple[HookServerFacts, ...] = ()
+    koordlets: tuple[Koordlet, ...] = ()
+    has_nri_socket: bool = False
+    unit: Mapping[str, str] | None = None
+    """Properties of the service by `systemctl show`; None without systemd."""
+    state_folder: FolderFacts = field(default_factory=FolderFacts)
+    input_files: tuple[InputFile, ...] = ()

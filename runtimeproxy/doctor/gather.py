@@ -1,0 +1,256 @@
+"""Gathers the facts for the checks: reads files, asks runtime and systemd; changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import grpc
+
+from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.config.validation import check_on_node, places_of
+from runtimeproxy.doctor.checks import SERVICE
+from runtimeproxy.doctor.facts import (
+    Facts,
+    FolderFacts,
+    HookServerFacts,
+    InputFile,
+    Koordlet,
+    PolicyFacts,
+    RuntimeFacts,
+    SocketState,
+)
+from runtimeproxy.hooks.remote.registrations import (
+    UnreadableFileError,
+    parse_registration,
+    read_registration,
+    registration_names,
+)
+from runtimeproxy.node.documents import InputError, parse_documents
+from runtimeproxy.node.facts import NodeReader
+from runtimeproxy.node.input_file import read_file
+from runtimeproxy.node.inputs import NodeInputs
+from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
+from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
+from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
+from runtimeproxy.service.kubelet import endpoint_settings, running_kubelets
+from runtimeproxy.service.signals import is_served
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.loading import LoadResult
+
+TIMEOUT_S: Final = 5.0
+"""Of each question to the runtime or to systemd."""
+_NRI_SOCKET: Final = "var/run/nri/nri.sock"
+"""Source: Koordinator pkg/koordlet/util/system, the default of the runtime's NRI socket."""
+_NO_NRI: Final = re.compile(r"--?enable-nri-runtime-hook=(?:false|f|0)\b", re.IGNORECASE)
+"""NRI is koordlet's default. Source: Koordinator pkg/koordlet/runtimehooks/config.go."""
+_KINDS: Final = re.compile(
+    rb"""^[ \t-]*"?kind"?[ \t]*:[ \t]*"?(ConfigMap|Node|NodeSLO|NodeResourceTopology)"?[ \t]*,?[ \t]*$""",
+    re.MULTILINE,
+)
+_PROPERTIES: Final = (
+    *("LoadState", "ActiveState", "Result", "UnitFileState", "NeedDaemonReload", "NRestarts"),
+    *("ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables", "CapabilityBoundingSet"),
+    *("ReadWritePaths", "ReadOnlyPaths", "StateDirectory", "RuntimeDirectory"),
+)
+
+
+class Answer(NamedTuple):
+    """What the daemon's API said."""
+
+    version: str = ""
+    error: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def gather(reading: Reading, policies: LoadResult, answer: Answer, root: Path = Path("/")) -> Facts:
+    """Returns all facts.
+
+    Args:
+        reading: the settings, with their problems.
+        policies: the result of loading policies with these settings.
+        answer: what the daemon's API said.
+        root: where the files are whose places no setting names.
+    """
+    settings = reading.settings
+    findings = check_on_node(reading, policies)
+    places = places_of(settings)._replace(state_dir=None)
+    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
+    return Facts(
+        settings=settings,
+        user_id=os.geteuid(),
+        configuration_problems=tuple(map(str, findings.problems)),
+        configuration_warnings=tuple(map(str, findings.warnings)),
+        policies=tuple(
+            PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
+            for each in policies.policies
+        ),
+        endpoint=socket_state(settings.proxy.endpoint),
+        is_served=is_served(settings.proxy.endpoint),
+        version=answer.version,
+        api_error=answer.error,
+        daemon_problems=answer.problems,
+        kubelets=tuple(running_kubelets(root)),
+        kubelet_files=tuple(endpoint_settings(root)),
+        runtime=ask_runtime(settings.proxy.runtime_endpoint),
+        kubelet_cgroup_driver=_kubelet_driver(settings),
+        tree_cgroup_driver=guess_cgroup_driver(places.cgroup_root) or "",
+        node=inputs.look(0, is_first=True).node,
+        hook_servers=tuple(_hook_servers(settings)),
+        koordlets=tuple(_koordlets(root / "proc")),
+        has_nri_socket=(root / _NRI_SOCKET).exists(),
+        unit=_unit(root),
+        state_folder=_state_folder(Path(settings.state.dir)),
+        input_files=tuple(_input_files(settings)),
+    )
+
+
+def socket_state(path: str) -> SocketState:
+    """What connecting to a socket gives."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(TIMEOUT_S)
+        try:
+            number = probe.connect_ex(path)
+        except OSError:  # the path is too long, or connecting takes too long
+            return SocketState.REFUSED
+    states = {0: SocketState.ANSWERS, errno.ENOENT: SocketState.MISSING, errno.EACCES: SocketState.DENIED}
+    return states.get(number, SocketState.REFUSED)
+
+
+def ask_runtime(path: str) -> RuntimeFacts:
+    """Asks a runtime for its name and its cgroup driver."""
+    if (state := socket_state(path)) is not SocketState.ANSWERS:
+        return RuntimeFacts(error=f"{path} is {state}")
+    options = (("grpc.default_authority", "localhost"),)
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        stub = api_pb2_grpc.RuntimeServiceStub(channel)
+        try:
+            version = stub.Version(api_pb2.VersionRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return RuntimeFacts(error=f"{path}: {error.code().name}: {error.details()}")
+        driver = ""
+        try:
+            config = stub.RuntimeConfig(api_pb2.RuntimeConfigRequest(), timeout=TIMEOUT_S)
+            driver = SYSTEMD if config.linux.cgroup_driver == api_pb2.SYSTEMD else CGROUPFS
+        except grpc.RpcError:
+            # Runtimes of before CRI 1.28 do not know it, but containerd shows its configuration.
+            with contextlib.suppress(grpc.RpcError):
+                status = stub.Status(api_pb2.StatusRequest(verbose=True), timeout=TIMEOUT_S)
+                driver = containerd_driver(status.info.get("config", ""))
+        return RuntimeFacts(f"{version.runtime_name} {version.runtime_version}", driver)
+
+
+def containerd_driver(text: str) -> str:
+    """The cgroup driver in the configuration that containerd's verbose Status has; empty if it does not say.
+
+    Source: containerd pkg/cri/config, `runtimes.<name>.options.SystemdCgroup` of the default runtime.
+    """
+    try:
+        containerd: Any = json.loads(text)["containerd"]
+        runtime = containerd["runtimes"][containerd["defaultRuntimeName"]]
+        options = runtime["options"] or {}
+        return SYSTEMD if options.get("SystemdCgroup") is True else CGROUPFS
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def _kubelet_driver(settings: Settings) -> str:
+    if not settings.node.kubelet_dir:
+        return ""
+    try:
+        data, _ = read_file(Path(settings.node.kubelet_dir, CONFIG), MAX_BYTES[CONFIG])
+        documents = parse_documents(data)
+        # Source: kubelet.config.k8s.io/v1beta1, the default of cgroupDriver.
+        return parse_config(documents[0]).cgroup_driver or CGROUPFS if documents else ""
+    except (OSError, InputError):
+        return ""
+
+
+def _hook_servers(settings: Settings) -> Iterator[HookServerFacts]:
+    folder = Path(settings.hooks.server_config_dir)
+    try:
+        names = registration_names(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            parsed = parse_registration(name, read_registration(folder / name).data, 1.0)
+        except (OSError, UnreadableFileError):
+            continue  # check_on_node reports it
+        if parsed.registration is not None:
+            endpoint = parsed.registration.endpoint
+            yield HookServerFacts(name, endpoint, socket_state(endpoint))
+
+
+def _koordlets(proc: Path) -> Iterator[Koordlet]:
+    """The processes called koordlet; the command lines of others are not read."""
+    try:
+        processes = sorted(path for path in proc.iterdir() if path.name.isdecimal())
+    except OSError:
+        return
+    for process in processes:
+        try:
+            if (process / "comm").read_text().strip() == "koordlet":
+                command = (process / "cmdline").read_bytes().decode("utf-8", "replace")
+                yield Koordlet(int(process.name), _NO_NRI.search(command) is None)
+        except OSError:
+            continue  # it has ended
+
+
+def _unit(root: Path) -> Mapping[str, str] | None:
+    program = shutil.which("systemctl")
+    if program is None or not (root / "run/systemd/system").is_dir():
+        return None
+    command = [program, "show", SERVICE, f"--property={','.join(_PROPERTIES)}"]
+    try:
+        # S603: the arguments are constants.
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return unit_properties(done.stdout)
+
+
+def unit_properties(text: str) -> dict[str, str]:
+    """The properties in the output of `systemctl show`."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _state_folder(path: Path) -> FolderFacts:
+    try:
+        status, system = path.stat(), os.statvfs(path)
+    except OSError:
+        return FolderFacts(exists=False)
+    return FolderFacts(mode=stat.S_IMODE(status.st_mode), free_bytes=system.f_bavail * system.f_frsize)
+
+
+def _input_files(settings: Settings) -> Iterator[InputFile]:
+    folder, now_s = Path(settings.node.objects_dir), time.time()
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES) if folder.name else []
+    except OSError:
+        return
+    for path in paths:
+        try:
+            if not path.name.startswith("."):
+                data, _ = read_file(path, MAX_FILE_BYTES)
+                kinds = dict.fromkeys(each.decode() for each in _KINDS.findall(data))
+                yield InputFile(str(path), tuple(kinds), now_s - path.stat().st_mtime)
+        except (OSError, InputError):
+            continue  # check_on_node reports it

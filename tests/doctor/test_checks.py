@@ -1,0 +1,387 @@
+"""Each check of `doctor`: which facts are a problem, and what the advice is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.doctor import checks
+from runtimeproxy.doctor.checks import CHECKS, Level, examine, may_write
+from runtimeproxy.doctor.facts import (
+    Facts,
+    FolderFacts,
+    HookServerFacts,
+    InputFile,
+    Koordlet,
+    PolicyFacts,
+    RuntimeFacts,
+    SocketState,
+)
+from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
+from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
+
+SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
+OURS = KubeletSetting("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint", f"unix://{SOCKET}")
+OTHER = KubeletSetting(
+    "/etc/default/kubelet", "--container-runtime-endpoint", "unix:///run/containerd/containerd.sock"
+)
+UNIT = {
+    "LoadState": "loaded",
+    "ActiveState": "active",
+    "Result": "success",
+    "UnitFileState": "enabled",
+    "NeedDaemonReload": "no",
+    "NRestarts": "0",
+    "ProtectSystem": "strict",
+    "ProtectControlGroups": "no",
+    "ProtectKernelTunables": "yes",
+    "CapabilityBoundingSet": "cap_chown cap_dac_override cap_fowner",
+    "ReadWritePaths": "/sys/fs/cgroup -/sys/fs/resctrl",
+    "ReadOnlyPaths": "",
+    "StateDirectory": "koord-runtime-proxy",
+    "RuntimeDirectory": "koord-runtimeproxy",
+}
+"""As the unit of this repository has them."""
+
+GOOD = Facts(
+    settings=Settings(proxy=ProxySettings(endpoint=SOCKET)),
+    policies=(PolicyFacts("cpuset"), PolicyFacts("cpu-burst", frozenset({Feature.BURST}))),
+    endpoint=SocketState.ANSWERS,
+    is_served=True,
+    version="0.2.0",
+    kubelets=(RunningKubelet(7, OURS),),
+    kubelet_files=(OURS,),
+    runtime=RuntimeFacts("containerd 2.1", "systemd"),
+    kubelet_cgroup_driver="systemd",
+    tree_cgroup_driver="systemd",
+    node=Node(kubelet=KubeletFacts(cpu_manager_policy="none"), features=frozenset({Feature.BURST})),
+    unit=UNIT,
+)
+
+
+def test_a_good_installation_has_no_finding_but_ok() -> None:
+    found = examine(GOOD)
+    assert set(found) == set(CHECKS)
+    for name, findings in found.items():
+        assert [each.level for each in findings] == [Level.OK] * len(findings), name
+        assert findings, name
+
+
+def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:
+    cpus = {("uid", str(number)): frozenset({number}) for number in range(static)}
+    kubelet = KubeletFacts(cpu_manager_policy=policy, static_cpus=cpus) if policy else None
+    return Node(kubelet=kubelet, features=frozenset(features))
+
+
+def unit(**changes: str) -> dict[str, str]:
+    return {**UNIT, **changes}
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "level", "text", "advice"),
+    [
+        (
+            "configuration",
+            {"configuration_problems": ("f: k: bad",)},
+            Level.PROBLEM,
+            "f: k: bad",
+            "correct it",
+        ),
+        ("configuration", {"configuration_warnings": ("f: odd",)}, Level.WARNING, "f: odd", ""),
+        (
+            "daemon",
+            {"endpoint": SocketState.MISSING},
+            Level.PROBLEM,
+            "does not exist: no daemon",
+            "systemctl start",
+        ),
+        ("daemon", {"endpoint": SocketState.REFUSED}, Level.PROBLEM, "no process that listens", "journalctl"),
+        ("daemon", {"endpoint": SocketState.DENIED}, Level.WARNING, "may not connect", "run doctor as root"),
+        ("daemon", {"api_error": "has no API"}, Level.PROBLEM, "has no API", ""),
+        ("daemon", {"daemon_problems": ("disk full",)}, Level.PROBLEM, "disk full", "status"),
+        (
+            "runtime",
+            {"runtime": RuntimeFacts(error="/c is missing")},
+            Level.PROBLEM,
+            "/c is missing",
+            "runtime_endpoint",
+        ),
+        (
+            "kubelet",
+            {"kubelets": ()},
+            Level.WARNING,
+            "no kubelet runs; /var/lib/kubelet/config.yaml names",
+            "",
+        ),
+        ("kubelet", {"kubelets": (), "kubelet_files": ()}, Level.WARNING, "no file names the proxy", ""),
+        (
+            "kubelet",
+            {"kubelets": (RunningKubelet(7, OTHER),), "kubelet_files": (OTHER,)},
+            Level.PROBLEM,
+            "(process 7) calls unix:///run/containerd/containerd.sock (/etc/default/kubelet): no call",
+            f"to unix://{SOCKET} and restart it",
+        ),
+        (
+            "kubelet",
+            {"kubelets": (RunningKubelet(7, None),)},
+            Level.PROBLEM,
+            "calls unix:///run/containerd/containerd.sock (its default)",
+            "restart it",
+        ),
+        (
+            "kubelet",
+            {"kubelet_files": (OURS, OTHER)},
+            Level.WARNING,
+            "/etc/default/kubelet has --container-runtime-endpoint = unix:///run/containerd/containerd.sock",
+            "set both to the same",
+        ),
+        (
+            "cgroup driver",
+            {"kubelet_cgroup_driver": "cgroupfs"},
+            Level.PROBLEM,
+            "(cgroupfs: the kubelet; systemd: the runtime and the tree of cgroups)",
+            "SystemdCgroup",
+        ),
+        (
+            "cgroup driver",
+            {"kubelets": (RunningKubelet(7, OURS, "cgroupfs"),)},
+            Level.PROBLEM,
+            "(cgroupfs: the kubelet; systemd: the runtime and the tree of cgroups)",
+            "",
+        ),
+        (
+            "cgroup driver",
+            {"kubelet_cgroup_driver": "", "runtime": RuntimeFacts("c"), "tree_cgroup_driver": ""},
+            Level.WARNING,
+            "is not known",
+            "",
+        ),
+        ("CPU manager", {"node": node(None)}, Level.WARNING, "is not known", "node.kubelet_dir"),
+        (
+            "CPU manager",
+            {"node": node("static", static=2)},
+            Level.WARNING,
+            "the policy static, with CPUs for 2 containers",
+            "cpuManagerPolicy: none",
+        ),
+        (
+            "koordlet",
+            {"hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),)},
+            Level.WARNING,
+            "koordlet is registered (koordlet.json), and these policies do the same: cpu-burst, cpuset",
+            "coming-from-koordinator.md",
+        ),
+        (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),), "has_nri_socket": True},
+            Level.WARNING,
+            "(process 9) is an NRI plugin, too",
+            "--enable-nri-runtime-hook=false",
+        ),
+        (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),)},
+            Level.WARNING,
+            "(process 9) writes cgroup files itself, which cpu-burst, cpuset set, too",
+            "switch these policies off",
+        ),
+        (
+            "hook servers",
+            {"hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.REFUSED),)},
+            Level.WARNING,
+            "a.json: /a.sock is refused",
+            "remove its file",
+        ),
+        (
+            "kernel",
+            {"policies": (PolicyFacts("p", frozenset({"bvt", "idle"}), is_configured=True),)},
+            Level.WARNING,
+            "the policy p does nothing: the kernel lacks bvt, idle",
+            "",
+        ),
+        (
+            "service",
+            {"unit": {"LoadState": "not-found"}},
+            Level.WARNING,
+            "there is no koord",
+            "install the units",
+        ),
+        (
+            "service",
+            {"unit": unit(ActiveState="failed", Result="exit-code")},
+            Level.PROBLEM,
+            "failed (exit-code)",
+            "",
+        ),
+        (
+            "service",
+            {"unit": unit(UnitFileState="disabled")},
+            Level.WARNING,
+            "is disabled",
+            "systemctl enable",
+        ),
+        (
+            "service",
+            {"unit": unit(NeedDaemonReload="yes")},
+            Level.WARNING,
+            "files have changed",
+            "daemon-reload",
+        ),
+        (
+            "service",
+            {"unit": unit(NRestarts="3")},
+            Level.WARNING,
+            "restarted the daemon 3 times",
+            "journalctl",
+        ),
+        (
+            "service",
+            {"unit": unit(ReadWritePaths="", ProtectControlGroups="yes")},
+            Level.PROBLEM,
+            "cgroups.root: the unit may not write to /sys/fs/cgroup",
+            "ReadWritePaths=/sys/fs/cgroup",
+        ),
+        (
+            "service",
+            {"unit": unit(StateDirectory="")},
+            Level.PROBLEM,
+            "state.dir: the unit may not write to /var/lib/koord-runtime-proxy",
+            "a drop-in",
+        ),
+        (
+            "service",
+            {"unit": unit(RuntimeDirectory="")},
+            Level.PROBLEM,
+            "the folder of proxy.endpoint: the unit may not write to /run/koord-runtimeproxy",
+            "",
+        ),
+        (
+            "service",
+            {"unit": unit(CapabilityBoundingSet="cap_chown cap_fowner")},
+            Level.WARNING,
+            "lacks CAP_DAC_OVERRIDE: it cannot write files of other users",
+            "",
+        ),
+        (
+            "service",
+            {
+                "policies": (PolicyFacts("group-identity"),),
+                "node": node("none", Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL),
+            },
+            Level.PROBLEM,
+            "ProtectKernelTunables=yes",
+            "10-group-identity.conf",
+        ),
+        (
+            "state folder",
+            {"state_folder": FolderFacts(exists=False)},
+            Level.PROBLEM,
+            "does not exist",
+            "mkdir",
+        ),
+        (
+            "state folder",
+            {"state_folder": FolderFacts(mode=0o755)},
+            Level.WARNING,
+            "has mode 0755",
+            "chmod 0700",
+        ),
+        (
+            "state folder",
+            {"state_folder": FolderFacts(free_bytes=2**20)},
+            Level.PROBLEM,
+            "has 1 MiB free",
+            "make room",
+        ),
+        (
+            "node objects",
+            {"input_files": (InputFile("/n/slo.yaml", ("NodeSLO",), 3 * 86_400),)},
+            Level.WARNING,
+            "/n/slo.yaml (NodeSLO) was written 3 days ago",
+            "export the NodeSLO regularly",
+        ),
+        (
+            "node objects",
+            {"input_files": (InputFile("/n/nrt.yaml", ("Node", "NodeResourceTopology"), 7200),)},
+            Level.WARNING,
+            "was written 2 hours ago",
+            "export the NodeResourceTopology regularly",
+        ),
+        (
+            "node objects",
+            {"input_files": (InputFile("/n/cm.yaml", ("ConfigMap",), -4000),)},
+            Level.WARNING,
+            "was written in the future",
+            "clock",
+        ),
+    ],
+)
+def test_a_check(check: str, changes: dict[str, Any], level: Level, text: str, advice: str) -> None:
+    found = list(CHECKS[check](replace(GOOD, **changes)))
+    (worst,) = [each for each in found if each.level is not Level.OK]
+    assert worst.level is level
+    assert text in worst.text
+    assert advice in worst.advice
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "text"),
+    [
+        ("CPU manager", {"policies": ()}, "the policy cpuset is off"),
+        (
+            "kernel",
+            {"policies": (PolicyFacts("p", frozenset({"bvt"})),)},
+            "p does nothing: the kernel lacks bvt",
+        ),
+        ("service", {"unit": None}, "systemd does not run here"),
+        ("service", {"unit": unit(UnitFileState="enabled-runtime")}, "enabled, active"),
+        ("koordlet", {"koordlets": (Koordlet(9, True),), "policies": ()}, ""),
+        (
+            "koordlet",
+            {"hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),), "policies": ()},
+            "koordlet is a hook server (koordlet.json)",
+        ),
+        (
+            "node objects",
+            {"input_files": (InputFile("/n/cm.yaml", ("ConfigMap",), 400 * 86_400),)},
+            "/n/cm.yaml (ConfigMap) was written 400 days ago",
+        ),
+    ],
+)
+def test_what_is_fine(check: str, changes: dict[str, Any], text: str) -> None:
+    found = list(CHECKS[check](replace(GOOD, **changes)))
+    assert all(each.level is Level.OK for each in found)
+    assert text in " ".join(each.text for each in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "is_possible"),
+    [
+        ({}, "/sys/fs/cgroup/cpu", True),
+        ({}, "/var/run/koord-runtimeproxy/admin", True),
+        ({}, "/etc/koord-runtime-proxy", False),
+        ({}, "/opt/state", False),
+        ({"ReadWritePaths": "/opt/state"}, "/opt/state/below", True),
+        ({"ReadWritePaths": "/opt/state"}, "/opt/state2", False),
+        ({"ProtectSystem": "full"}, "/opt/state", True),
+        ({"ProtectSystem": "full"}, "/etc/x", False),
+        ({"ProtectSystem": "yes"}, "/etc/x", True),
+        ({"ProtectSystem": "yes"}, "/usr/x", False),
+        ({"ProtectSystem": "no", "ReadOnlyPaths": "/opt"}, "/opt/state", False),
+        (
+            {"ProtectSystem": "no", "ReadWritePaths": "", "ProtectControlGroups": "yes"},
+            "/sys/fs/cgroup",
+            False,
+        ),
+    ],
+)
+def test_where_a_unit_may_write(changes: dict[str, str], path: str, is_possible: bool) -> None:
+    assert may_write(unit(**changes), path) is is_possible
+
+
+def test_ages_for_people() -> None:
+    shown = [checks._age(seconds) for seconds in (-1, 59, 119, 121, 7200, 200_000)]
+    assert shown == ["0 seconds", "59 seconds", "119 seconds", "2 minutes", "2 hours", "2 days"]
