@@ -117,7 +117,9 @@ class Cpuset(Policy):
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
         Input.POOLS: PodSelector(annotations=(RESOURCE_STATUS,))
     }
-    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.POOLS, Input.KUBELET, Input.STRATEGIES})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset(
+        {Input.POOLS, Input.KUBELET, Input.STRATEGIES, Input.CGROUPS}
+    )
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 

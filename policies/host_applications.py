@@ -84,18 +84,28 @@ def host_application_values(
 ) -> tuple[dict[str, Mapping[str, int | str]], tuple[str, ...]]:
     """Return the values of all host applications' cgroups, by path, and the problems with some of them.
 
+    Of two with the same cgroup the first counts.
+
     Args:
         applications: as configured.
         cgroup_driver: the kubelet's; None if it is not known.
         value_of: the values of a class by cgroup parameter; a ValueError leaves that application out.
     """
     cgroups: dict[str, Mapping[str, int | str]] = {}
+    names: dict[str, str] = {}
     problems: list[str] = []
     for application in applications:
         try:
             values = value_of(QoSClass(application.qos.value))
-            if values:
-                cgroups[host_application_cgroup(application, cgroup_driver)] = values
+            if not values:
+                continue
+            cgroup, name = host_application_cgroup(application, cgroup_driver), application.name[:64]
+            if cgroup not in cgroups:
+                cgroups[cgroup], names[cgroup] = values, name
+            else:
+                problems.append(
+                    f"host application {name}: its cgroup {cgroup[:256]} is that of {names[cgroup]}, too"
+                )
         except ValueError as error:
             problems.append(f"host application {application.name[:64]}: {error}")
     return cgroups, tuple(problems)

@@ -60,6 +60,9 @@ _MAX_SHOWN: Final = 128
 """Of a text in a reason, in characters."""
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Source: RFC 1123, a DNS label."""
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_SUBDOMAIN: Final = 253
+"""Source: Kubernetes, apimachinery validation IsDNS1123Subdomain, for names of nodes."""
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """Source: RFC 1123, a DNS subdomain; not all of its rules."""
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -70,6 +73,12 @@ def namespace_problem(name: object) -> str:
     """Return why this cannot be the name of a namespace; empty if it can."""
     is_name = isinstance(name, str) and _NAMESPACE.fullmatch(name)
     return "" if is_name else f"{_shown(name)} is not the name of a namespace"
+
+
+def node_name_problem(name: str) -> str:
+    """Return why this cannot be the name of a node; empty if it can."""
+    is_name = len(name) <= _MAX_SUBDOMAIN and _SUBDOMAIN.fullmatch(name)
+    return "" if is_name else f"{_shown(name)} is not the name of a node"
 
 
 def label_problems(selector: LabelSelector) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -15,7 +15,7 @@ from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.labels import LabelSelector
+from runtimeproxy.labels import LabelSelector, node_name_problem
 
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading
@@ -66,6 +66,8 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         problems.append((("metrics", "listen"), str(error)))
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
+    if settings.node.name and (reason := node_name_problem(settings.node.name)):
+        problems.append((("node", "name"), reason))
     taken = enumerate(settings.ledger.take_from_koordlet)
     problems += (
         (("ledger", "take_from_koordlet", str(index)), f"{name!r} is not a cgroup parameter")

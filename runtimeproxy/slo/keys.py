@@ -32,6 +32,7 @@ from runtimeproxy.slo.reading import (
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
     Bound,
+    CgroupPath,
     Colocation,
     CpuBurst,
     CpuNormalization,
@@ -506,6 +507,7 @@ def _network_problems(overlay: Overlay) -> Iterator[tuple[Path, str]]:
 def _application_problems(applications: object) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with host applications: the place below the list, and the reason."""
     names: set[str] = set()
+    places: dict[tuple[str, ...], str] = {}
     for number, each in enumerate(applications if isinstance(applications, tuple) else ()):
         if not isinstance(each, HostApplication):
             continue
@@ -520,6 +522,14 @@ def _application_problems(applications: object) -> Iterator[tuple[str, str]]:
             yield f"[{number}].cgroupPath", "leads out of its base"
         elif not place.isprintable():
             yield f"[{number}].cgroupPath", "is not the path of a directory"
+        elif where and (other := places.setdefault(_place_of(where), each.name)) != each.name:
+            yield f"[{number}].cgroupPath", f"is that of {shown(other)}, too"
+
+
+def _place_of(path: CgroupPath) -> tuple[str, ...]:
+    """Returns the same for all spellings of a path below one base."""
+    parts = f"{path.parent_dir}/{path.relative_path}".split("/")
+    return (path.base, *(part for part in parts if part not in ("", ".")))
 
 
 def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:

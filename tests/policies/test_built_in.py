@@ -18,7 +18,7 @@ from runtimeproxy.hooks.loaded import overridden_methods
 from runtimeproxy.hooks.loading import built_in, checked, import_class, load
 from runtimeproxy.hooks.policy import METHOD_HOOKS
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import FIELDS, Input, Node
 from runtimeproxy.qos import QoSClass
 
 FOLDER = Path(policies.__file__).parent
@@ -64,6 +64,24 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
 def test_the_template_fulfils_the_contract() -> None:
     (template,) = checked([import_class("policies.template:Template")])
     assert template.name not in {policy.name for policy in built_in()}
+
+
+@pytest.mark.parametrize("reference", policies.BUILT_IN)
+def test_each_policy_declares_the_inputs_that_it_reads(reference: str) -> None:
+    """A change of one that is not declared would not count for what runs."""
+    (policy,) = checked([import_class(reference)])
+    tree = ast.parse((FOLDER / f"{reference.partition(':')[0].rpartition('.')[2]}.py").read_text())
+    read = {
+        each.attr
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "node"
+    }
+    methods = {"strategy_for": Input.STRATEGIES, "requests_of": Input.POD_REQUESTS}
+    inputs = {name: of for of, names in FIELDS.items() for name in names} | methods
+    declared = policy.inputs | policy.optional_inputs
+    if policy.features or policy.optional_features:
+        declared |= {Input.CGROUPS}
+    assert {inputs[name] for name in read & inputs.keys()} <= declared
 
 
 @pytest.mark.parametrize("reference", policies.BUILT_IN)

@@ -96,3 +96,14 @@ def test_a_path_that_cannot_be_used_is_reported(path: CgroupPath | None, name: s
     )
     assert cgroups == {"/host-best-effort/good": {"cpu.bvt_warp_ns": -1}}
     assert reason in problems[0]
+
+
+def test_of_two_with_the_same_cgroup_the_first_counts() -> None:
+    """Whether it is the same may depend on the driver."""
+    one = application(path=CgroupPath(relative_path="kubepods/web"), name="one")
+    two = application(path=CgroupPath(base=CgroupBase.KUBEPODS, relative_path="web"), name="two")
+    values = {QoSClass.LS: {"cpu.bvt_warp_ns": 2}}
+    cgroups, problems = host_application_values((one, two), "cgroupfs", lambda qos: values.get(qos, {}))
+    assert cgroups == {"/kubepods/web": {"cpu.bvt_warp_ns": 2}}
+    assert problems == ("host application two: its cgroup /kubepods/web is that of one, too",)
+    assert host_application_values((one, two), "systemd", lambda qos: values.get(qos, {}))[1] == ()

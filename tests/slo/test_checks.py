@@ -268,6 +268,18 @@ def test_host_applications_stay_in_their_directory(application: object, path: st
     assert [each.path for each in slo.problems] == [path]
 
 
+def test_host_applications_have_cgroups_of_their_own() -> None:
+    paths = [
+        {"parentDir": "apps", "relativePath": "web"},
+        {"parentDir": "/apps/", "relativePath": "./web"},
+        {"base": "Kubepods", "parentDir": "apps", "relativePath": "web"},
+    ]
+    found = [{"name": f"app{number}", "cgroupPath": path} for number, path in enumerate(paths)]
+    assert errors("host-application-config", {"applications": [*found, {"name": "b"}, {"name": "c"}]}) == [
+        ("applications[1].cgroupPath", 'is that of "app0", too')
+    ]
+
+
 def test_names_of_host_applications_are_their_own() -> None:
     config = {"applications": [{"name": "a"}, {"name": "a"}]}
     assert [each for each, _ in errors("host-application-config", config)] == ["applications[1].name"]
