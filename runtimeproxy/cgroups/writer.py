@@ -146,6 +146,8 @@ class WriteResult:
     """What the file held before; None when that is not known."""
     error: str = ""
     """Why, unless written or unchanged; begins with the errno's name (`EBUSY`) for an error of the kernel."""
+    left: Value | None = None
+    """The looser value that the file holds if only the last of two steps failed; else None."""
 
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
@@ -372,11 +374,16 @@ class CgroupWriter:
                             batch.results[wanted.cgroup, name] = target
                         else:
                             _compare(target, batch)
+            loosened: dict[Key, Value] = {}
             for step in plan(batch.pending, batch.current):
                 rest()
                 result = _carry_out(step, batch)
                 if step.is_final:
+                    if result.outcome is WriteOutcome.FAILED and step.key in loosened:
+                        result = replace(result, left=loosened[step.key])
                     batch.results[step.key] = result
+                elif result.outcome is WriteOutcome.WRITTEN:
+                    loosened[step.key] = step.value
         return tuple(batch.results.values())
 
     def read(self, cgroup: str, name: str) -> Value | None:

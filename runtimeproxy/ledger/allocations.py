@@ -46,6 +46,8 @@ MOST_BYTES: Final = 4 * 1024 * 1024
 IN_FLIGHT_S: Final = 600.0
 """How long a pod counts whose sandbox is being created. Longer than that takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+RETRY_S: Final = 30.0
+"""After a state could not be saved: a disk is full for minutes, not for seconds."""
 NO_CPUS: Final[frozenset[int]] = frozenset()
 
 
@@ -102,6 +104,9 @@ class NodeAllocations:
         leave: Makes what runs leave some CPUs; returns whether all has left them.
         executor: One thread for the file.
         clock: In seconds.
+
+    Attributes:
+        problem: Why the state is not saved; empty if it is.
     """
 
     def __init__(
@@ -129,6 +134,8 @@ class NodeAllocations:
         # Pods that the records may not have yet.
         self._in_flight: dict[str, _InFlight] = {}
         self._followed: tuple[object, ...] | None = None
+        self._retry_s = 0.0
+        self.problem = ""
 
     @property
     def summary(self) -> str:
@@ -198,7 +205,7 @@ class NodeAllocations:
         self._in_flight = {uid: each for uid, each in self._in_flight.items() if each.until_s > now_s}
         owners = [pod for pod in pods if pod.state is not Lifecycle.STOPPED and owns_cpus(pod.annotations)]
         followed = (*owners, *self._in_flight.values())
-        if followed == self._followed:
+        if followed == self._followed and not (self.problem and now_s >= self._retry_s):
             return None
         self._followed, self._is_known = followed, True
         views = [*map(recorded_pod, owners), *(each.pod for each in self._in_flight.values())]
@@ -241,9 +248,12 @@ class NodeAllocations:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._file.save, state)
         except OSError as error:
             # A full disk must not stop pods, and after a restart the runtime's lists have the same pods.
-            logger.warning("allocations cannot be saved: %s", described(error))
+            problem = f"allocations cannot be saved: {described(error)}"
+            if problem != self.problem:
+                logger.warning(problem)
+            self.problem, self._retry_s = problem, self._now_s() + RETRY_S
         else:
-            self._saved = state
+            self._saved, self.problem = state, ""
 
 
 def owns_cpus(annotations: Mapping[str, str]) -> bool:

@@ -136,11 +136,14 @@ def target_of_view(view: PodView | ContainerView, cgroup: str) -> Target:
 
 
 def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
-    """The claims behind the values that a container was given, where it has no book, as after version 0.1."""
+    """The claims behind the values that a container was given, where it has no book, as after version 0.1.
+
+    None behind a value that is as the kubelet requested it: nothing is to be given back.
+    """
     claims: dict[str, tuple[Claim, ...]] = {}
     for name, parameter in RESOURCE_PARAMETERS.items():
         owner, value = record.owners.get(f"{RESOURCES}.{name}"), getattr(record.booked, name)
-        if owner is not None and value is not None:
+        if owner is not None and value not in (None, getattr(record.requested, name)):
             owner = f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
             claims[parameter] = (Claim(owner, Role.SET, value),)
     return claims

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
@@ -23,7 +24,7 @@ from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, fie
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
-from runtimeproxy.units import rounded_quota
+from runtimeproxy.units import UNLIMITED, rounded_quota
 
 Value = int | str
 
@@ -100,8 +101,12 @@ class Plan(NamedTuple):
     """Parameters that are left alone, with the reason."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
-    bounded: frozenset[str] = frozenset()
-    """Parameters whose value is an at_most's."""
+    used: Mapping[str, tuple[Claim, ...]] = {}
+    """The claims that count, by parameter; none for those that are given back."""
+
+    def is_bounded(self, name: str) -> bool:
+        """Whether a value is an at_most's."""
+        return any(claim.role is Role.AT_MOST for claim in self.used.get(name, ()))
 
 
 def with_wanted(book: Book, wanted: Wanted) -> Book:
@@ -243,7 +248,7 @@ def plan(
         rule: Whose value counts when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
-    bounded: set[str] = set()
+    used: dict[str, tuple[Claim, ...]] = {}
     entries: dict[str, Entry] = {}
     originals = dict(book.originals)
     new: dict[str, Original] = {}
@@ -262,7 +267,7 @@ def plan(
             if original is not None:
                 originals[found.file] = new[found.file] = original
         result = resolved(book.level, name, entry, originals, found, formats, rule)
-        bounded.update(name for claim in result.used if claim.role is Role.AT_MOST)
+        used[name] = result.used
         value = fitted[name] if name in fitted else _in_range(name, result)
         problem = _problem(name, value)
         if problem or not isinstance(value, int | str):
@@ -289,7 +294,7 @@ def plan(
     if new or changed:
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
-    return Plan(after, values, raw, noted, left, given_back, frozenset(bounded))
+    return Plan(after, values, raw, noted, left, given_back, used)
 
 
 def _problem(name: str, value: Value | Clear | None) -> str:
@@ -519,23 +524,29 @@ def _give_back(
         text is None and formats.matches(name, value, found.text)
     ):
         return kept
+    ours = [
+        entry.resolved,
+        _reset_by_others(name, entry.resolved),
+        _between(book, name, entry.resolved, value),
+    ]
+    if is_box:
+        ours.append(entry.booked)
+    is_ours = any(each is not None and formats.matches(name, each, found.text) for each in ours)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
-    divided = _reset_by_others(name, entry.resolved)
-    is_ours = (
-        formats.matches(name, entry.resolved, found.text)
-        or (divided is not None and formats.matches(name, divided, found.text))
-        or formats.decode(name, found.text) is None
-    )
-    if not is_ours and not (
-        is_box and entry.booked is not None and formats.matches(name, entry.booked, found.text)
-    ):
+    if not is_ours and formats.decode(name, found.text) is not None:
         if text is None or not formats.matches(name, value, found.text):
             left[name] = CHANGED_SINCE
-        return None
+        return kept
     values[name] = value
     if text is not None:
         raw[name] = text
     return kept
+
+
+def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
+    """What a process that was killed between two steps of giving a value back has left."""
+    # While quota and period both change, the quota is unlimited.
+    return UNLIMITED if name == QUOTA and PERIOD in book.entries else loosened(name, ours, value)
 
 
 def release_value(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answers import (
     by_parameter,
@@ -26,6 +26,7 @@ from runtimeproxy.ledger.answers import (
     without_lower_limit,
 )
 from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.change_log import Applied, ChangeLog
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.rates import Changes
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
@@ -87,7 +88,7 @@ class Evaluator:
         ledger: Ledger,
         evaluate: EvaluatePod,
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
-        in_worker: Callable[[Callable[[], tuple[WriteResult, ...]]], Awaitable[tuple[WriteResult, ...]]],
+        in_worker: Callable[[Callable[[], tuple[Applied, ...]]], Awaitable[tuple[Applied, ...]]],
         is_standby: Callable[[], bool] = lambda: False,
         evaluate_others: EvaluateOthers | None = None,
         prepare: Step | None = None,
@@ -159,7 +160,9 @@ class Evaluator:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
             logger.info("policies want other values of %d running pods: %s", len(changed), why, extra=about)
-        is_complete = await self.changes.make("a change", changed, self._change, of=len(running))
+        with closing(ChangeLog()) as log:
+            change = partial(self._change, log)
+            is_complete = await self.changes.make("a change", changed, change, of=len(running))
         await self._make_others()
         if self._finish is not None and is_complete:
             await self._finish()
@@ -198,7 +201,7 @@ class Evaluator:
         """Evaluates a pod and writes its values; returns whether none has failed."""
         found = await self._up_to_date(await self._wanted(pod))
         return found is None or await self._write(
-            pod, found.wanted, partial(self._ledger.claim, found.wanted)
+            pod, partial(self._ledger.change, found.wanted), ChangeLog()
         )
 
     async def _up_to_date(self, changed: _Changed) -> _Changed | None:
@@ -208,7 +211,7 @@ class Evaluator:
         pod = self._store.pods.get(changed.pod.id)
         return await self._wanted(pod) if pod is not None and _is_evaluated(pod) else None
 
-    async def _change(self, changed: _Changed) -> bool | None:
+    async def _change(self, log: ChangeLog, changed: _Changed) -> bool | None:
         """Writes the values of a pod, with rests; see `Changes.make`."""
         # Requests that never end leave no pod without an answer: those that were written wait for the next
         # evaluation, the others get the newest values now.
@@ -217,8 +220,8 @@ class Evaluator:
             await self._rest()
         if found is None or not any(map(self._ledger.differs, found.wanted)):
             return None
-        claim = partial(with_rests, partial(self._ledger.claim, found.wanted))
-        return await self._write(changed.pod, found.wanted, claim)
+        change = partial(with_rests, partial(self._ledger.change, found.wanted))
+        return await self._write(changed.pod, change, log)
 
     async def _rest(self) -> None:
         """Leaves the CPU to others from time to time."""
@@ -226,18 +229,14 @@ class Evaluator:
             await self._sleep(rest_s)
             self._pace.resume()
 
-    async def _write(
-        self, pod: PodRecord, wanted: Sequence[Wanted], claim: Callable[[], tuple[WriteResult, ...]]
-    ) -> bool:
+    async def _write(self, pod: PodRecord, change: Callable[[], tuple[Applied, ...]], log: ChangeLog) -> bool:
         """Has the values of a pod and its containers written; returns whether none has failed."""
         try:
-            results = await self._in_worker(claim)
+            applied = await self._in_worker(change)
         except TimeoutError:
             # The others go on. What is wanted is booked: the next comparison writes it.
             return False
-        about = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid, "sandbox": pod.id}
-        log_changes(about, wanted, results)
-        return all(result.outcome is not WriteOutcome.FAILED for result in results)
+        return log.add(applied, sandbox=pod.id)
 
     async def _wanted(self, pod: PodRecord) -> _Changed:
         """What the policies want of a pod and its containers now."""
@@ -289,27 +288,8 @@ class Evaluator:
             if identity not in answered
         ]
         if any(map(self._ledger.differs, wanted)):
-            log_changes({}, wanted, await self._in_worker(lambda: self._ledger.claim(wanted)))
+            ChangeLog().add(await self._in_worker(partial(self._ledger.change, wanted)))
 
 
 def _is_evaluated(pod: PodRecord) -> bool:
     return pod.state is Lifecycle.RUNNING and pod.detailed and bool(pod.cgroup_parent)
-
-
-def log_changes(about: Mapping[str, str], wanted: Iterable[Wanted], results: Iterable[WriteResult]) -> None:
-    """Logs what has become of the values of a batch, a line for each cgroup."""
-    names = {
-        "/" + "/".join(cgroup_path(each.target.cgroup)): each.target.name or each.target.cgroup
-        for each in wanted
-    }
-    texts: dict[str, list[str]] = {}
-    for result in results:
-        if result.outcome is WriteOutcome.WRITTEN:
-            texts.setdefault(result.cgroup, []).append(f"{result.name} {result.old} -> {result.value}")
-        elif result.outcome in (WriteOutcome.FAILED, WriteOutcome.INVALID):
-            fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
-            text, name = "a value of %s could not be changed: %s: %s", names.get(result.cgroup, result.cgroup)
-            logger.warning(text, name, result.name, result.error, extra=fields)
-    for cgroup, changes in texts.items():
-        fields = {**about, "cgroup": cgroup}
-        logger.info("changed values of %s: %s", names.get(cgroup, cgroup), ", ".join(changes), extra=fields)

@@ -56,6 +56,9 @@ class Journal:
     Args:
         folder: The state folder; made if it is missing.
         boot_id: Of this boot: lines of another one do not count.
+
+    Attributes:
+        problem: Why values are neither in the journal nor in the checkpoint; empty if all are in one of them.
     """
 
     def __init__(self, folder: Path, boot_id: str) -> None:
@@ -156,6 +159,8 @@ class Journal:
                     del self._unsaved[cgroup]
             if not self._unsaved:
                 self._empty()
+                # The checkpoint has all that the journal lacks.
+                self.problem = ""
 
     def close(self) -> None:
         """Closes this process's file; removes it if the checkpoint has all of it."""

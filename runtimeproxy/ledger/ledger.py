@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult, explain
@@ -21,13 +22,15 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.change_log import FAILURES, Applied, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts
-from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there
+from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.tree import BURST
-from runtimeproxy.pods.records import Book, Level
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.pods.records import Book, Entry, Level
 from runtimeproxy.units import measured_weight_formula
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ would refuse otherwise. The kubelet writes it after it has updated the pod's con
 
 _NEW: Final = "new"
 """Stands for the cgroup of a container that has none yet."""
+
+
+_NO_ENTRIES: Final[Mapping[Path, Mapping[str, Entry]]] = MappingProxyType({})
 
 
 class _Look(NamedTuple):
@@ -84,6 +90,8 @@ class Ledger(BookStore):
         # value that another one has just written for the original.
         self._write_locks = PathLocks()
         self._foreign_writers = ForeignWriters(clock)
+        # A look follows every second.
+        self._failures = FailureLog(clock=clock, output=logger)
         # By parameter, the last text of another program that was written over.
         self._repaired: dict[Path, dict[str, str]] = {}
         # Bounds of pods' bursts, and until when they hold.
@@ -102,35 +110,45 @@ class Ledger(BookStore):
         Returns:
             One result per value that was to be written; never raises for an error of the kernel.
         """
-        refused: list[WriteResult] = []
-        paths: list[Path] = []
+        return tuple(each.result for each in self.change(wanted))
+
+    def change(self, wanted: Sequence[Wanted]) -> tuple[Applied, ...]:
+        """The same for something that runs, with what the values follow from."""
+        refused: list[Applied] = []
+        claimed: dict[Path, Mapping[str, Entry]] = {}
         for each in wanted:
             try:
-                self.book(each)
+                path = cgroup_path(each.target.cgroup)
             except CgroupPathError as error:
                 outcome, text = WriteOutcome.REFUSED, str(error)
                 refused += [
-                    WriteResult(each.target.cgroup, name, _shown(claims), outcome, error=text)
+                    Applied(
+                        each.target,
+                        WriteResult(each.target.cgroup, name, _shown(claims), outcome, error=text),
+                        claims,
+                    )
                     for name, claims in each.claims.items()
                 ]
             else:
-                paths.append(cgroup_path(each.target.cgroup))
-        return (*refused, *self._settle(paths))
+                held = self._held.get(path)
+                claimed[path] = {} if held is None else held.book.entries
+                self.book(each)
+        return (*refused, *self._settle(list(claimed), before=claimed))
 
     def apply(self, cgroup: str) -> None:
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
         held = self._find(cgroup)
         if held is not None:
-            results = self._settle([cgroup_path(cgroup)])
-            self._count_repairs(held, "event", results)
-            _log_again(logging.DEBUG, held.target, results)
+            self._note_look(logging.DEBUG, "event", held, self._settle([cgroup_path(cgroup)]))
 
     def release(
         self, cgroups: Collection[str], *, owners: Collection[str] = (), names: Collection[str] = ()
-    ) -> tuple[WriteResult, ...]:
-        """Ends claims, and writes what follows, as one batch; see `forget_claims` and `claim`."""
+    ) -> tuple[Applied, ...]:
+        """Ends claims, and writes what follows, as one batch; see `forget_claims` and `change`."""
+        paths = [cgroup_path(cgroup) for cgroup in cgroups]
+        before = {path: held.book.entries for path in paths if (held := self._held.get(path)) is not None}
         self.forget_claims(cgroups, owners=owners, names=names)
-        return self._settle([cgroup_path(cgroup) for cgroup in cgroups])
+        return self._settle(paths, before=before)
 
     def clear(self, cgroups: Iterable[str], names: Collection[str], depth: int = 0) -> tuple[str, ...]:
         """Sets parameters neutral where nothing is claimed, and reads them back.
@@ -187,7 +205,7 @@ class Ledger(BookStore):
                 self._held[cgroup_path(wanted.target.cgroup)] = held._replace(book=book)
         if held is None:
             return self.claim([wanted])
-        return self._settle([cgroup_path(wanted.target.cgroup)])
+        return tuple(each.result for each in self._settle([cgroup_path(wanted.target.cgroup)]))
 
     def resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original.
@@ -306,9 +324,7 @@ class Ledger(BookStore):
         for path in paths:
             held = self._held.get(path)
             if held is not None:
-                results = self._settle([path], is_look=True)
-                self._count_repairs(held, "comparison", results)
-                _log_again(logging.WARNING, held.target, results)
+                self._note_look(logging.WARNING, "comparison", held, self._settle([path], is_look=True))
 
     def measure_weights(self, level: Level, shares: Mapping[str, int]) -> None:
         """Finds out how cgroups of a level get their cpu.weight, by those that others have written.
@@ -360,8 +376,13 @@ class Ledger(BookStore):
     # --- inside ------------------------------------------------------------------------------------------
 
     def _settle(
-        self, paths: Sequence[Path], new: Sequence[Job] = (), *, is_look: bool = False
-    ) -> tuple[WriteResult, ...]:
+        self,
+        paths: Sequence[Path],
+        new: Sequence[Job] = (),
+        *,
+        is_look: bool = False,
+        before: Mapping[Path, Mapping[str, Entry]] = _NO_ENTRIES,
+    ) -> tuple[Applied, ...]:
         """Writes the values of these cgroups as one batch.
 
         Args:
@@ -369,6 +390,7 @@ class Ledger(BookStore):
             new: Containers that are about to be created, which the values have to fit to.
             is_look: Whether nothing has happened that would explain a change: then a foreign value counts as
                 one, and files that are missing are not tried.
+            before: The entries of cgroups before other values were wanted.
         """
         self.is_v1 = fitting.cgroup_version(self._files) == 1
         # A container's values may have to fit to those of its pod.
@@ -377,44 +399,86 @@ class Ledger(BookStore):
             with self._write_locks.held([*paths, *pods]), self._files.keeping_open():
                 for path in {*paths, *pods}:
                     self._take_requests(path)
-                return self._settle_alone(paths, new, is_look=is_look)
+                return self._settle_alone(paths, new, before, is_look=is_look)
         except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
             why = error.why if isinstance(error, IsBusyError) else explain(error, "")
             return tuple(
-                WriteResult(identity_of(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
+                Applied(held.target, _failed(path, name, entry, why), entry.claims)
                 for path in paths
                 if (held := self._held.get(path)) is not None
                 for name, entry in held.book.entries.items()
             )
 
     def _settle_alone(
-        self, paths: Sequence[Path], new: Sequence[Job], *, is_look: bool
-    ) -> tuple[WriteResult, ...]:
+        self,
+        paths: Sequence[Path],
+        new: Sequence[Job],
+        before: Mapping[Path, Mapping[str, Entry]],
+        *,
+        is_look: bool,
+    ) -> tuple[Applied, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
-        results: dict[tuple[str, str], WriteResult] = {}
+        applied: dict[tuple[str, str], Applied] = {}
         left = paths
         while left:
-            before = {path: held for path in left if (held := self._held.get(path)) is not None}
-            jobs = self._jobs(before, new, is_look=is_look)
-            written = self._executor.write(jobs)
+            batch = {path: held for path in left if (held := self._held.get(path)) is not None}
+            jobs = self._jobs(batch, new, is_look=is_look)
+            results = self._executor.write(jobs)
             for job in jobs:
                 for why in job.plan.left.values():
                     self.counts.left.add(_REASONS.get(why, "not_in_range"))
-            done = {(result.cgroup, result.name): result for result in written}
-            results |= done
+            done = {(result.cgroup, result.name): result for result in results}
             for job in jobs:
-                results |= {
-                    (job.plan.book.id, name): _left(job, name, why) for name, why in job.plan.left.items()
-                }
+                applied |= self._applied(job, batch[job.path], before.get(job.path, books.NO_VALUES), done)
             # A call may have claimed something else meanwhile.
-            left = [job.path for job in jobs if not self._keep(job, before[job.path], done)]
-        return tuple(results.values())
+            left = [job.path for job in jobs if not self._keep(job, batch[job.path], done)]
+        return tuple(applied.values())
 
-    def _count_repairs(self, held: Held, cause: str, results: Iterable[WriteResult]) -> None:
-        number = sum(each.outcome is WriteOutcome.WRITTEN for each in results)
-        if number:
-            self.counts.repairs.add((held.book.level, cause), number)
+    def _applied(
+        self, job: Job, held: Held, before: Mapping[str, Entry], done: Mapping[tuple[str, str], WriteResult]
+    ) -> Iterator[tuple[tuple[str, str], Applied]]:
+        """The values of one cgroup of a batch, by cgroup and parameter."""
+        plan, target = job.plan, held.target
+        for name, value in plan.values.items():
+            key = plan.book.id, name
+            result = done.get(key)
+            if result is None:
+                continue
+            claims, change = plan.used.get(name, ()), Change.NONE
+            is_given_back = name not in plan.used
+            entry = held.book.entries.get(name)
+            if is_written(result) and entry is not None and name in job.present:
+                found = job.present[name]
+                change = books.change_of(plan.book.level, name, entry, held.book, found, self._files)
+            if is_given_back and name in before:
+                claims = before[name].claims
+            yield key, Applied(target, result, claims, is_given_back, change, result.value != value)
+        for name, why in plan.left.items():
+            yield (plan.book.id, name), Applied(target, _left(job, name, why), plan.used.get(name, ()))
+
+    def _note_look(self, level: int, cause: str, held: Held, applied: Sequence[Applied]) -> None:
+        """Counts and logs the values that had been changed, and logs those that could not be written before.
+
+        Args:
+            level: Of the lines, but for those about values that cannot be written.
+            cause: Of the look.
+            held: The cgroup that was looked at, as it was before.
+            applied: All its values.
+        """
+        written = [each for each in applied if is_written(each.result)]
+        changed = [each for each in written if each.change is not Change.NONE]
+        later = [each for each in written if each.change is Change.NONE and not each.is_held_up]
+        if changed:
+            self.counts.repairs.add((held.book.level, cause), len(changed))
+            log_values(level, "cgroup values of %s had been changed, and are set again: %s", changed)
+        if later:
+            later_level = min(level, logging.INFO)
+            log_values(later_level, "cgroup values of %s could be written only now: %s", later)
+        for result in (each.result for each in applied if each.result.outcome in FAILURES):
+            text = f"{result.name} cannot be set: {result.error}"
+            fields: dict[str, Any] = {**pod_fields(held.target), "field": result.name, "value": result.value}
+            self._failures.report(result.cgroup, (result.name, result.error), text, **fields)
 
     def _forget(self, path: Path) -> None:
         super()._forget(path)
@@ -567,6 +631,9 @@ def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteRe
     for name in plan.values:
         result = done.get((plan.book.id, name))
         known = before.entries.get(name)
+        if known is not None and result is not None and result.left is not None:
+            # The next look finds a value of ours there, and no other program's.
+            known = known._replace(resolved=result.left)
         if result is not None and is_there(result):
             if name in entries:
                 entries[name] = entries[name]._replace(resolved=result.value)
@@ -577,6 +644,10 @@ def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteRe
     if entries == plan.book.entries and originals == plan.book.originals:
         return plan.book
     return replace(plan.book, entries=entries, originals=originals)
+
+
+def _failed(path: Path, name: str, entry: Entry, why: str) -> WriteResult:
+    return WriteResult(identity_of(path), name, entry.resolved or "", WriteOutcome.FAILED, error=why)
 
 
 def _left(job: Job, name: str, why: str) -> WriteResult:
@@ -597,27 +668,3 @@ _REASONS: Final = {
 def _shown(claims: Sequence[Claim]) -> Value:
     value = claims[0].value if claims else ""
     return value if isinstance(value, int | str) else str(value)
-
-
-def _log_again(level: int, target: Target, results: Sequence[WriteResult]) -> None:
-    """Logs the values that had been changed, and those that could not be written again.
-
-    Args:
-        level: Of the line about the values that had been changed.
-        target: The cgroup, and whose it is.
-        results: Of writing all values.
-    """
-    name = f"pod {target.name}, uid {target.uid}" if target.name else f"cgroup {target.cgroup}"
-    about = {"pod": target.name, "uid": target.uid} if target.name else {}
-    changed = [result for result in results if result.outcome is WriteOutcome.WRITTEN]
-    if changed:
-        texts = ", ".join(f"{result.name} {result.old} -> {result.value}" for result in changed)
-        about["cgroup"] = changed[0].cgroup
-        logger.log(
-            level, "cgroup values of %s had been changed, and are set again: %s", name, texts, extra=about
-        )
-    for result in results:
-        if result.outcome in (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED):
-            fields = {**about, "cgroup": result.cgroup, "field": result.name, "value": result.value}
-            text = "a cgroup value of %s had been changed, and cannot be set again: %s: %s"
-            logger.warning(text, name, result.name, result.error, extra=fields)

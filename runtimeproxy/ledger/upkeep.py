@@ -10,20 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Target, Wanted
-from runtimeproxy.ledger.evaluate import Evaluator, log_changes
+from runtimeproxy.ledger.change_log import ChangeLog
+from runtimeproxy.ledger.evaluate import Evaluator
 from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.ledger.rates import Rates
 from runtimeproxy.node.snapshot import Input
@@ -351,17 +352,17 @@ class Upkeep:
             is_box = book is not None and book.level is Level.CONTAINER
             pods.setdefault(cgroup.rpartition("/")[0] if is_box else cgroup, []).append(cgroup)
 
-        async def write(group: Sequence[str]) -> bool:
+        async def write(log: ChangeLog, group: Sequence[str]) -> bool:
             release = partial(self._ledger.release, group, owners=owners, names=names)
             try:
-                results = await self._in_worker(partial(with_rests, release))
+                applied = await self._in_worker(partial(with_rests, release))
             except TimeoutError:
                 return False
-            log_changes({}, [], results)
-            return all(result.outcome is not WriteOutcome.FAILED for result in results)
+            return log.add(applied)
 
         running = sum(pod.state is Lifecycle.RUNNING for pod in self._store.pods)
-        await self.evaluator.changes.make(change, list(pods.values()), write, of=running)
+        with closing(ChangeLog()) as log:
+            await self.evaluator.changes.make(change, list(pods.values()), partial(write, log), of=running)
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         """Reads or writes files in a worker thread.

@@ -48,7 +48,7 @@ from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.service.process import give_back_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
@@ -213,9 +213,16 @@ class Engine:
         recovered = "" if self.recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self.checkpoint.problem else ""
         records = f"{len(self.store.pods)} pods, {len(self.store.containers)} containers"
-        owned = self.allocations.summary if self.allocations is not None else ""
-        more = "".join(f"; {each}" for each in (owned, self.upkeep.summary, self.node.summary) if each)
+        more = "".join(f"; {each}" for each in self._summaries() if each)
         return f"{policies}{servers}; {records}{recovered}{more}"
+
+    def _summaries(self) -> Iterator[str]:
+        yield self.journal.problem
+        if self.allocations is not None:
+            yield self.allocations.summary
+            yield self.allocations.problem
+        yield self.upkeep.summary
+        yield self.node.summary
 
     async def load_policies(self, settings: Settings) -> None:
         """Loads the policies in a thread, for their imports may hang, and runs them from now on.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.hooks.allocator import Allocations, SharePools
-from runtimeproxy.ledger.allocations import FILE, IN_FLIGHT_S, AllocationFile, NodeAllocations
+from runtimeproxy.ledger.allocations import FILE, IN_FLIGHT_S, RETRY_S, AllocationFile, NodeAllocations
 from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -237,6 +237,16 @@ async def test_a_full_disk_stops_no_pod(scene: Scene, caplog: pytest.LogCaptureF
         await scene.allocations.admit(pod("a"))
     assert "allocations cannot be saved" in caplog.text
     assert scene.left == [{2, 3}]
+    assert scene.allocations.problem.startswith("allocations cannot be saved: ")
+    await scene.follow(record("a"))
+    assert len(caplog.records) == 1
+    scene.folder.unlink()
+    await scene.follow(record("a"))
+    assert scene.allocations.problem, "it is not tried every second"
+    scene.now_s += RETRY_S
+    await scene.follow(record("a"))
+    assert scene.allocations.problem == ""
+    assert scene.saved() == ["a"]
 
 
 async def test_cpus_of_two_pods_are_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

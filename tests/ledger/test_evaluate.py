@@ -22,6 +22,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
 from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.change_log import MOST_LINES
 from runtimeproxy.ledger.evaluate import Evaluator
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
@@ -143,7 +144,7 @@ async def running(scene: Scene) -> AsyncIterator[None]:
 
 
 def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value),)}
+    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value, reason=f"is {owner}"),)}
 
 
 async def test_running_pods_get_new_values_and_give_them_back(
@@ -157,15 +158,47 @@ async def test_running_pods_get_new_values_and_give_them_back(
     assert scene.quotas() == ["50000"] * 3
     assert scene.quotas("box") == ["40000"] * 3
     assert "policies want other values of 3 running pods: a strategy" in caplog.text
-    assert "changed values of shop/web0: cpu.cfs_quota_us 100000 -> 50000" in caplog.text
-    assert "changed values of shop/web0/main: cpu.cfs_quota_us 100000 -> 40000" in caplog.text
+    line = next(record for record in caplog.records if "web0" in record.getMessage())
+    assert line.getMessage() == (
+        "changed values of pod shop/web0: cpu.cfs_quota_us 100000 -> 50000 (batch), "
+        "main cpu.cfs_quota_us 100000 -> 40000 (batch)"
+    )
+    change = {"field": "cpu.cfs_quota_us", "from": "100000", "policy": "batch", "reason": "is batch"}
+    cgroup = f"/{CLASS.strip('/')}/pod0"
+    assert vars(line)["changes"] == [
+        {**change, "container": "", "cgroup": cgroup, "to": "50000"},
+        {**change, "container": "main", "cgroup": f"{cgroup}/box0", "to": "40000"},
+    ]
     caplog.clear()
     await scene.evaluator.evaluate_all()
     assert caplog.records == []
     scene.pod_claims = scene.box_claims = {}
-    await scene.evaluator.evaluate_all()
+    with caplog.at_level(logging.INFO):
+        await scene.evaluator.evaluate_all()
+    assert "main cpu.cfs_quota_us 40000 -> 100000 (batch, given back)" in caplog.text
     assert scene.texts() == before
     assert len(scene.ledger) == 0
+
+
+@pytest.mark.parametrize("found_us", [100_000, 40_000, 70_000])
+@pytest.mark.parametrize("booked_us", [100_000, 40_000])
+async def test_values_of_before_without_a_book_are_given_back_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture, booked_us: int, found_us: int
+) -> None:
+    """As after version 0.1. Another program may have changed it, or it is as the kubelet requested it."""
+    scene.add(1)
+    record = scene.store.containers.get("box0")
+    assert record is not None
+    booked, owners = replace(REQUESTED, cpu_quota_us=booked_us), {"resources.cpu_quota_us": "batch"}
+    scene.store.containers.put(replace(record, booked=booked, owners=owners))
+    CgroupWriter(scene.files.root).write(f"{CLASS}/pod0/box0", {"cpu.cfs_quota_us": found_us})
+    await scene.evaluator.evaluate_all()
+    is_ours = found_us == booked_us
+    assert scene.quotas("box") == ["100000" if is_ours else str(found_us)]
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            await scene.evaluator.evaluate_all()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_a_policy_without_an_answer_keeps_its_values(scene: Scene) -> None:
@@ -294,12 +327,27 @@ async def test_a_large_change_ends_when_too_much_fails(
     scene.writer.refuses = lambda cgroup: True
     await scene.evaluator.evaluate_all()
     assert scene.evaluator.changes.problem == "a change ended: 11 of 11 pods failed, 19 are left"
-    assert "could not be changed: cpu.cfs_quota_us: EBUSY: no" in caplog.text
+    assert "could not be changed: cpu.cfs_quota_us - -> 50000 (batch: EBUSY: no)" in caplog.text
     scene.writer.refuses = lambda cgroup: False
     await scene.evaluator.evaluate_all()
     assert scene.evaluator.changes.problem == ""
     scene.ledger.verify(set(Level))
     assert scene.quotas() == ["50000"] * 30
+
+
+async def test_a_change_of_many_pods_has_a_bounded_number_of_lines(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.add(MOST_LINES + 12)
+    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
+    scene.pod_claims, scene.box_claims = quota(50_000), quota(40_000)
+    scene.writer.refuses = lambda cgroup: cgroup.endswith("pod3")
+    with caplog.at_level(logging.INFO):
+        await scene.evaluator.evaluate_all(["a strategy"])
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("changed values of pod ") for line in lines) == MOST_LINES
+    assert lines[-1] == "changed values of 12 more pods: cpu.cfs_quota_us (batch) 24 times"
+    assert sum("could not be changed" in line for line in lines) == 1
 
 
 async def test_one_pod_that_fails_stops_no_other(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -9,13 +10,15 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runtimeproxy.cgroups import writer as writer_module
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import book_store, path_locks
@@ -471,7 +474,7 @@ def test_a_reset_is_repaired(ledger: Ledger, files: CgroupFiles, caplog: pytest.
         ledger.verify({Level.POD}, [OTHER])
         assert caplog.records == []
         ledger.verify({Level.POD}, [POD])
-    assert "cgroup values of pod default/web, uid u1 had been changed, and are set again" in caplog.text
+    assert "cgroup values of pod default/web had been changed, and are set again" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         ledger.verify({Level.POD})
@@ -594,6 +597,156 @@ def test_a_memory_limit_falls_to_the_usage_and_some_more(ledger: Ledger, files: 
     assert texts(files) == before
     ledger.claim([pod(sets(memory=page * 100))])
     assert number(files, POD, "memory.limit_in_bytes") == page * 100
+
+
+def test_a_limit_that_follows_the_usage_down_was_changed_by_no_other_program(
+    ledger: Ledger, files: CgroupFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = files.folder(POD, "memory") / (
+        "memory.usage_in_bytes" if files.version == 1 else "memory.current"
+    )
+    usage.write_text(f"{100 << 20}\n")
+    ledger.claim([pod(sets(memory=50 << 20))])
+    with caplog.at_level(logging.INFO):
+        for used in (90 << 20, 80 << 20, 10 << 20):
+            usage.write_text(f"{used}\n")
+            ledger.verify({Level.POD})
+    assert number(files, POD, "memory.limit_in_bytes") == 50 << 20
+    (record,) = caplog.records
+    text = f"could be written only now: memory.limit_in_bytes {88 << 20} -> {50 << 20} (batch)"
+    assert text in record.getMessage(), "the steps on the way are no news"
+    put(files, POD, "memory.limit_in_bytes", 60 << 20)
+    ledger.verify({Level.POD})
+    assert "had been changed, and are set again: memory.limit_in_bytes 62914560 -> 52428800" in caplog.text
+
+
+def test_a_value_that_could_be_written_only_later_was_changed_by_no_other_program(
+    files: CgroupFiles, journal: Journal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Steps(files.root, monkeypatch)
+    ledger = Ledger(writer, journal, BOOT)
+    writer.refused = "50000"
+    ledger.claim([pod(sets(quota=50_000))])
+    writer.refused = None
+    with caplog.at_level(logging.INFO):
+        ledger.verify({Level.POD})
+    assert "could be written only now: cpu.cfs_quota_us -1 -> 50000 (batch)" in caplog.text
+    assert "had been changed" not in caplog.text
+
+
+class Steps(CgroupWriter):
+    """A kernel that refuses one text, or a process that is killed when it writes it."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(root)
+        self.refused: str | None = None
+        self.fatal: str | None = None
+        write = writer_module._write
+        monkeypatch.setattr(writer_module, "_write", partial(self._write, write))
+
+    def _write(self, write: Callable[[str, int, str], None], file: str, folder: int, text: str) -> None:
+        if text.split()[:1] == [self.fatal]:
+            raise Killed
+        if text.split()[:1] == [self.refused]:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if file == "cpu.max" and len(text.split()) == 1:
+            # The kernel keeps the period.
+            text = f"{text} {writer_module._read(file, folder).split()[1]}"
+        write(file, folder, text)
+
+
+TWO_STEPS = pytest.mark.parametrize(
+    ("first", "second", "between"),
+    [
+        pytest.param({"cpus": "0-1"}, {"cpus": "2-3"}, ("cpuset.cpus", "0-3"), id="list"),
+        pytest.param(
+            {"quota": 50_000, "period": 100_000},
+            {"quota": 20_000, "period": 50_000},
+            ("cpu.cfs_quota_us", -1),
+            id="quota",
+        ),
+    ],
+)
+
+
+@TWO_STEPS
+def test_of_two_steps_the_second_is_made_up_for(
+    files: CgroupFiles,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    between: tuple[str, Value],
+) -> None:
+    """What the first has written is ours: no other program's, and given back."""
+    writer = Steps(files.root, monkeypatch)
+    for name, claims in sets(**second).items():
+        put(files, POD, name, claims[0].value)  # type: ignore[arg-type]
+    before = texts(files)
+    ledger = Ledger(writer, journal, BOOT)
+    ledger.claim([pod(sets(**first))])
+    writer.refused = str(next(iter(second.values())))
+    results = ledger.claim([pod({})])
+    assert WriteOutcome.FAILED in {result.outcome for result in results}
+    assert number(files, POD, between[0]) == between[1]
+    assert ledger.has_leftovers
+    writer.refused = None
+    ledger.verify({Level.POD})
+    assert texts(files) == before
+    assert len(ledger) == 0
+
+
+@TWO_STEPS
+def test_a_step_that_fails_is_no_overwrite_of_another_program(
+    files: CgroupFiles,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    between: tuple[str, Value],
+) -> None:
+    writer = Steps(files.root, monkeypatch)
+    ledger = Ledger(writer, journal, BOOT)
+    ledger.claim([pod(sets(**first))])
+    writer.refused = str(next(iter(second.values())))
+    ledger.claim([pod(sets(**second))])
+    for _ in range(5):
+        ledger.verify({Level.POD})
+    assert number(files, POD, between[0]) == between[1]
+    assert ledger.yielded() == ()
+    writer.refused = None
+    ledger.verify({Level.POD})
+    assert {name: number(files, POD, name) for name in sets(**second)} == {
+        name: claims[0].value for name, claims in sets(**second).items()
+    }
+
+
+@TWO_STEPS
+def test_a_kill_between_two_steps_of_giving_back(
+    files: CgroupFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    between: tuple[str, Value],
+) -> None:
+    for name, claims in sets(**second).items():
+        put(files, POD, name, claims[0].value)  # type: ignore[arg-type]
+    before = texts(files)
+    journal = Journal(tmp_path / "state", BOOT)
+    writer = Steps(files.root, monkeypatch)
+    ledger = Ledger(writer, journal, BOOT)
+    ledger.claim([pod(sets(**first))])
+    writer.fatal = str(next(iter(second.values())))
+    with pytest.raises(Killed):
+        ledger.claim([pod({})])
+    writer.fatal = None
+    assert number(files, POD, between[0]) == between[1]
+    os.close(journal._descriptor)
+    again = Ledger(writer, Journal(tmp_path / "state", BOOT), BOOT)
+    again.add_noted(again.read_journal())
+    again.claim([pod({})])
+    assert texts(files) == before
 
 
 def test_the_burst_is_lowered_before_an_update_lowers_the_quota(ledger: Ledger, files: CgroupFiles) -> None:
@@ -920,6 +1073,8 @@ def test_a_journal_that_cannot_be_written_stops_no_value(
     assert number(files, POD, "cpu.cfs_quota_us") == 60_000
     assert "cannot be written" in journal.problem
     assert len(caplog.records) == 1
+    journal.note_saved(POD, ledger.record(POD))
+    assert journal.problem == "", "the checkpoint has it"
 
 
 def test_a_disk_that_takes_a_part_of_a_line(
@@ -994,6 +1149,18 @@ def saving(ledger: Ledger) -> Ledger:
     """The checkpoint gets all changes at once."""
     ledger.on_change = lambda identity: ledger.note_saved(identity, ledger.record(identity))
     return ledger
+
+
+def test_a_value_that_is_refused_for_ever_does_not_fill_the_log(
+    files: CgroupFiles, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(Refuses(files.root), journal, BOOT)
+    ledger.claim([pod(sets(quota=50_000))])
+    for _ in range(5):
+        ledger.verify({Level.POD})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{POD}: cpu.cfs_quota_us cannot be set: EBUSY: no"
+    ]
 
 
 def test_a_value_that_is_refused_for_ever_does_not_fill_the_disk(

@@ -1,0 +1,159 @@
+"""Log lines about values of what runs: which parameter, from and to which value, by which policy, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.ledger.books import TREE, Change, Target
+from runtimeproxy.pods.records import Level
+
+logger = logging.getLogger(__name__)
+
+MOST_LINES: Final = 20
+"""Bound on the lines about single pods, of one change and of one level; the others are summed up in one."""
+MOST_VALUES: Final = 20
+"""Bound on the values that the text of a line names; its fields have all."""
+FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
+_FITS: Final = "fits to the values of other cgroups or files"
+_GIVEN_BACK: Final = "given back"
+
+
+class Applied(NamedTuple):
+    """One value of a batch: where it belongs, how its write ended, and what it follows from."""
+
+    target: Target
+    result: WriteResult
+    claims: tuple[Claim, ...] = ()
+    """Those that count; of a value that is given back those of before, as far as they are known."""
+    is_given_back: bool = False
+    change: Change = Change.NONE
+    """What other programs had made of the value that was written last."""
+    is_held_up: bool = False
+    """Whether it is a memory limit that cannot fall to the wanted value yet, as more is in use."""
+
+
+class ChangeLog:
+    """The log lines of one change, which may touch many pods.
+
+    Args:
+        most_lines: Bound on the lines of one level.
+    """
+
+    def __init__(self, most_lines: int = MOST_LINES) -> None:
+        self._most_lines = most_lines
+        self._lines = Counter[int]()
+        self._unnamed: dict[int, Counter[str]] = {}
+
+    def add(self, applied: Sequence[Applied], **about: str) -> bool:
+        """Logs the changed values of a pod, or of cgroups that are no pod's; returns whether none failed.
+
+        Args:
+            applied: The values, unchanged ones too.
+            about: More fields of the line.
+        """
+        written = [each for each in applied if each.result.outcome is WriteOutcome.WRITTEN]
+        failed = [each for each in applied if each.result.outcome in FAILURES]
+        self._add(logging.INFO, "changed values of %s: %s", written, about)
+        self._add(logging.WARNING, "values of %s could not be changed: %s", failed, about)
+        return all(each.result.outcome is not WriteOutcome.FAILED for each in applied)
+
+    def close(self) -> None:
+        """Logs a line about all that had none of their own."""
+        for level, counts in self._unnamed.items():
+            values = ", ".join(f"{name} {count} times" for name, count in counts.most_common(MOST_VALUES))
+            pods = self._lines[level] - self._most_lines
+            text = "changed values of %d more pods: %s"
+            if level == logging.WARNING:
+                text = "values of %d more pods could not be changed: %s"
+            logger.log(level, text, pods, values, extra={"pods": pods})
+        self._unnamed.clear()
+
+    def _add(self, level: int, text: str, applied: Sequence[Applied], about: Mapping[str, str]) -> None:
+        if not applied:
+            return
+        self._lines[level] += 1
+        if self._lines[level] <= self._most_lines:
+            log_values(level, text, applied, **about)
+        else:
+            counts = self._unnamed.setdefault(level, Counter())
+            counts.update(f"{each.result.name} ({_policy(each)})" for each in applied)
+
+
+def log_values(level: int, text: str, applied: Sequence[Applied], **about: str) -> None:
+    """Logs one line about values of one pod, or of cgroups that are no pod's.
+
+    Args:
+        level: Of the line.
+        text: With places for whose values they are, and for the values.
+        applied: The values; at least one.
+        about: More fields of the line.
+    """
+    if logger.isEnabledFor(level):
+        values = [_text(each) for each in applied[:MOST_VALUES]]
+        if len(applied) > MOST_VALUES:
+            values.append(f"{len(applied) - MOST_VALUES} more")
+        target = applied[0].target
+        whose = f"pod {_pod(target)}" if target.name else f"cgroup {target.cgroup}"
+        if target.level < Level.POD:
+            whose = "cgroups of the node"
+        fields = {**pod_fields(target), **about, "changes": [_row(each) for each in applied]}
+        logger.log(level, text, whose, ", ".join(values), extra=fields)
+
+
+def pod_fields(target: Target) -> dict[str, str]:
+    """The fields of a log line that name the pod of a cgroup; none where that is not known."""
+    return {"pod": _pod(target), "uid": target.uid} if target.name else {}
+
+
+def _pod(target: Target) -> str:
+    return target.name.rpartition("/")[0] if target.level is Level.CONTAINER else target.name
+
+
+def _place(target: Target) -> str:
+    """Which of the pod's cgroups it is; empty for its own."""
+    if target.level is Level.CONTAINER:
+        return target.name.rpartition("/")[2]
+    return "" if target.level is Level.POD else target.cgroup
+
+
+def _policy(applied: Applied) -> str:
+    owners = dict.fromkeys(claim.owner.removeprefix(SERVER_PREFIX) for claim in applied.claims)
+    return "+".join(owners)
+
+
+def _reason(applied: Applied) -> str:
+    if applied.is_given_back:
+        return _GIVEN_BACK
+    reasons = (_FITS if claim.owner == TREE else claim.reason for claim in applied.claims)
+    return "; ".join(filter(None, dict.fromkeys(reasons)))
+
+
+def _text(applied: Applied) -> str:
+    result = applied.result
+    place = _place(applied.target)
+    name = f"{place} {result.name}" if place else result.name
+    why = ", ".join(filter(None, (_policy(applied), _GIVEN_BACK if applied.is_given_back else "")))
+    if result.outcome in FAILURES:
+        why = f"{why}: {result.error}" if why else result.error
+    values = f"{'-' if result.old is None else result.old} -> {result.value}"
+    return f"{name} {values} ({why})" if why else f"{name} {values}"
+
+
+def _row(applied: Applied) -> dict[str, Any]:
+    result = applied.result
+    row = {
+        "container": _place(applied.target) if applied.target.level is Level.CONTAINER else "",
+        "cgroup": result.cgroup,
+        "field": result.name,
+        "from": "" if result.old is None else str(result.old),
+        "to": str(result.value),
+        "policy": _policy(applied),
+        "reason": _reason(applied),
+    }
+    return {**row, "error": result.error} if result.error else row
