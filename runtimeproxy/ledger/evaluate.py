@@ -276,7 +276,14 @@ class Evaluator:
         )
 
     async def _make_others(self) -> None:
-        """Writes the values of QoS classes and host applications; those without an answer are given back."""
+        """Writes the values of QoS classes and host applications; those without an answer are given back.
+
+        Not in one batch with the pods, since sums of classes are those of what the pods have by now. No write
+        can fail for that: the kernel takes a memory.min and memory.low of a child above its parent's, and
+        what is above has no effect until the parent has it, too. A bound of a class over quotas or lists of
+        its pods would need one batch.
+        Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.min.
+        """
         if self._evaluate_others is None:
             return
         answers, silent = await self._evaluate_others()
