@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
 
 from runtimeproxy import __version__
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import load_settings
 from runtimeproxy.commands.exit_codes import ExitCode
+from runtimeproxy.config.sources import config_path
 
 
 def serve(arguments: Namespace) -> int:
@@ -20,7 +23,10 @@ def serve(arguments: Namespace) -> int:
 
     handler = logs.configure(settings.log.level, settings.log.format)
     try:
-        return run(settings, partial(load_settings, arguments))
+        path, is_named = config_path(arguments, os.environ)
+        # The default file need not exist.
+        path = path if is_named or Path(path).exists() else ""
+        return run(settings, partial(load_settings, arguments), path)
     finally:
         handler.flush()
 

@@ -266,10 +266,15 @@ def status_note(policy: LoadedPolicy, node: Node) -> str:
     return f"{policy.name} in part: {missing}" if missing else ""
 
 
-def _missing(features: frozenset[str], node: Node) -> str:
+def missing_features(features: frozenset[str], node: Node) -> frozenset[str]:
+    """Return those that the kernel is known to lack."""
     if not features or node.state_of(Input.CGROUPS) is not InputState.KNOWN:
-        return ""
-    missing = features - node.features
+        return frozenset()
+    return features - node.features
+
+
+def _missing(features: frozenset[str], node: Node) -> str:
+    missing = missing_features(features, node)
     return f"the kernel lacks {', '.join(sorted(missing))}" if missing else ""
 
 

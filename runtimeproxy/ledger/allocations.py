@@ -125,6 +125,7 @@ class NodeAllocations:
         self._executor = executor
         self._now_s = clock
         self._allocations = NO_ALLOCATIONS
+        self.problem = ""
         # Before it is known which pods are there, no pod is asked to leave CPUs.
         self._is_known = False
         self._saved: Allocations | None = None

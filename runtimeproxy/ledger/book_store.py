@@ -92,6 +92,18 @@ class BookStore:
         held = self._held.get(cgroup_path(identity))
         return None if held is None else held.book
 
+    @property
+    def value_count(self) -> int:
+        """How many values the files hold that were written here."""
+        with self._lock:
+            held = tuple(self._held.values())
+        return sum(entry.resolved is not None for each in held for entry in each.book.entries.values())
+
+    def target(self, cgroup: str) -> Target | None:
+        """Whose cgroup it is; None if nothing is wanted there."""
+        held = self._find(cgroup)
+        return None if held is None else held.target
+
     def is_managed(self, cgroup: str) -> bool:
         """Whether `apply` might write to this cgroup."""
         held = self._find(cgroup)

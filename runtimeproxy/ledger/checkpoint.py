@@ -126,6 +126,11 @@ class CheckpointSync:
         return self._writer.problem
 
     @property
+    def aside(self) -> str:
+        """Where the last unusable file was set aside; empty if there was none."""
+        return self._writer.aside
+
+    @property
     def set_aside(self) -> int:
         """How many unusable files were set aside."""
         return self._writer.set_aside
@@ -289,6 +294,11 @@ class CheckpointWriter:
         self._loop = asyncio.get_running_loop()
         self._logged_s = 0.0
         self.problem = ""
+
+    @property
+    def aside(self) -> str:
+        """Where the last unusable file was set aside; empty if there was none."""
+        return "" if self._file is None else self._file.aside
 
     @property
     def set_aside(self) -> int:

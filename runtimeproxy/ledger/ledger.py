@@ -25,6 +25,7 @@ from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
+from runtimeproxy.ledger.failures import LedgerFailures
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
@@ -72,6 +73,7 @@ class Ledger(BookStore):
         observed: Parameters that another agent of this node writes: they are compared, and never written.
         is_v1: Whether quotas are those of cgroup version 1. Known from the first write on: before it, no pod
             has a value of ours.
+        failures: The last failed writes, and what is left alone now.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Ledger(BookStore):
         self._repaired: dict[Path, dict[str, str]] = {}
         # Bounds of pods' bursts, and until when they hold.
         self._lowered: dict[Path, tuple[int, float]] = {}
+        self.failures = LedgerFailures(_REASONS)
         self.is_v1 = False
         self.rule = ConflictRule.LATER
         self.observed: frozenset[str] = frozenset()
@@ -403,12 +406,14 @@ class Ledger(BookStore):
         except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
             why = error.why if isinstance(error, IsBusyError) else explain(error, "")
-            return tuple(
+            failed = tuple(
                 Applied(held.target, _failed(path, name, entry, why), entry.claims)
                 for path in paths
                 if (held := self._held.get(path)) is not None
                 for name, entry in held.book.entries.items()
             )
+            self.failures.add(each.result for each in failed)
+            return failed
 
     def _settle_alone(
         self,
@@ -433,6 +438,7 @@ class Ledger(BookStore):
                 applied |= self._applied(job, batch[job.path], before.get(job.path, books.NO_VALUES), done)
             # A call may have claimed something else meanwhile.
             left = [job.path for job in jobs if not self._keep(job, batch[job.path], done)]
+        self.failures.add(each.result for each in applied.values())
         return tuple(applied.values())
 
     def _applied(
@@ -484,6 +490,7 @@ class Ledger(BookStore):
         super()._forget(path)
         self._foreign_writers.forget(path)
         self._repaired.pop(path, None)
+        self.failures.forget(identity_of(path))
 
     def _level(self, path: Path) -> Level | None:
         held = self._held.get(path)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,15 @@ class Rates:
     lowers_memory: bool = False
 
 
+class Ongoing(NamedTuple):
+    """A change of running pods that is being made."""
+
+    name: str
+    pods: int
+    done: int
+    failed: int
+
+
 class Changes:
     """Makes changes of running pods. Used in the event loop's thread.
 
@@ -44,6 +53,7 @@ class Changes:
 
     Attributes:
         rates: How they are made.
+        ongoing: The one that is being made; None for none.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Changes:
         self._sleep = sleep
         self._problems: dict[str, str] = {}
         self.rates = Rates()
+        self.ongoing: Ongoing | None = None
 
     @property
     def problem(self) -> str:
@@ -77,9 +88,18 @@ class Changes:
             Whether it came to the end: not too many have failed.
         """
         self._problems.pop(name, None)
+        try:
+            return await self._make(name, pods, write, of)
+        finally:
+            self.ongoing = None
+
+    async def _make(
+        self, name: str, pods: Sequence[PodT], write: Callable[[PodT], Awaitable[bool | None]], of: int
+    ) -> bool:
         is_large = len(pods) > max(FEW_PODS, of * self.rates.large_percent / 100)
         failed, done, begun_s = 0, 0, self._now_s()
         for position, pod in enumerate(pods, 1):
+            self.ongoing = Ongoing(name, len(pods), done, failed)
             if is_large:
                 await self._sleep(max(0.0, begun_s + done / self.rates.pods_per_s - self._now_s()))
             is_written = await write(pod)

@@ -151,14 +151,19 @@ class Upkeep:
         self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
 
     @property
+    def problem(self) -> str:
+        """Why the last changes were not made to the end; empty if they were."""
+        of_barrier = self._barrier.problem if self._barrier is not None else ""
+        return "; ".join(filter(None, (self.evaluator.changes.problem, of_barrier)))
+
+    @property
     def summary(self) -> str:
         """What keeps running pods from the values that are wanted; empty for nothing."""
         left = len(self._ledger.yielded())
         gates = sorted({KOORDLETS[name] for name in self._ledger.observed})
         notes = (
             f"left to koordlet, by its feature gates: {', '.join(gates)}" if gates else "",
-            self.evaluator.changes.problem,
-            self.mode_problem,
+            self.problem,
             f"values left to other programs: {left}, see the log" if left else "",
             f"hanging reads or writes of files: {len(self._hung)}" if self._hung else "",
         )

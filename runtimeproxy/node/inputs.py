@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from runtimeproxy.node.derived import RATIO, SharedCpus, normalization_ratio, published_pools, topology_of
 from runtimeproxy.node.documents import InputError, parse_json, printable, shortened
@@ -36,6 +36,9 @@ from runtimeproxy.node.snapshot import (
     Pools,
 )
 from runtimeproxy.slo.strategies import Strategies
+
+if TYPE_CHECKING:
+    from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 STATE_FILE: Final = "node.json"
 """In the state folder: the last good values, for the next start."""
@@ -79,6 +82,8 @@ class Look(NamedTuple):
     """Time after which another look is due even without an event; None: none."""
     needs_polling: bool
     """Whether there are changes without an event."""
+    strategy_problems: tuple[StrategyProblem, ...] = ()
+    """Those of `problems` that are about strategies."""
     shared: SharedCpus | None = None
     """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
 
@@ -232,6 +237,7 @@ class NodeInputs:
             notes=(*(objects.notes if objects is not None else ()), *self._strategies.notes),
             wait_s=min((part.wait_s for part in parts if part.wait_s is not None), default=None),
             needs_polling=any(part.needs_polling for part in parts),
+            strategy_problems=self._strategies.found_problems,
             shared=self._shared,
         )
 

@@ -29,6 +29,7 @@ from runtimeproxy.slo.strategies import Strategies
 
 if TYPE_CHECKING:
     from runtimeproxy.slo.loading import Loaded, NodeSlo, Text
+    from runtimeproxy.slo.reading import Problem
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """Of files with objects."""
@@ -353,12 +354,14 @@ class StrategyTexts:
     Attributes:
         problems: What cannot be used.
         notes: What is not used.
+        found_problems: `problems` with their parts.
         is_unknown: Whether there is something that was never good, and nothing that is good.
     """
 
     def __init__(self) -> None:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
+        self.found_problems: tuple[Problem, ...] = ()
         self.is_unknown = False
         self._basis: (
             tuple[Mapping[str, Text], NodeSlo | None, Mapping[str, str], Mapping[str, str]] | None
@@ -402,7 +405,7 @@ class StrategyTexts:
 
     def _clear(self) -> None:
         self._loaded, self._good, self._good_sections = None, {}, {}
-        self.problems, self.notes, self.is_unknown = (), (), False
+        self.problems, self.notes, self.found_problems, self.is_unknown = (), (), (), False
 
     def _load(
         self,
@@ -427,5 +430,6 @@ class StrategyTexts:
         }
         self._loaded = loaded
         self.is_unknown = bool(bad) and not loaded.good
-        self.problems = tuple(str(problem) for problem in loaded.problems if not problem.is_warning)
+        self.found_problems = tuple(problem for problem in loaded.problems if not problem.is_warning)
+        self.problems = tuple(map(str, self.found_problems))
         self.notes = tuple(str(problem) for problem in loaded.problems if problem.is_warning)

@@ -23,6 +23,8 @@ from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 if TYPE_CHECKING:
     from inotify_simple import INotify
 
+    from runtimeproxy.slo.reading import Problem as StrategyProblem
+
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[Node, frozenset[Input]], None]
@@ -66,6 +68,10 @@ class NodeSources:
     Attributes:
         on_change: Called with each new snapshot and the inputs that have changed; None for nobody.
         settled: Set once everything has been looked at.
+        problems: What is there and cannot be used: path, place and reason.
+        notes: What is there and is not used.
+        strategy_problems: Those of the problems that are about strategies.
+        look_began_s: When the look began that has not ended, in seconds since the epoch; None for none.
         latest: See `NodeSource`.
         fresh_until_s: See `NodeSource`.
         looked_s: When everything was last looked at, by the clock; None before.
@@ -100,7 +106,10 @@ class NodeSources:
         self._pools: Pools | None = None
         self._pools_generation = 0
         self._reported_pools: Pools | None = None
-        self._problems: tuple[str, ...] = ()
+        self.problems: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.strategy_problems: tuple[StrategyProblem, ...] = ()
+        self.look_began_s: float | None = None
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
         self._wake = asyncio.Event()
@@ -140,11 +149,6 @@ class NodeSources:
             return self.latest
 
     @property
-    def problems(self) -> int:
-        """How many problems the inputs have."""
-        return len(self._problems)
-
-    @property
     def summary(self) -> str:
         """A part of the status line; empty if everything is known and usable."""
         unknown = [
@@ -153,8 +157,8 @@ class NodeSources:
             if state is InputState.UNKNOWN and each not in _NOT_MISSED
         ]
         parts = [f"{', '.join(unknown)} unknown"] if unknown else []
-        if self._problems:
-            count = len(self._problems)
+        if self.problems:
+            count = len(self.problems)
             parts.append("1 problem" if count == 1 else f"{count} problems")
         return f"node: {', '.join(parts)}" if parts else ""
 
@@ -174,9 +178,11 @@ class NodeSources:
         try:
             while True:
                 self._wake.clear()
+                self.look_began_s = time.time()
                 job = self._executor.submit(self._look, is_first)
                 look, no_events = await asyncio.wrap_future(job)
                 self.looked_s = self._clock()
+                self.look_began_s = None
                 changed_s = self._clock() if self._publish(look) else None
                 self._report_events(no_events)
                 self.settled.set()
@@ -231,7 +237,8 @@ class NodeSources:
     def _publish(self, look: Look) -> bool:
         """Makes the look's node the present one; returns whether something has changed."""
         self._base, self._shared = look.node, look.shared
-        self._problems = look.problems
+        self.problems, self.notes = look.problems, look.notes
+        self.strategy_problems = look.strategy_problems
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
         self._reported &= {*look.problems, *look.notes}

@@ -6,7 +6,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallInterceptor
@@ -20,6 +21,36 @@ COOL_DOWN_S: Final = 300.0
 """How long the breaker stays open."""
 
 
+class Cause(StrEnum):
+    """Why calls pass without policies."""
+
+    CONFIGURATION = "configuration"
+    COMMAND = "command"
+    """Through the API."""
+    SIGNAL = "signal"
+    BREAKER = "breaker"
+    PREDECESSOR = "predecessor"
+    """It was chosen in the process before this one, which an upgrade replaced."""
+
+
+class BypassStatus(NamedTuple):
+    """The bypass and the breaker; times are seconds since the epoch."""
+
+    is_on: bool
+    cause: Cause | None
+    """None if it is off."""
+    since_s: float | None
+    """None if it is off."""
+    reason: str
+    """As an operator gave it; empty for none."""
+    opened_s: float | None
+    """When the breaker opened; None if it is closed."""
+    open_until_s: float | None
+    """None if it is closed."""
+    recent_errors: int
+    """Within the window."""
+
+
 class Bypass:
     """Sets `interceptor.bypass`.
 
@@ -29,6 +60,7 @@ class Bypass:
         is_configured: whether the configuration asks for the bypass.
         on_end: called when calls are intercepted again, after calls that no record has seen.
         clock: a monotonic time in seconds.
+        wall_clock: seconds since the epoch.
 
     Attributes:
         openings: how often the breaker has opened.
@@ -43,35 +75,66 @@ class Bypass:
         is_configured: bool,
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._interceptor = interceptor
         self._failures = failures
         self._on_end = on_end
         self._clock = clock
+        self._wall_clock = wall_clock
         self._is_configured = is_configured
         self.chosen: bool | None = None
         self.openings = 0
+        self._chosen_by = Cause.SIGNAL
+        self._reason = ""
+        self._since_s: float | None = None
         self._reset_breaker()
         self.update()
 
     @property
     def cause(self) -> str:
         """Why the bypass is on: `breaker`, `operator` or `configuration`; empty while it is off."""
-        if not self._interceptor.bypass:
+        cause = self.status.cause
+        if cause is None:
             return ""
-        if self._clock() < self._open_until_s:
-            return "breaker"
-        return "operator" if self.chosen else "configuration"
+        return str(cause) if cause in (Cause.BREAKER, Cause.CONFIGURATION) else "operator"
 
-    def choose(self, is_on: bool) -> None:
-        """An operator turns the bypass on, or off even if the breaker is open."""
+    @property
+    def status(self) -> BypassStatus:
+        """As of the last update."""
+        is_on, is_open = self._interceptor.bypass, self._clock() < self._open_until_s
+        cause: Cause | None = None
+        if is_on and is_open:
+            cause = Cause.BREAKER
+        elif is_on:
+            cause = self._chosen_by if self.chosen else Cause.CONFIGURATION
+        until_s = self._wall_clock() + self._open_until_s - self._clock()
+        return BypassStatus(
+            is_on,
+            cause,
+            self._since_s if is_on else None,
+            self._reason if is_on else "",
+            until_s - COOL_DOWN_S if is_open else None,
+            until_s if is_open else None,
+            self._seen[-1][1] - self._seen[0][1] if self._seen else 0,
+        )
+
+    def choose(self, is_on: bool, by: Cause = Cause.SIGNAL, reason: str = "") -> None:
+        """An operator turns the bypass on, or off even if the breaker is open.
+
+        Args:
+            is_on: the choice.
+            by: how it was made.
+            reason: for people.
+        """
         self.chosen = is_on if is_on != self._is_configured else None
+        self._chosen_by, self._reason = by, reason
         self._apply(is_on)
 
     def configure(self, is_on: bool) -> None:
         """The configuration has changed; an earlier choice of an operator is forgotten."""
         self._is_configured = is_on
-        self.chosen = None
+        self.chosen, self._reason = None, ""
         self._apply(is_on)
 
     def update(self) -> None:
@@ -79,13 +142,16 @@ class Bypass:
         was_on = self._interceptor.bypass
         is_open = self._is_breaker_open()
         self._interceptor.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
+        if self._interceptor.bypass and (not was_on or self._since_s is None):
+            self._since_s = self._wall_clock()
         if was_on and not self._interceptor.bypass:
             self._on_end()
 
     def _apply(self, is_on: bool) -> None:
         if not is_on:
             self._reset_breaker()
-        logger.warning("bypass is %s", "on" if is_on else "off", extra={"bypass": is_on})
+        about = {"bypass": is_on, "reason": self._reason} if self._reason else {"bypass": is_on}
+        logger.warning("bypass is %s", "on" if is_on else "off", extra=about)
         self.update()
 
     def _reset_breaker(self) -> None:

@@ -22,8 +22,10 @@ from runtimeproxy.config.validation import parse_listen
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.logs import dropped_lines, flush_failures
 from runtimeproxy.relay.server import RelayServer
+from runtimeproxy.service.api.loading import READ_SERVICE, loader
+from runtimeproxy.service.api.sources import ApiSources, Reloaded
 from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
-from runtimeproxy.service.bypass import Bypass
+from runtimeproxy.service.bypass import Bypass, Cause
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import report_to_predecessor
 from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.relay.listener import Listener
+    from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.kubelet import KubeletSetting
     from runtimeproxy.service.local_server import LocalServer
@@ -69,12 +72,13 @@ _STANDARD_ERROR: Final = 2
 Reload = Callable[[], "Settings"]
 
 
-def run(settings: Settings, reload: Reload) -> int:
+def run(settings: Settings, reload: Reload, config_path: str = "") -> int:
     """Serves until SIGTERM; returns the exit code: 0, 1 when it cannot serve, 2 for bad configuration.
 
     Args:
         settings: the settings at the start.
         reload: reads the settings again; raises ConfigError.
+        config_path: the configuration file, for the status; empty for none.
     """
     # A crash of the interpreter leaves the stacks of all threads in the journal, also after an upgrade.
     faulthandler.enable(_STANDARD_ERROR)
@@ -83,7 +87,7 @@ def run(settings: Settings, reload: Reload) -> int:
     limit_arenas()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(settings, reload))
+            runner.run(_serve(settings, reload, config_path))
     except RuntimeProxyError as error:
         is_usage = isinstance(error, ConfigError | PolicyLoadError)
         # The message says it all: no traceback.
@@ -108,8 +112,8 @@ def loop_factory(environ: Mapping[str, str] = os.environ) -> Callable[[], asynci
     return factory
 
 
-async def _serve(settings: Settings, reload: Reload) -> None:
-    await Daemon(settings, reload).serve()
+async def _serve(settings: Settings, reload: Reload, config_path: str) -> None:
+    await Daemon(settings, reload, config_path=config_path).serve()
 
 
 class Daemon:
@@ -121,6 +125,7 @@ class Daemon:
         environ: where the service manager's variables are; None for the process's own.
         loader: finds and makes the policies; None for the usual one.
         sink: gets the audit entries, beside the log.
+        config_path: the configuration file, for the status; empty for none.
 
     Attributes:
         ready: set when it serves and its policies are loaded.
@@ -134,12 +139,16 @@ class Daemon:
         *,
         loader: PolicyLoader | None = None,
         sink: AuditSink | None = None,
+        config_path: str = "",
     ) -> None:
         # In another thread, as in tests, signals and the garbage collector belong to the host program.
         self._owns_process = threading.current_thread() is threading.main_thread()
         self.ready = asyncio.Event()
         self._settings = settings
         self._reload = reload
+        self._config_path = config_path
+        self._started_s = time.time()
+        self._last_reload: Reloaded | None = None
         self._environ = os.environ if environ is None else environ
         self._predecessor = Predecessor.of(self._environ)
         self._program = Program.this(self._environ)
@@ -158,7 +167,7 @@ class Daemon:
             self._interceptor, self._internal_errors, not settings.hooks.enabled, self._compare_soon
         )
         if self._predecessor is not None and self._predecessor.bypass is not None:
-            self._bypass.choose(self._predecessor.bypass)
+            self._bypass.choose(self._predecessor.bypass, Cause.PREDECESSOR)
         self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
         self._tasks = BackgroundTasks(self.finish)
         self._spawn = self._tasks.spawn
@@ -323,7 +332,8 @@ class Daemon:
         self._executor.submit(wake_soon, threading.get_native_id())
         self._spawn(self._keep_status(engine))
         if self._local is not None:
-            self._spawn(self._local.start(self._executor, engine.runtime_answers, self._stopping))
+            api = self._api(engine, listener)
+            self._spawn(self._local.start(self._executor, engine.runtime_answers, self._stopping, api))
         if (interval_s := watchdog_interval_s(self._environ)) is not None:
             self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
         self._spawn(self._report_recovery(engine))
@@ -346,6 +356,29 @@ class Daemon:
             dropped_log_lines=dropped_lines,
         )
         await serve_metrics(sources, address, self._executor, self._stopping)
+
+    def _api(self, engine: Engine, listener: Listener) -> dict[str, Load]:
+        """The services of the API on the kubelet's socket; loaded at their first calls."""
+        assert self._server is not None  # noqa: S101 - it serves
+        assert self._upgrade is not None  # noqa: S101 - made with the server
+        predecessor = self._predecessor
+        sources = ApiSources(
+            engine=engine,
+            server=self._server,
+            interceptor=self._interceptor,
+            bypass=self._bypass,
+            upgrade=self._upgrade,
+            settings=lambda: self._settings,
+            endpoint=listener.address,
+            started_s=self._started_s,
+            stopping=self._stopping,
+            config_path=self._config_path,
+            last_reload=lambda: self._last_reload,
+            has_predecessor=lambda: predecessor is not None and predecessor.is_draining,
+        )
+        module = "runtimeproxy.service.api.servicer"
+        executor = self._executor
+        return {READ_SERVICE: loader(executor, module, lambda it: it.RuntimeProxyServicer(sources, executor))}
 
     # Service
 
@@ -417,9 +450,11 @@ class Daemon:
                 reason = "; ".join(str(error).splitlines())
                 self._counts.is_configured = False
                 logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
+                self._last_reload = Reloaded(time.time(), reason)
             else:
                 self._use(settings)
                 self._counts.is_configured, self._counts.configured_s = True, time.time()
+                self._last_reload = Reloaded(time.time(), need_restart=tuple(waiting))
                 if waiting:
                     logger.warning("%s changed; restart to apply", ", ".join(waiting))
                 logger.info("configuration reloaded")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog
+from runtimeproxy.hooks.audit_ring import AuditRing
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +88,12 @@ class Engine:
         ledger: the values of cgroups.
         allocations: CPUs that pods have for themselves; None where pools are not computed.
         client: the runtime, for calls of the daemon's own.
-        changed_code: how many policies have other code on disk than is in use.
+        audit_ring: the last audit entries, and numbers of failures.
+        classes: all classes of policies that were found; disabled ones, too.
+        changed_code: imported code that differs from the installed code.
+        runtime_away_since_s: since when the runtime does not answer, in seconds since the epoch; None if it
+            does, as far as known.
+        boot_id: of this boot of the kernel; empty if it is not known.
         recovery, checkpoint, journal, node, servers, upkeep, workers, sysctls: for the API and metrics, which
             look at them only.
         counts: what policies have done.
@@ -104,12 +112,15 @@ class Engine:
         self._spawn = spawn
         self._is_standby = is_standby
         self._settings = settings
+        self.runtime_away_since_s: float | None = None
         self.audit = AuditLog()
-        self._sink: AuditSink = self.audit if sink is None else partial(_both, self.audit, sink)
+        self.audit_ring = AuditRing()
+        sinks = (self.audit_ring, self.audit) if sink is None else (self.audit_ring, self.audit, sink)
+        self._sink: AuditSink = partial(_all, sinks)
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
-        boot_id = read_boot_id()
+        self.boot_id = boot_id = read_boot_id()
         self.journal = Journal(Path(settings.state.dir), boot_id)
         self.ledger = Ledger(
             CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups(),
@@ -143,7 +154,8 @@ class Engine:
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
         self.problems: tuple[LoadProblem, ...] = ()
-        self.changed_code = 0
+        self.classes: tuple[type[Policy], ...] = ()
+        self.changed_code: tuple[str, ...] = ()
         self.has_policies = False
         self._servers_thread = BackgroundThreads(1, "hook-servers")
         self.servers = HookServers(
@@ -257,7 +269,7 @@ class Engine:
         await self.node.read()
         self._loader.use(result)
         self._settings, self.policies, self.problems = settings, result.policies, result.problems
-        self.changed_code = len(result.changed_code)
+        self.classes, self.changed_code = result.classes, result.changed_code
         # Calls that are being decided keep the old chain.
         self.services.chain = self._chain(settings)
         self.has_policies = True
@@ -346,19 +358,25 @@ class Engine:
 
     async def runtime_answers(self) -> bool:
         """Whether the runtime answers a Version call; for health probes."""
+        return await self.runtime_version(PROBE_TIMEOUT_S) is not None
+
+    async def runtime_version(self, timeout_s: float = PROBE_TIMEOUT_S) -> bytes | None:
+        """The runtime's response to a Version call; None if it does not answer in time."""
         try:
-            await self.client.version(PROBE_TIMEOUT_S)
+            response = await self.client.version(timeout_s)
         except RuntimeUnavailableError:
-            return False
-        return True
+            if self.runtime_away_since_s is None:
+                self.runtime_away_since_s = time.time()
+            return None
+        self.runtime_away_since_s = None
+        return response
 
     async def _watch_runtime(self) -> None:
         """Calls Version at an interval, so that a hanging runtime is logged even without client calls."""
         timeout_s = self._settings.proxy.runtime_call_timeout_s
         while True:
             await asyncio.sleep(RUNTIME_WATCH_INTERVAL_S)
-            with suppress(RuntimeUnavailableError):
-                await self.client.version(timeout_s)
+            await self.runtime_version(timeout_s)
 
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
@@ -399,9 +417,9 @@ def _client_settings(settings: Settings) -> ClientSettings:
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
 
 
-def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
-    first(entry)
-    second(entry)
+def _all(sinks: Iterable[AuditSink], entry: AuditEntry) -> None:
+    for sink in sinks:
+        sink(entry)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

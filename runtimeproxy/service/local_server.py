@@ -1,4 +1,4 @@
-"""The daemon's own gRPC server behind the relay, for health and reflection: its socket and its lifetime."""
+"""The daemon's own gRPC server behind the relay, for health, reflection and the API: socket and lifetime."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
     import grpc.aio
+
+    from runtimeproxy.service.api.loading import Load
 
 PREFIX: Final = "koord-runtime-proxy-"
 """Begins the directories' names; the kernel releases the lock in each when its process ends."""
@@ -60,7 +63,11 @@ class LocalServer:
         self.socket_path = str(self._directory / "own.sock")
 
     async def start(
-        self, executor: Executor, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
+        self,
+        executor: Executor,
+        probe: Callable[[], Awaitable[bool]],
+        stopping: asyncio.Event,
+        api: Mapping[str, Load] = MappingProxyType({}),
     ) -> None:
         """Loads grpcio in a thread, so that relaying goes on meanwhile, and serves.
 
@@ -68,11 +75,12 @@ class LocalServer:
             executor: the thread.
             probe: whether the runtime answers.
             stopping: set when the daemon drains.
+            api: what loads each service of the API, by full name.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, importlib.import_module, "runtimeproxy.service.local_services")
         # grpcio does not survive a cancelled start, so `stop` waits for its end.
-        self._starting = loop.create_task(self._serve(probe, stopping))
+        self._starting = loop.create_task(self._serve(probe, stopping, api))
         await asyncio.shield(self._starting)
 
     async def stop(self) -> None:
@@ -87,12 +95,14 @@ class LocalServer:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    async def _serve(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> grpc.aio.Server:
+    async def _serve(
+        self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event, api: Mapping[str, Load]
+    ) -> grpc.aio.Server:
         from runtimeproxy.service.local_services import make_server
 
         # No client is accepted between this and the server's own use of them.
         self._release_descriptors()
-        server = make_server(self.socket_path, probe, stopping)
+        server = make_server(self.socket_path, probe, stopping, api)
         await server.start()
         return server
 

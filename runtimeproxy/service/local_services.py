@@ -1,15 +1,18 @@
-"""gRPC health and reflection on the kubelet's socket.
+"""gRPC health, reflection and the API on the kubelet's socket.
 
-Health is that of the runtime; reflection describes the CRI, so that grpcurl works without a proto file.
+Health is that of the runtime; reflection describes the CRI and the API, so that grpcurl works without a proto
+file.
 Importing grpc takes long, so this module is imported in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -18,34 +21,43 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.service.api.handlers import handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from grpc.aio import ServicerContext
 
+    from runtimeproxy.service.api.loading import Load
+
 SERVICES: Final = ("", "runtime.v1.RuntimeService", "runtime.v1.ImageService")
 """Names that can be checked; the empty one is the whole daemon."""
 WATCH_INTERVAL_S: Final = 1.0
 """Between two checks of a Watch. Source: the kubelet's own Status interval is 5 s."""
+_NO_API: Final[Mapping[str, Load]] = MappingProxyType({})
 V1: Final = "grpc.reflection.v1.ServerReflection"
 """Has the same messages as v1alpha under another name. Source: grpc/reflection/v1/reflection.proto."""
 V1ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
 
 
 def make_server(
-    socket_path: str, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event
+    socket_path: str,
+    probe: Callable[[], Awaitable[bool]],
+    stopping: asyncio.Event,
+    api: Mapping[str, Load] = _NO_API,
 ) -> grpc.aio.Server:
-    """A server of both services on a socket, to be started.
+    """A server of health, reflection and the API on a socket, to be started.
 
     Args:
         socket_path: where it listens.
         probe: asks the runtime something cheap; returns whether it answered in time. Never raises.
         stopping: set when the daemon drains: from then on nothing is serving.
+        api: what loads each service of the API, by full name.
     """
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-    add_reflection(server)
+    add_reflection(server, tuple(api))
+    server.add_generic_rpc_handlers(tuple(handlers(service, load) for service, load in api.items()))
     server.add_insecure_port(f"unix:{socket_path}")
     return server
 
@@ -97,18 +109,26 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def reflected_services() -> tuple[str, ...]:
-    """Full names of the services in the reflection's list."""
+def reflected_services(api: Sequence[str] = ()) -> tuple[str, ...]:
+    """Full names of the services in the reflection's list, with those of the API."""
     cri = [service.full_name for service in api_pb2.DESCRIPTOR.services_by_name.values()]
     own = [service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()]
-    return (*cri, *own, V1ALPHA)
+    return (*cri, *own, *api, V1ALPHA)
 
 
-def add_reflection(server: grpc.aio.Server) -> None:
+def add_reflection(server: grpc.aio.Server, api: Sequence[str] = ()) -> None:
     """Serves reflection under both versions of its name."""
-    servicer = reflection.aio.ReflectionServicer(reflected_services())
+    # The library's types call an asynchronous generator a coroutine.
+    servicer: Any = reflection.aio.ReflectionServicer(reflected_services(api))
+
+    async def reflect(requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - the library's
+        if api:
+            importlib.import_module("cri_api.runtimeproxy.v1.api_pb2")  # takes some milliseconds, once
+        async for response in servicer.ServerReflectionInfo(requests, context):
+            yield response
+
     handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
+        reflect,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=_serialized,
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+OWN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.", "/runtimeproxy.v1.RuntimeProxy/")
 """Calls to the daemon's own server."""
 IMAGE_PREFIXES: Final = ("/runtime.v1.ImageService/", "/runtime.v1alpha2.ImageService/")
 

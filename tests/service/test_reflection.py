@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.service.api.loading import READ_SERVICE
 from runtimeproxy.service.local_services import V1, V1ALPHA, json_name, reflected_services
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
@@ -75,7 +76,7 @@ def test_both_names_of_the_service_answer_and_no_other(shared_client: CriClient)
     for service in (V1, V1ALPHA):
         listed = ask(shared_client, service, reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {each.name for each in listed.list_services_response.service}
-        assert names == set(reflected_services())
+        assert names == set(reflected_services((READ_SERVICE,)))
         symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol="runtime.v1.ImageService")
         assert ask(shared_client, service, symbol).file_descriptor_response.file_descriptor_proto
         unknown = reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Symbol")

@@ -3072,7 +3072,7 @@ class WatchAuditRequest(_message.Message):
     follow: _builtins.bool
     """Whether the stream goes on with what is to come; else it ends after what is remembered."""
     limit: _builtins.int
-    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 1,000."""
+    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 500."""
     skip_recent: _builtins.bool
     """Whether the remembered entries are left out."""
     @_builtins.property

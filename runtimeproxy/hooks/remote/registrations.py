@@ -128,6 +128,8 @@ class Look(NamedTuple):
     needs_polling: bool
     """Whether a file may change without an event in the folder: it is reached by a link, has another name
     elsewhere, or cannot be read."""
+    present: tuple[str, ...] = ()
+    """All present problems, with the path, for the status."""
 
 
 class UnreadableFileError(Exception):
@@ -263,6 +265,11 @@ class _File:
         if self.missing_since_s is not None or is_reported or self.wait_s(now_s) is not None:
             return ()
         self.reported = self.content
+        return self.present_problems
+
+    @property
+    def present_problems(self) -> tuple[str, ...]:
+        """The problems of the present content."""
         if self.parsed.registration is not None or self.good is None:
             return self.parsed.problems
         return tuple(
@@ -312,7 +319,18 @@ class Registrations:
             problems=tuple(problems),
             again_s=min(waits_s, default=None),
             needs_polling=is_linked or not all(file.is_watchable for file in self._files.values()),
+            present=self._present_problems(),
         )
+
+    def _present_problems(self) -> tuple[str, ...]:
+        of_folder = (f"{printable(self._folder)}: {self._folder_problem}",) if self._folder_problem else ()
+        of_files = (
+            f"{printable(self._folder / name)}: {text}"
+            for name, file in sorted(self._files.items())
+            if file.missing_since_s is None
+            for text in file.present_problems
+        )
+        return (*of_folder, *of_files)
 
     def _read_folder(self, now_s: float) -> Iterator[str]:
         """Looks at every file; yields the problem of the folder if it is new."""

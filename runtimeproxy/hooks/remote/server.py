@@ -20,6 +20,7 @@ from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
+from runtimeproxy.hooks.remote.servers import ServerCounts
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
@@ -211,6 +212,13 @@ class HookServer:
         deadlines_s = frozenset({registration.timeout_s, min(registration.timeout_s, short_probe_s)})
         self._prober = Prober(self._probe, deadlines_s, probe_interval_s)
         self._failed: _HookRequest | None = None
+        self._counts = ServerCounts()
+
+    @property
+    def counts(self) -> ServerCounts:
+        """Its calls and failures so far."""
+        self._counts.opened_s = self._breaker.opened[0] if self._breaker.is_open else None
+        return self._counts
 
     @property
     def openings(self) -> int:
@@ -260,6 +268,7 @@ class HookServer:
         if self._breaker.is_open:
             skipped = partial(self._skip, request.hook)
             return asyncio.get_running_loop().call_soon(on_response, skipped, False)
+        self._counts.calls += 1
         on_end = partial(self._on_end, request, timeout_s, on_response)
         return self._client.call(_HEADERS[request.hook], request.data, timeout_s, on_end)
 
@@ -299,6 +308,7 @@ class HookServer:
             response = _parsed(exchange, outcome, timeout_s)
         except CallError as error:
             failure = _without_secrets(error, request.view)
+            _call_in(loop, self._count_failure, str(failure))
             was_cut_short = timeout_s < min(self.registration.timeout_s, ENOUGH_S)
             if isinstance(failure, AnsweredError):
                 _call_in(loop, self._note_response)
@@ -312,8 +322,14 @@ class HookServer:
         count = 0 if change is None else _entry_count(change)
         if count > MAX_ENTRIES:
             text = f"the answer changes {count} entries, at most {MAX_ENTRIES} are taken"
+            _call_in(loop, self._count_failure, text)
             raise self._raised(request.hook, UnusableError(StatusCode.RESOURCE_EXHAUSTED, text))
         return change
+
+    def _count_failure(self, text: str) -> None:
+        counts = self._counts
+        counts.failures += 1
+        counts.last_error, counts.last_error_s = text, time.time()
 
     def _note_response(self) -> None:
         self._failed = None

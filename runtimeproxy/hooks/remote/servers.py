@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -22,6 +23,19 @@ FIRST_READ_S: Final = 10.0
 """How long policies wait for the first reading of the folder, because a file system may hang."""
 
 
+@dataclass(slots=True)
+class ServerCounts:
+    """Calls of one hook server since it is registered; times are seconds since the epoch."""
+
+    calls: int = 0
+    failures: int = 0
+    last_error: str = ""
+    """Of the last failure; empty if there was none."""
+    last_error_s: float = 0.0
+    opened_s: float | None = None
+    """Since when it is skipped; None while it is not."""
+
+
 class Server(Protocol):
     """A hook server in use."""
 
@@ -36,6 +50,10 @@ class Server(Protocol):
     @property
     def openings(self) -> int:
         """How often it was skipped because it failed."""
+
+    @property
+    def counts(self) -> ServerCounts:
+        """Its calls and failures so far."""
 
     def as_policy(self) -> LoadedPolicy:
         """The server as a policy."""
@@ -109,6 +127,16 @@ class HookServers:
     def servers(self) -> Mapping[str, Server]:
         """Those in use, by file name."""
         return {name: used.server for name, used in self._used.items()}
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The names of those that are registered beyond `MAX_SERVERS`."""
+        return tuple(self._unused)
+
+    @property
+    def present_problems(self) -> tuple[str, ...]:
+        """What is wrong now with the folder and the registrations in it, each with the path."""
+        return self._watcher.present_problems
 
     @property
     def problems(self) -> int:

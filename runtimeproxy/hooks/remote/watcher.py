@@ -56,6 +56,7 @@ class RegistrationWatcher:
     Attributes:
         settled: Set once all present files have been read, and none of them is just being written.
         problems: How many problems of files were found since the start.
+        present_problems: Those of the folder and its files now.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RegistrationWatcher:
         self._wake = asyncio.Event()
         self.settled = asyncio.Event()
         self.problems = 0
+        self.present_problems: tuple[str, ...] = ()
 
     def configure(self, default_timeout_s: float) -> None:
         """Replaces the default for the time of one call."""
@@ -119,6 +121,7 @@ class RegistrationWatcher:
 
     async def _report(self, found: _Found) -> None:
         self.problems += len(found.look.problems)
+        self.present_problems = found.look.present
         for problem in found.look.problems:
             logger.warning("hook server registration: %s", problem)
         if found.no_events and not self._is_polled:

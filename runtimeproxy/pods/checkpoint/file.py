@@ -94,11 +94,13 @@ class CheckpointFile:
     Attributes:
         path: The file.
         set_aside: How many unusable files were set aside.
+        aside: Where a file was put that could not be used; empty for none.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False, recreates: bool = False) -> None:
         self.path = folder / FILE_NAME
         self.set_aside = 0
+        self.aside = ""
         self._read_only = read_only
         self._recreates = recreates
         self._connection: sqlite3.Connection | None = None
@@ -181,6 +183,7 @@ class CheckpointFile:
         except OSError as failure:
             raise CheckpointError(f"{self.path}: {failure.strerror}") from failure
         self.set_aside += 1
+        self.aside = str(aside)
         logger.warning("the records are rebuilt from the runtime: %s; the file is kept as %s", error, aside)
 
     def _load(self, connection: sqlite3.Connection) -> Saved:

@@ -106,6 +106,8 @@ class Upgrade:
     Attributes:
         has_moved: whether a successor serves now.
         failures: how many upgrades have failed.
+        last: when the last attempt ended, in seconds since the epoch, and why it failed; None for none.
+        moved: set while a successor serves.
     """
 
     def __init__(self, program: Program, serving: Serving, predecessor: Predecessor | None = None) -> None:
@@ -114,8 +116,18 @@ class Upgrade:
         self._predecessor = predecessor
         self._successor: Successor | None = None
         self._running: asyncio.Task[None] | None = None
-        self.has_moved = False
         self.failures = 0
+        self.last: tuple[float, str] | None = None
+        self.moved = asyncio.Event()
+
+    @property
+    def has_moved(self) -> bool:
+        return self.moved.is_set()
+
+    @property
+    def successor_pid(self) -> int:
+        """The process that serves now; 0 if it is this one."""
+        return self._successor.pid if self._successor is not None and self.has_moved else 0
 
     async def run(self, changing: asyncio.Lock) -> None:
         """Upgrades: returns when this process is to end, or goes on after a failure.
@@ -127,6 +139,7 @@ class Upgrade:
         if is_followed or self._running is not None:
             refusal = "the process before this one still drains" if is_followed else "one is in progress"
             logger.warning("upgrade refused: %s", refusal)
+            self.last = time.time(), f"refused: {refusal}"
             self._serving.listener.note(note(f"upgrade refused: {refusal}"))
             return
         self._running = asyncio.current_task()
@@ -200,7 +213,8 @@ class Upgrade:
     async def _retire(self, successor: Successor) -> None:
         """Lets calls go on here as long as they may, while the successor serves."""
         serving = self._serving
-        self.has_moved = True
+        self.moved.set()
+        self.last = time.time(), ""
         successor.forget_errors()
         await self._send_main_pid(successor.pid)
         serving.notifier.is_muted = True
@@ -235,6 +249,7 @@ class Upgrade:
             self._successor = None
         self.failures += 1
         logger.error("upgrade failed: %s; this process continues to serve", reason)
+        self.last = time.time(), reason
         serving.listener.own(note(f"upgrade failed: {reason}"))
         if serving.notifier.is_muted:
             # The service manager may never have taken a process for the main one that ended at once.
@@ -245,7 +260,7 @@ class Upgrade:
         except Exception:  # a bug may cost records here, but not the node its runtime
             logger.exception("upgrade: the successor's records cannot be read")
         # What the successor did is known only now.
-        self.has_moved = False
+        self.moved.clear()
         serving.server.accept()
 
 

@@ -206,7 +206,7 @@ def _of_engine(engine: Engine) -> Iterator[Sample]:
     for problem in engine.problems:
         if not problem.is_kept:
             yield Sample("policy_state", 1, (problem.name, "not_loaded"))
-    yield Sample("policies_with_new_code", engine.changed_code)
+    yield Sample("policies_with_new_code", len(engine.changed_code))
     yield Sample("policy_threads", engine.workers.threads)
     for name, number in dict(engine.services.chain.hung).items():
         yield Sample("policy_hung_threads", number, (name,))
@@ -315,6 +315,6 @@ def _of_records(engine: Engine) -> Iterator[Sample]:
 def _of_node(node: NodeSources) -> Iterator[Sample]:
     for name, state in node.latest.states.items():
         yield Sample("node_input_state", 1, (name, state))
-    yield Sample("node_problems", node.problems)
+    yield Sample("node_problems", len(node.problems))
     if node.looked_s is not None:
         yield Sample("node_look_age_seconds", time.monotonic() - node.looked_s)

@@ -18,7 +18,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.remote.registrations import Registration
 from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
-from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
+from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers, ServerCounts
 from runtimeproxy.hooks.remote.watcher import WatchSettings
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import Workers
@@ -39,6 +39,7 @@ class Server:
     trouble: str = ""
     openings: int = 0
     is_closed: bool = False
+    counts: ServerCounts = field(default_factory=ServerCounts)
 
     def as_policy(self) -> LoadedPolicy:
         registration = self.registration

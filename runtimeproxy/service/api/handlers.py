@@ -1,0 +1,77 @@
+"""The handlers of the API's services on a gRPC server. Imports grpc, so not for the event loop's thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from runtimeproxy.service.api.loading import METHODS, STREAMS
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+    from runtimeproxy.service.api.loading import Load
+
+    Context = ServicerContext[bytes, bytes]
+
+logger = logging.getLogger(__name__)
+
+INTERNAL: Final = "an error in the daemon; its log has it"
+
+
+def handlers(service: str, load: Load) -> grpc.GenericRpcHandler:
+    """The handlers of a service whose messages are imported at its first call."""
+    methods: dict[str, Any] = {
+        name: grpc.unary_stream_rpc_method_handler(partial(_stream, load, service, name))
+        if name in STREAMS
+        else grpc.unary_unary_rpc_method_handler(partial(_unary, load, service, name))
+        for name in METHODS[service]
+    }
+    return grpc.method_handlers_generic_handler(service, methods)
+
+
+async def _unary(load: Load, service: str, name: str, data: bytes, context: Context) -> bytes:
+    servicer = await load()
+    request = await _parsed(service, name, data, context)
+    try:
+        response = await getattr(servicer, name)(request, context)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:  # a bug costs this call
+        logger.exception("%s of the API failed", name)
+        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+    return _bytes_of(response)
+
+
+async def _stream(load: Load, service: str, name: str, data: bytes, context: Context) -> AsyncIterator[bytes]:
+    servicer = await load()
+    request = await _parsed(service, name, data, context)
+    try:
+        async for response in getattr(servicer, name)(request, context):
+            yield _bytes_of(response)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        logger.exception("%s of the API failed", name)
+        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+
+
+async def _parsed(service: str, name: str, data: bytes, context: Context) -> Any:  # noqa: ANN401 - a message
+    from cri_api.runtimeproxy.v1 import api_pb2
+
+    method = api_pb2.DESCRIPTOR.services_by_name[service.rpartition(".")[2]].methods_by_name[name]
+    try:
+        return getattr(api_pb2, method.input_type.name).FromString(data)
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
+
+
+def _bytes_of(message: Any) -> bytes:  # noqa: ANN401 - a message
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,44 @@
+"""The services of the API by name, and what loads them at their first calls; cheap to import."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+READ_SERVICE: Final = "runtimeproxy.v1.RuntimeProxy"
+ADMIN_SERVICE: Final = "runtimeproxy.v1.Admin"
+STREAMS: Final = frozenset({"WatchPods", "WatchAudit"})
+"""Calls with many responses."""
+METHODS: Final = {
+    READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
+    ADMIN_SERVICE: ("SetPolicyMode", "SetBypass"),
+}
+
+Load = Callable[[], Awaitable[Any]]
+"""Returns the servicer; imports it where that is needed."""
+
+
+def loader(executor: Executor, module: str, make: Callable[[Any], Any]) -> Load:
+    """Returns what imports a module in a worker thread and makes a servicer of it, once.
+
+    Args:
+        executor: The thread.
+        module: Its full name.
+        make: Gets the module.
+    """
+    made: list[Any] = []
+    lock = asyncio.Lock()
+
+    async def load() -> Any:  # noqa: ANN401 - a servicer
+        async with lock:
+            if not made:
+                run = asyncio.get_running_loop().run_in_executor
+                made.append(make(await run(executor, importlib.import_module, module)))
+        return made[0]
+
+    return load

@@ -1,0 +1,64 @@
+"""What the API looks at: parts of the daemon, in the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from runtimeproxy.calls.interceptor import CallInterceptor
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.service.bypass import Bypass
+    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.handover.upgrade import Upgrade
+
+
+class Reloaded(NamedTuple):
+    """The last reload of the configuration."""
+
+    time_s: float
+    """Since the epoch."""
+    error: str = ""
+    """Why it failed; empty if it did not."""
+    need_restart: tuple[str, ...] = ()
+    """Changed keys that take effect after a restart only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiSources:
+    """The parts of a daemon.
+
+    Attributes:
+        engine: records, policies, values.
+        server: the relay.
+        interceptor: calls that wait for the policies.
+        bypass: on or off, and why.
+        upgrade: the last one.
+        settings: those in effect.
+        endpoint: the socket that the kubelet uses.
+        started_s: when the process started, since the epoch.
+        config_path: the configuration file; empty for none.
+        stopping: set when it ends.
+        last_reload: the last reload of the configuration; None if there was none.
+        admin_endpoint: socket of the service Admin; empty for none.
+        admin_problem: why that does not serve; empty if it does.
+        has_predecessor: whether calls still run in the process before this one.
+    """
+
+    engine: Engine
+    server: RelayServer
+    interceptor: CallInterceptor
+    bypass: Bypass
+    upgrade: Upgrade
+    settings: Callable[[], Settings]
+    endpoint: str
+    started_s: float
+    stopping: asyncio.Event
+    config_path: str = ""
+    last_reload: Callable[[], Reloaded | None] = lambda: None
+    admin_endpoint: str = ""
+    admin_problem: str = ""
+    has_predecessor: Callable[[], bool] = lambda: False

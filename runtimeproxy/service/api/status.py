@@ -1,0 +1,552 @@
+"""GetStatus: the daemon, the runtime, policies, hook servers, values and inputs, and all problems."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cri_api.runtime.v1 import api_pb2 as cri_pb2
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy import __version__
+from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
+from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.ledger.failures import FAILED_WRITES
+from runtimeproxy.logs import dropped_lines
+from runtimeproxy.node.snapshot import FIELDS, Input, InputState
+from runtimeproxy.service.api.values import FAILURE_POLICIES, MODES, duration, timestamp
+from runtimeproxy.service.bypass import MOST_FAILURES, Cause
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.loading import LoadProblem
+    from runtimeproxy.hooks.remote.servers import Server
+    from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.service.api.sources import ApiSources
+    from runtimeproxy.service.engine import Engine
+
+HANGS_S: Final = 5.0
+"""A look at the node's inputs that takes longer than this hangs; one takes some milliseconds."""
+
+_CAUSES: Final = {
+    Cause.CONFIGURATION: api_pb2.Bypass.CAUSE_CONFIGURATION,
+    Cause.COMMAND: api_pb2.Bypass.CAUSE_COMMAND,
+    Cause.SIGNAL: api_pb2.Bypass.CAUSE_SIGNAL,
+    Cause.BREAKER: api_pb2.Bypass.CAUSE_BREAKER,
+    Cause.PREDECESSOR: api_pb2.Bypass.CAUSE_PREDECESSOR,
+}
+_INPUT_STATES: Final = {
+    InputState.UNKNOWN: api_pb2.NodeInput.STATE_UNKNOWN,
+    InputState.KNOWN: api_pb2.NodeInput.STATE_KNOWN,
+    InputState.WITHDRAWN: api_pb2.NodeInput.STATE_WITHDRAWN,
+}
+
+
+class Look(NamedTuple):
+    """What has to be asked or read for a status."""
+
+    runtime: bytes | None
+    """The runtime's response to Version; None if it does not answer."""
+    memory_bytes: int
+    """0 if it is not known."""
+
+
+def read_memory() -> int:
+    """The resident memory of this process; 0 if it cannot be read. Source: proc_pid_statm(5)."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - no object for a path is needed
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
+    """The whole status.
+
+    Args:
+        sources: The daemon.
+        look: What was read for it.
+    """
+    engine = sources.engine
+    status = api_pb2.GetStatusResponse(
+        daemon=_daemon(sources, look.memory_bytes),
+        runtime=_runtime(sources, look.runtime),
+        policies=policies_of(engine),
+        hook_servers=[_hook_server(each) for each in engine.servers.servers.values()],
+        registration_problems=engine.servers.present_problems,
+        records=_records(engine),
+        ledger=_ledger(sources),
+        node=_node(engine, sources.settings()),
+        last_reload=_reload(sources),
+        clients=_clients(sources),
+        calls=_calls(sources),
+        upgrade=_upgrade(sources),
+    )
+    status.bypass.CopyFrom(bypass_of(sources))
+    status.breaker.CopyFrom(_breaker(sources))
+    status.hook_servers.extend(
+        api_pb2.HookServer(name=name, is_unused=True) for name in engine.servers.unused
+    )
+    status.problems.extend(problems_of(status))
+    return status
+
+
+def bypass_of(sources: ApiSources) -> api_pb2.Bypass:
+    state = sources.bypass.status
+    is_breaker = state.cause is Cause.BREAKER
+    return api_pb2.Bypass(
+        is_on=state.is_on,
+        cause=api_pb2.Bypass.CAUSE_UNSPECIFIED if state.cause is None else _CAUSES[state.cause],
+        since=timestamp(state.since_s),
+        until=timestamp(state.open_until_s) if is_breaker else None,
+        reason=state.reason,
+    )
+
+
+def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
+    """All policies that are loaded, or cannot be."""
+    node = engine.node.latest
+    problems = {each.name: each for each in engine.problems}
+    found = [_policy(engine, each, node, problems.pop(each.name, None)) for each in engine.policies]
+    failed = [
+        api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
+        for each in problems.values()
+    ]
+    return [*found, *failed]
+
+
+def _policy(
+    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None
+) -> api_pb2.PolicyStatus:
+    ring, inputs = engine.audit_ring, (*policy.inputs, *policy.optional_inputs)
+    unknown = [each for each in inputs if node.state_of(each) is InputState.UNKNOWN]
+    note = status_note(policy, node)
+    state = api_pb2.PolicyStatus.STATE_LOADED
+    if note:
+        is_off = note.startswith(f"{policy.name} is off")
+        state = api_pb2.PolicyStatus.STATE_OFF if is_off else api_pb2.PolicyStatus.STATE_PARTIAL
+    reason = note.partition(": ")[2]
+    if problem is not None:
+        reason = f"{problem}; {reason}" if reason else str(problem)
+    failures, entries = _counts(engine, policy.name)
+    return api_pb2.PolicyStatus(
+        name=policy.name,
+        state=state,
+        reason=reason,
+        origin=policy.origin,
+        priority=policy.priority,
+        mode=MODES[policy.mode],
+        mode_source=api_pb2.MODE_SOURCE_CONFIGURATION
+        if policy.mode is not Mode.ENFORCE
+        else api_pb2.MODE_SOURCE_DEFAULT,
+        configured_mode=MODES[policy.mode],
+        failure_policy=FAILURE_POLICIES[policy.failure_policy],
+        timeout=duration(policy.timeout_s),
+        inputs=map(str, inputs),
+        unknown_inputs=[str(each) for each in unknown if each not in _OF_PODS],
+        missing_features=sorted(missing_features(policy.features | policy.optional_features, node)),
+        failures=api_pb2.FailureCounts(
+            raised=failures[FailureKind.FAILED],
+            invalid=failures[FailureKind.INVALID],
+            timed_out=failures[FailureKind.TIMED_OUT],
+            skipped=failures[FailureKind.SKIPPED],
+            refused=entries[AuditKind.REFUSED],
+            left_out=entries[AuditKind.LEFT_OUT],
+        ),
+        last_failure=_failure(ring.last_failures.get(policy.name)),
+        last_left_out=_failure(ring.last_left_out.get(policy.name)),
+        hanging_threads=engine.services.chain.hung.get(policy.name, 0),
+        is_kept=problem is not None and problem.is_kept,
+    )
+
+
+_OF_PODS: Final = frozenset({Input.PRIORITY, Input.POD_REQUESTS})
+"""Known or not for each pod."""
+
+
+def _counts(engine: Engine, policy: str) -> tuple[Counter[str], Counter[AuditKind]]:
+    """The failures of a policy by kind, and its audit entries by kind."""
+    failures: Counter[str] = Counter()
+    entries: Counter[AuditKind] = Counter()
+    for (name, _, kind), number in engine.counts.failures.items():
+        if name == policy:
+            failures[kind] += number
+    for key, number in engine.counts.entries.items():
+        if key.policy == policy:
+            entries[key.kind] += number
+    return failures, entries
+
+
+def _failure(entry: AuditEntry | None) -> api_pb2.PolicyFailure | None:
+    if entry is None:
+        return None
+    return api_pb2.PolicyFailure(
+        time=timestamp(entry.time_s),
+        pod=entry.target or f"{entry.pod_namespace}/{entry.pod_name}",
+        container=entry.container,
+        hook=entry.hook,
+        field=entry.field,
+        reason=entry.reason,
+    )
+
+
+def _daemon(sources: ApiSources, memory_bytes: int) -> api_pb2.Daemon:
+    engine, states = sources.engine, api_pb2.Daemon
+    state = states.STATE_SERVING if engine.has_policies else states.STATE_LOADING
+    if sources.stopping.is_set():
+        state = states.STATE_DRAINING
+    elif sources.upgrade.has_moved:
+        state = states.STATE_RETIRED
+    return api_pb2.Daemon(
+        version=__version__,
+        pid=os.getpid(),
+        started_at=timestamp(sources.started_s),
+        state=state,
+        python=platform.python_version(),
+        endpoint=sources.endpoint,
+        admin_endpoint=sources.admin_endpoint,
+        admin_problem=sources.admin_problem,
+        config_path=sources.config_path,
+        internal_errors=engine.internal_errors + sources.server.defect_count,
+        lost_log_lines=dropped_lines(),
+        memory_bytes=memory_bytes,
+        boot_id=engine.boot_id,
+    )
+
+
+def _breaker(sources: ApiSources) -> api_pb2.Breaker:
+    state = sources.bypass.status
+    return api_pb2.Breaker(
+        is_open=state.opened_s is not None,
+        opened_at=timestamp(state.opened_s),
+        open_until=timestamp(state.open_until_s),
+        recent_errors=state.recent_errors,
+        most_errors=MOST_FAILURES,
+    )
+
+
+def _runtime(sources: ApiSources, response: bytes | None) -> api_pb2.Runtime:
+    proxy = sources.settings().proxy
+    about = cri_pb2.VersionResponse.FromString(response) if response is not None else None
+    return api_pb2.Runtime(
+        endpoint=proxy.runtime_endpoint,
+        image_endpoint=proxy.image_endpoint,
+        name=sources.engine.services.runtime_name if about is None else about.runtime_name,
+        version="" if about is None else about.runtime_version,
+        answers=about is not None,
+        refused_calls=sources.server.counts.without_upstream,
+        away_since=None if about is not None else timestamp(sources.engine.runtime_away_since_s),
+    )
+
+
+def _hook_server(server: Server) -> api_pb2.HookServer:
+    about, counts = server.registration, server.counts
+    return api_pb2.HookServer(
+        name=about.name,
+        endpoint=about.endpoint,
+        failure_policy=FAILURE_POLICIES[about.failure_policy],
+        timeout=duration(about.timeout_s),
+        hooks=sorted(about.hooks),
+        is_breaker_open=counts.opened_s is not None,
+        breaker_opened_at=timestamp(counts.opened_s),
+        calls=counts.calls,
+        failures=counts.failures,
+        last_error=counts.last_error,
+        last_error_at=timestamp(counts.last_error_s) if counts.last_error else None,
+    )
+
+
+def _records(engine: Engine) -> api_pb2.Records:
+    return api_pb2.Records(
+        pods=len(engine.store.pods),
+        containers=len(engine.store.containers),
+        recovered_pods=sum(each.recovered for each in engine.store.pods),
+        recovered_containers=sum(each.recovered for each in engine.store.containers),
+        is_recovered=engine.recovery.recovered.is_set(),
+        checkpoint_problem=engine.checkpoint.problem,
+        checkpoint_set_aside=engine.checkpoint.aside,
+    )
+
+
+def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
+    engine, ledger = sources.engine, sources.engine.ledger
+    counts, allocations, now_s = ledger.counts, engine.allocations, time.time()
+    writes = counts.writes.read().items()
+    return api_pb2.LedgerStatus(
+        is_enabled=sources.settings().cgroups.enabled,
+        cgroups=len(ledger),
+        values=ledger.value_count,
+        yielded=[
+            api_pb2.YieldedValue(
+                cgroup="/" + "/".join(each.path),
+                field=each.name,
+                ours=str(each.ours),
+                theirs=str(each.theirs),
+                until=timestamp(now_s + each.left_s),
+                target=_target(ledger, "/" + "/".join(each.path)),
+            )
+            for each in ledger.yielded()
+        ],
+        observed=sorted(ledger.observed),
+        counts=api_pb2.LedgerCounts(
+            writes=sum(number for (_, outcome), number in writes if outcome is WriteOutcome.WRITTEN),
+            failed_writes=sum(number for (_, outcome), number in writes if outcome in FAILED_WRITES),
+            repairs=sum(counts.repairs.read().values()),
+            overwrites=sum(counts.overwrites.read().values()),
+            given_back=sum(counts.given_back.read().values()),
+        ),
+        failed_writes=[
+            api_pb2.FailedWrite(
+                time=timestamp(each.time_s),
+                cgroup=each.result.cgroup,
+                field=each.result.name,
+                value=str(each.result.value),
+                error=each.result.error,
+                target=_target(ledger, each.result.cgroup),
+            )
+            for each in reversed(tuple(ledger.failures.writes))
+        ],
+        left=[
+            api_pb2.LeftValue(
+                cgroup=each.cgroup,
+                field=each.name,
+                value=str(each.value),
+                reason=each.error,
+                target=_target(ledger, each.cgroup),
+            )
+            for each in ledger.failures.left
+        ],
+        journal_problem=engine.journal.problem,
+        change_problem=engine.upkeep.problem,
+        hanging_files=engine.upkeep.hung,
+        change=_change(engine),
+        allocated_pods=len(engine.node.latest.allocations),
+        allocation_problem=allocations.problem if allocations is not None else "",
+    )
+
+
+def _target(ledger: Ledger, cgroup: str) -> str:
+    target = ledger.target(cgroup)
+    return target.name if target is not None else ""
+
+
+def _change(engine: Engine) -> api_pb2.OngoingChange | None:
+    change = engine.upkeep.evaluator.changes.ongoing
+    if change is None:
+        return None
+    return api_pb2.OngoingChange(
+        reasons=[change.name], pods=change.pods, done=change.done, failed=change.failed
+    )
+
+
+def _node(engine: Engine, settings: Settings) -> api_pb2.NodeStatus:
+    sources = engine.node
+    began_s = sources.look_began_s
+    is_hanging = began_s is not None and time.time() - began_s > HANGS_S
+    return api_pb2.NodeStatus(
+        inputs=inputs_of(engine, settings),
+        problems=sources.problems,
+        notes=sources.notes,
+        hangs_since=timestamp(began_s) if is_hanging else None,
+        strategy_problems=[
+            api_pb2.StrategyProblem(path=each.file, key=each.key, reason=_reason(each.path, each.reason))
+            for each in sources.strategy_problems
+        ],
+    )
+
+
+def _reason(place: str, reason: str) -> str:
+    return f"{place} {reason}" if place else reason
+
+
+def inputs_of(engine: Engine, settings: Settings) -> list[api_pb2.NodeInput]:
+    """The inputs of the node, with their places and the policies that depend on each."""
+    node, places, used = engine.node.latest, _places(settings), dict[Input, list[str]]()
+    for policy in engine.services.chain.policies:
+        for each in (*policy.inputs, *policy.optional_inputs):
+            used.setdefault(each, []).append(policy.name)
+    return [
+        api_pb2.NodeInput(
+            name=each,
+            state=_INPUT_STATES[node.state_of(each)],
+            generation=node.generations.get(each, 0),
+            source=places.get(each, ""),
+            policies=dict.fromkeys(used.get(each, ())),
+        )
+        for each in FIELDS
+    ]
+
+
+def _places(settings: Settings) -> dict[Input, str]:
+    node = settings.node
+    pools = "the pods of this node" if node.shared_pools == "computed" else node.objects_dir
+    return {
+        Input.CPUS: node.sysfs_root,
+        Input.MEMORY: node.sysfs_root,
+        Input.CGROUPS: settings.cgroups.root,
+        Input.KUBELET: node.kubelet_dir,
+        Input.POD_REQUESTS: node.kubelet_dir,
+        Input.NODE_OBJECT: node.objects_dir,
+        Input.STRATEGIES: node.objects_dir,
+        Input.NORMALIZATION: node.objects_dir,
+        Input.POOLS: pools,
+    }
+
+
+def _reload(sources: ApiSources) -> api_pb2.Reload | None:
+    last = sources.last_reload()
+    if last is None and not sources.engine.changed_code:
+        return None
+    return api_pb2.Reload(
+        time=timestamp(last.time_s) if last is not None else None,
+        has_failed=bool(last and last.error),
+        error=last.error if last is not None else "",
+        need_restart=last.need_restart if last is not None else (),
+        changed_code=sources.engine.changed_code,
+    )
+
+
+def _clients(sources: ApiSources) -> api_pb2.Clients:
+    server = sources.server
+    return api_pb2.Clients(
+        connections=server.connection_count,
+        refused=sum(server.counts.refused.values()),
+        protocol_errors=server.counts.ended["protocol_error"],
+        silent=server.counts.ended["no_call"],
+        held_bytes=server.budget.used_bytes,
+        held_budget_bytes=server.budget.limit_bytes,
+    )
+
+
+def _calls(sources: ApiSources) -> api_pb2.CallStatus:
+    methods, problems = sources.server.counts.by_method.values(), Counter[str]()
+    for (_, cause), number in sources.engine.services.problems.items():
+        problems[cause] += number
+    refused = Counter[int]()
+    for each in methods:
+        refused.update(each.refused)
+    late = sum(sources.interceptor.late.values())
+    return api_pb2.CallStatus(
+        decided=sum(sum(each.held.counts) for each in methods),
+        refused=refused.total(),
+        unparsable=problems["unreadable"],
+        too_large=problems["too_large"],
+        no_memory=sum(each.refused[StatusCode.RESOURCE_EXHAUSTED] for each in methods)
+        - problems["too_large"],
+        undecided=late + problems["not_in_time"] + problems["internal_error"],
+    )
+
+
+def _upgrade(sources: ApiSources) -> api_pb2.UpgradeStatus:
+    last = sources.upgrade.last
+    return api_pb2.UpgradeStatus(
+        time=timestamp(last[0]) if last is not None else None,
+        error=last[1] if last is not None else "",
+        successor_pid=sources.upgrade.successor_pid,
+        has_predecessor=sources.has_predecessor(),
+    )
+
+
+# --- problems ----------------------------------------------------------------------------------------------
+
+
+def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    """What needs an operator's attention, a sentence each."""
+    yield from _problems_of_daemon(status)
+    yield from _problems_of_policies(status.policies)
+    for server in status.hook_servers:
+        if server.is_breaker_open:
+            yield f"Hook server {server.name} is not called until it answers again: {server.last_error}."
+        elif server.is_unused:
+            yield f"Hook server {server.name} is registered beyond the limit and not used."
+    yield from (f"Hook server registration: {each}." for each in status.registration_problems)
+    yield from _problems_of_values(status.ledger)
+    if status.node.HasField("hangs_since"):
+        yield "Reading the node's inputs hangs: what was known before counts."
+    yield from (f"Node: {each}." for each in status.node.problems)
+
+
+def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if not status.runtime.answers:
+        yield f"The runtime does not answer on {status.runtime.endpoint}."
+    if status.bypass.is_on:
+        cause = api_pb2.Bypass.Cause.Name(status.bypass.cause).removeprefix("CAUSE_").lower()
+        yield f"The bypass is on ({cause}): policies do not run."
+    if status.daemon.internal_errors:
+        yield f"There were {status.daemon.internal_errors} errors in the proxy's own code; the log has them."
+    if status.daemon.admin_problem:
+        yield f"The admin socket does not serve: {status.daemon.admin_problem}."
+    if status.daemon.lost_log_lines:
+        yield f"{status.daemon.lost_log_lines} log lines were lost."
+    yield from _problems_of_changes(status)
+    records = status.records
+    if records.checkpoint_problem:
+        yield f"The records are not saved: {records.checkpoint_problem}."
+    if records.checkpoint_set_aside:
+        yield f"A checkpoint could not be used and is set aside as {records.checkpoint_set_aside}."
+    if not records.is_recovered:
+        yield "The records have not been compared with the runtime yet."
+
+
+def _problems_of_changes(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if status.last_reload.has_failed:
+        yield f"The last reload failed, and the old configuration stays: {status.last_reload.error}."
+    if status.last_reload.need_restart:
+        yield f"Restart to apply {', '.join(status.last_reload.need_restart)}."
+    yield from (f"{each}; an upgrade takes it into use." for each in status.last_reload.changed_code)
+    if status.upgrade.error:
+        yield f"The last upgrade failed: {status.upgrade.error}."
+
+
+def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[str]:
+    for policy in policies:
+        if policy.state == api_pb2.PolicyStatus.STATE_FAILED:
+            yield f"Policy {policy.name} is not loaded: {policy.reason}."
+        elif policy.is_kept:
+            yield f"Policy {policy.name} is in use as it was loaded before: {policy.reason}."
+        elif policy.unknown_inputs and policy.state == api_pb2.PolicyStatus.STATE_OFF:
+            yield f"Policy {policy.name} is off: {policy.reason}."
+        if policy.hanging_threads:
+            yield f"Policy {policy.name} hangs and is skipped."
+        failures, last = policy.failures, policy.last_failure
+        if count := failures.raised + failures.invalid + failures.timed_out + failures.skipped:
+            yield f"Policy {policy.name} failed {count} times, last for {last.pod}: {last.reason}."
+        if failures.left_out:
+            last = policy.last_left_out
+            yield (
+                f"A field of policy {policy.name} could not be used {failures.left_out} times, last "
+                f"{last.field} of {last.pod}: {last.reason}."
+            )
+
+
+def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
+    for each in ledger.yielded:
+        yield (
+            f"{each.field} of {each.target or each.cgroup} is left to another program, which keeps writing "
+            f"{each.theirs} in place of {each.ours}."
+        )
+    if ledger.failed_writes:
+        last = ledger.failed_writes[0]
+        yield (
+            f"{ledger.counts.failed_writes} values could not be written, last {last.field} of "
+            f"{last.target or last.cgroup}: {last.error}."
+        )
+    if ledger.left:
+        yield f"{len(ledger.left)} values are left as they are: {ledger.left[0].reason}."
+    if ledger.journal_problem:
+        yield f"{ledger.journal_problem[:1].upper()}{ledger.journal_problem[1:]}."
+    if ledger.change_problem:
+        yield f"{ledger.change_problem[:1].upper()}{ledger.change_problem[1:]}."
+    if ledger.hanging_files:
+        yield f"{ledger.hanging_files} reads or writes of files hang."
+    if ledger.allocation_problem:
+        yield f"{ledger.allocation_problem[:1].upper()}{ledger.allocation_problem[1:]}."

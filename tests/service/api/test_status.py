@@ -1,0 +1,219 @@
+"""GetStatus: what a healthy daemon says, and each kind of trouble."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import json_format
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.service.api.status import problems_of, read_memory
+from runtimeproxy.testing import FakeRuntime
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import batch_pod
+from tests.daemon.test_reload import reload
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+from tests.service.api.conftest import status_of
+
+Policy = api_pb2.PolicyStatus
+RAISING = """
+from runtimeproxy.hooks.policy import Policy
+
+class Raising(Policy):
+    name = "raising"
+
+    def container(self, container, node):
+        raise ValueError("no luck")
+"""
+
+
+def call(client: CriClient, method: str, data: bytes) -> bytes:
+    """One call with a message of any bytes."""
+    send: Any = client.channel.unary_unary(method)
+    response: bytes = send(data, timeout=30, wait_for_ready=True)
+    return response
+
+
+def test_a_healthy_daemon(api: Any, module_daemon: ProxyProcess, module_runtime: FakeRuntime) -> None:
+    wait_until(lambda: status_of(api).records.is_recovered, "recovered")
+    status = status_of(api)
+    assert list(status.problems) == []
+    assert status.daemon.pid == module_daemon.pid
+    assert status.daemon.state == api_pb2.Daemon.STATE_SERVING
+    assert status.daemon.endpoint == str(module_daemon.socket)
+    assert status.daemon.config_path == str(module_daemon.folder / "config.toml")
+    assert status.daemon.memory_bytes > 1_000_000
+    assert not status.bypass.is_on
+    assert not status.breaker.is_open
+    assert (status.runtime.name, status.runtime.answers) == ("fake-runtime", True)
+    assert status.runtime.endpoint == str(module_runtime.socket_path)
+    cpuset = next(each for each in status.policies if each.name == "cpuset")
+    assert (cpuset.state, cpuset.mode, cpuset.priority) == (Policy.STATE_LOADED, api_pb2.MODE_ENFORCE, 40)
+    assert cpuset.origin == "policies.cpuset:Cpuset"
+    assert not status.ledger.is_enabled
+    inputs = {each.name: each for each in status.node.inputs}
+    assert "cpuset" in inputs["pools"].policies
+    assert not status.HasField("last_reload")
+
+
+def test_a_client_with_fields_that_the_daemon_does_not_know(shared_client: CriClient) -> None:
+    unknown = b"\xfa\x3f\x03new"  # field 1023
+    answer = call(shared_client, "/runtimeproxy.v1.RuntimeProxy/GetStatus", unknown)
+    assert api_pb2.GetStatusResponse.FromString(answer).daemon.version
+
+
+def test_a_client_older_than_the_daemon(api: Any) -> None:
+    newer = status_of(api).SerializeToString() + b"\xfa\x3f\x03new"
+    assert api_pb2.GetStatusResponse.FromString(newer).daemon.version
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "code"),
+    [
+        ("/runtimeproxy.v1.RuntimeProxy/GetStatus", b"\x0a\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        ("/runtimeproxy.v1.RuntimeProxy/OfTomorrow", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/runtimeproxy.v1.Admin/SetBypass", b"", grpc.StatusCode.UNIMPLEMENTED),
+    ],
+)
+def test_calls_that_cannot_be_answered(
+    shared_client: CriClient, method: str, data: bytes, code: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(shared_client, method, data)
+    assert caught.value.code() is code
+
+
+def test_a_runtime_that_is_away(api: Any, shared_runtime: FakeRuntime) -> None:
+    assert status_of(api).runtime.answers
+    shared_runtime.kill()
+    try:
+        status = status_of(api)
+        assert not status.runtime.answers
+        assert status.runtime.HasField("away_since")
+        assert f"The runtime does not answer on {shared_runtime.socket_path}." in status.problems
+    finally:
+        shared_runtime.start()
+    wait_until(lambda: status_of(api).runtime.answers, "the runtime answers again")
+    assert not status_of(api).runtime.HasField("away_since")
+
+
+def test_the_bypass_and_what_began_it(own_api: Any, daemon: ProxyProcess) -> None:
+    daemon.signal(signal.SIGUSR1)
+    wait_until(lambda: status_of(own_api).bypass.is_on, "bypass")
+    status = status_of(own_api)
+    assert status.bypass.cause == api_pb2.Bypass.CAUSE_SIGNAL
+    assert status.bypass.HasField("since")
+    assert "The bypass is on (signal): policies do not run." in status.problems
+    daemon.signal(signal.SIGUSR2)
+    wait_until(lambda: not status_of(own_api).bypass.is_on, "no bypass")
+    reload(daemon, "[hooks]\nenabled = false\n")
+    status = status_of(own_api)
+    assert status.bypass.cause == api_pb2.Bypass.CAUSE_CONFIGURATION
+    assert status.HasField("last_reload")
+    assert not status.last_reload.has_failed
+
+
+def test_a_reload_that_fails_and_keys_that_need_a_restart(own_api: Any, daemon: ProxyProcess) -> None:
+    (daemon.folder / "config.toml").write_text("[proxy]\ndrain_s = 'soon'\n")
+    daemon.signal(signal.SIGHUP)
+    wait_until(lambda: status_of(own_api).last_reload.has_failed, "the reload failed")
+    status = status_of(own_api)
+    assert "proxy.drain_s" in status.last_reload.error
+    assert any(each.startswith("The last reload failed") for each in status.problems)
+    reload(daemon, "[hooks]\nworker_threads = 2\n")
+    wait_until(lambda: not status_of(own_api).last_reload.has_failed, "the reload")
+    assert list(status_of(own_api).last_reload.need_restart) == ["hooks.worker_threads"]
+
+
+def test_policies_that_fail_and_cannot_be_loaded(daemons: Daemons) -> None:
+    prepared = daemons.prepare()
+    prepared.policies_folder.mkdir(exist_ok=True)
+    (prepared.policies_folder / "raising.py").write_text(RAISING)
+    (prepared.policies_folder / "broken.py").write_text("import nothing_like_it\n")
+    prepared.start()
+    with CriClient(prepared.socket) as client:
+        from cri_api.runtimeproxy.v1 import api_pb2_grpc
+
+        api: Any = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        batch_pod(client, "one").run().create()
+        wait_until(lambda: "raising" in str(status_of(api).problems), "the failure")
+        status = status_of(api)
+    policies = {each.name: each for each in status.policies}
+    raising = policies["raising"]
+    assert (raising.state, raising.failures.raised) == (Policy.STATE_LOADED, 1)
+    assert raising.last_failure.pod == "default/one"
+    assert raising.last_failure.hook == "pre_create_container"
+    assert raising.last_failure.reason.startswith("ValueError")
+    broken = next(each for each in status.policies if each.state == Policy.STATE_FAILED)
+    assert "nothing_like_it" in broken.reason
+    assert any("is not loaded" in each for each in status.problems)
+
+
+PROBLEMS: list[tuple[dict[str, Any], str]] = [
+    ({"daemon": {"internalErrors": "2"}}, "There were 2 errors in the proxy's own code"),
+    ({"daemon": {"lostLogLines": "3"}}, "3 log lines were lost."),
+    ({"daemon": {"adminProblem": "denied"}}, "The admin socket does not serve: denied."),
+    ({"records": {"checkpointProblem": "disk full"}}, "The records are not saved: disk full."),
+    ({"records": {"checkpointSetAside": "/x.bad"}}, "is set aside as /x.bad."),
+    ({"records": {"isRecovered": False}}, "have not been compared with the runtime"),
+    ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
+    ({"hookServers": [{"name": "a", "isBreakerOpen": True, "lastError": "late"}]}, "answers again: late."),
+    ({"hookServers": [{"name": "a", "isUnused": True}]}, "beyond the limit"),
+    ({"registrationProblems": ["x: bad"]}, "Hook server registration: x: bad."),
+    ({"node": {"problems": ["slo.yaml: bad"]}}, "Node: slo.yaml: bad."),
+    ({"node": {"hangsSince": "2026-01-01T00:00:00Z"}}, "inputs hangs"),
+    ({"policies": [{"name": "p", "hangingThreads": 1}]}, "Policy p hangs and is skipped."),
+    ({"policies": [{"name": "p", "isKept": True, "reason": "r"}]}, "as it was loaded before: r."),
+    ({"ledger": {"yielded": [{"field": "f", "cgroup": "/c", "ours": "1", "theirs": "2"}]}}, "writing 2"),
+    ({"ledger": {"failedWrites": [{"field": "f", "cgroup": "/c", "error": "busy"}]}}, "/c: busy."),
+    ({"ledger": {"left": [{"reason": "unknown"}]}}, "1 values are left as they are: unknown."),
+    ({"ledger": {"journalProblem": "the journal cannot"}}, "The journal cannot."),
+    ({"ledger": {"changeProblem": "a change ended"}}, "A change ended."),
+    ({"ledger": {"allocationProblem": "allocations cannot"}}, "Allocations cannot."),
+    ({"ledger": {"hangingFiles": 1}}, "1 reads or writes of files hang."),
+    ({"lastReload": {"changedCode": ["x is new"]}}, "x is new; an upgrade takes it into use."),
+]
+HEALTHY: dict[str, Any] = {"runtime": {"answers": True}, "records": {"isRecovered": True}}
+
+
+@pytest.mark.parametrize(("trouble", "sentence"), PROBLEMS)
+def test_the_sentence_of_each_problem(trouble: dict[str, Any], sentence: str) -> None:
+    status = json_format.ParseDict(
+        {
+            **HEALTHY,
+            **{
+                key: {**HEALTHY.get(key, {}), **each} if isinstance(each, dict) else each
+                for key, each in trouble.items()
+            },
+        },
+        api_pb2.GetStatusResponse(),
+    )
+    (found,) = problems_of(status)
+    assert sentence in found
+
+
+def test_no_problem() -> None:
+    assert not list(problems_of(json_format.ParseDict(HEALTHY, api_pb2.GetStatusResponse())))
+
+
+def test_memory() -> None:
+    assert read_memory() > 1_000_000
+
+
+def test_nothing_of_it_is_loaded_before_the_first_call() -> None:
+    script = (
+        "import runtimeproxy.service.daemon, runtimeproxy.service.engine, sys; print(*sys.modules);"
+        "import runtimeproxy.service.local_services; print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in run.stdout.splitlines())
+    assert "grpc" not in before
+    assert "cri_api.runtimeproxy.v1.api_pb2" not in after
+    assert "runtimeproxy.service.api.servicer" not in after
