@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -71,7 +72,7 @@ def sets(value: Value) -> tuple[Claim, ...]:
 )
 def test_an_at_most_of_a_class(
     tmp_path: Path,
-    version: int,
+    version: Literal[1, 2],
     name: str,
     claims: Mapping[tuple[str, ...], tuple[Claim, ...]],
     expected: Mapping[tuple[str, ...], Value],
