@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SESSIONS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean
+.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean command-files
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -83,6 +83,9 @@ fuzz: $(INSTALLED)  ## hostile clients, runtimes and hook servers; minutes, or a
 
 proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
 	$(BIN)/python -m cri_api.generate
+
+command-files: $(INSTALLED)  ## make man page and completions of the command line anew
+	$(BIN)/python -m tests.systemd.command_files
 
 lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, Prometheus, a TCP bridge,
-# systemd-analyze.
+# systemd-analyze, man, shells.
 set -eu
 
-packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd"
+packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd man-db zsh fish"
 
 missing=""
 for package in $packages; do

@@ -1,0 +1,98 @@
+"""Man page and completions are those of the present parser, and shells and man take them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.commands.catalog import COMMANDS
+from runtimeproxy.commands.exit_codes import MEANINGS
+from tests.lab.programs import missing
+from tests.systemd.command_files import COMPLETIONS, FOLDER, MAN_PAGE, files
+
+
+def program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        missing(f"{name} is missing: run tests/lab/install.sh")
+    return path
+
+
+def test_they_are_up_to_date() -> None:
+    for name, text in files().items():
+        assert (FOLDER / name).read_text() == text, "run `make command-files`"
+
+
+def test_the_man_page_has_every_command_argument_and_exit_code() -> None:
+    text = (FOLDER / MAN_PAGE).read_text().replace("\\", "")
+    for command in COMMANDS:
+        assert f"koord-runtime-proxy {command.name}" in text
+        for name in command.arguments:
+            assert name.split()[-1].upper() in text.upper()
+    for code, meaning in MEANINGS.items():
+        assert f"{code:<4} {meaning}".replace("-", "") in text.replace("-", "")
+    for heading in ("PRECEDENCE", "EXAMPLES", "SIGNALS", "EXIT CODES"):
+        assert f"\n.SH {heading}\n" in text
+
+
+@pytest.mark.debian
+def test_man_finds_nothing_wrong_with_the_page() -> None:
+    environ = {**os.environ, "MANROFFSEQ": "", "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
+    command = [program("man"), "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(FOLDER / MAN_PAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def completed(words: str) -> set[str]:
+    """What bash offers for the last word of a command line."""
+    script = f"""
+        source {FOLDER / COMPLETIONS["bash"]}
+        COMP_WORDS=({words}); [[ "{words}" == *" " ]] && COMP_WORDS+=("")
+        COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+        compopt() {{ :; }}
+        $(complete -p koord-runtime-proxy | sed -E 's/.* -F ([^ ]+) .*/\\1/') koord-runtime-proxy
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run([program("bash"), "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return {line.strip() for line in done.stdout.splitlines()}
+
+
+OFFERED = [
+    ("st", {"status"}),
+    ("explain --a", {"--all"}),
+    ("status --output ", {"text", "json", "yaml"}),
+    ("policy cpuset dr", {"dry-run"}),
+    ("bypass o", {"on", "off"}),
+]
+
+
+@pytest.mark.parametrize(("words", "offered"), OFFERED)
+def test_bash_completes(words: str, offered: set[str]) -> None:
+    assert completed(f"koord-runtime-proxy {words}") == offered
+
+
+@pytest.mark.debian
+def test_fish_completes() -> None:
+    lines = [f'complete -C "koord-runtime-proxy {words}"; echo END' for words, _ in OFFERED]
+    script = "\n".join((f"source {FOLDER / COMPLETIONS['fish']}", *lines))
+    done = subprocess.run([program("fish"), "-c", script], capture_output=True, text=True, check=True)
+    parts = done.stdout.split("END\n")[:-1]
+    found = [{line.partition("\t")[0] for line in part.splitlines() if line} for part in parts]
+    assert (found, done.stderr) == ([offered for _, offered in OFFERED], "")
+
+
+@pytest.mark.debian
+def test_zsh_loads_its_completion(tmp_path: Path) -> None:
+    folder = (FOLDER / COMPLETIONS["zsh"]).parent
+    script = f"""
+        autoload -Uz compinit && fpath=({folder} $fpath) && compinit -u -d {tmp_path}/dump
+        print ${{_comps[koord-runtime-proxy]}}
+        autoload -Uz +X _koord-runtime-proxy && print loaded
+    """
+    done = subprocess.run([program("zsh"), "-f", "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["_koord-runtime-proxy", "loaded"], "")
