@@ -242,13 +242,12 @@ def with_written(
         written: by cgroup parameter; entries of others stay as they are.
     """
     updated = []
+    by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}
     for entry in entries:
-        name = entry.field.removeprefix(f"{CGROUP}[").removesuffix("]")
-        if entry.kind is not AuditKind.CHANGED or name == entry.field or name not in written:
+        value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
+        if value is None:
             updated.append(entry)
-            continue
-        value = written[name]
-        if not value.is_unchanged and entry.policy in policies_in(owners.get(entry.field, entry.policy)):
+        elif not value.is_unchanged and entry.policy in policies_in(owners.get(entry.field, entry.policy)):
             reason = value.failed or value.skipped or entry.reason
             updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
     return tuple(updated)

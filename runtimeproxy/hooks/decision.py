@@ -211,8 +211,8 @@ def run_policy(
     # Effects are left to the policy: what it has begun it may have to end.
     is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
-        may_be_off = is_answer and (policy.features or not node.unsure.isdisjoint(policy.inputs))
-        if may_be_off and (off := off_reason(policy, view, node)):
+        is_on = policy.features <= node.features and node.unsure.isdisjoint(policy.inputs)
+        if is_answer and not is_on and (off := off_reason(policy, view, node)):
             return _with_off(policy, subject, progress, off), None
         may_lack = is_answer and not node.unsure.isdisjoint(policy.optional_inputs)
         if may_lack and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
