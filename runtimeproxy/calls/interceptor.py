@@ -93,10 +93,10 @@ class CgroupWriter(Protocol):
     def is_managed(self, cgroup: str) -> bool:
         """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
 
-    def apply(self, cgroup: str) -> None:
+    def repair(self, cgroup: str) -> None:
         """Writes values again that another program has changed; never raises for an error of the kernel."""
 
-    def resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
+    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
         """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
 
     @property

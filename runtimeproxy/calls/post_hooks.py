@@ -55,9 +55,9 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
     if cgroup and services.writer.is_managed(cgroup):
         run, writer = asyncio.get_running_loop().run_in_executor, services.writer
         if call.is_resize:
-            work = partial(run, services.executor, writer.resized, cgroup, call.written_there)
+            work = partial(run, services.executor, writer.on_resized, cgroup, call.written_there)
         else:
-            work = partial(run, services.executor, writer.apply, cgroup)
+            work = partial(run, services.executor, writer.repair, cgroup)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
@@ -88,7 +88,7 @@ def _write_due(writer: CgroupWriter, due: DueWrites, view: PodView | ContainerVi
         return _written(writer.start(Wanted(target_of_view(view, due.cgroup), claims)))
     if isinstance(view, PodView):
         # The kubelet may have written there before the call; that is the original then.
-        writer.resized(due.cgroup)
+        writer.on_resized(due.cgroup)
     return _written(writer.claim([due.wanted]))
 
 
@@ -153,7 +153,7 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
     """Writes lost and due values, then runs the policies; a failed write does not skip them."""
     if call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup):
         run = asyncio.get_running_loop().run_in_executor
-        await run(services.executor, services.writer.apply, call.disturbed_cgroup)
+        await run(services.executor, services.writer.repair, call.disturbed_cgroup)
     for due in call.due_writes:
         await write_due(services, due)
     chain = services.chain

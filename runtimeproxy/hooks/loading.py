@@ -153,6 +153,8 @@ class PolicyLoader:
         self._files: PolicyFiles | None = None
         self._code = _ImportedCode()
         self._running: dict[str, LoadedPolicy] = {}
+        # By reference, the names of policies of entry points, which may have other names.
+        self._names: dict[str, str] = {}
 
     def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
         """Load all policies that can be loaded. One in use that cannot be loaded now stays as it is."""
@@ -198,7 +200,8 @@ class PolicyLoader:
         for reference in references:
             add(reference, partial(self._import_built_in, reference))
         for entry_point in _entry_points(problems) if sources.third_party else ():
-            add(entry_point.name, partial(self._import, entry_point, sources.timeout_s))
+            name = self._names.get(entry_point.value, entry_point.name)
+            add(name, partial(self._import, entry_point, sources.timeout_s))
         for name, policies, problem in self._in_files(sources):
             if problem:
                 problems.append(LoadProblem(name, problem, is_kept=bool(policies)))
@@ -222,6 +225,7 @@ class PolicyLoader:
 
         origin = f"{reference}: cannot be imported"
         policy = self._run(reference, reference, work, timeout_s, origin)
+        self._names[reference] = policy.name
         self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
         return policy
 

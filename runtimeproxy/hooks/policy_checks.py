@@ -11,10 +11,7 @@ from typing import Final
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_methods
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Policy
-from runtimeproxy.hooks.selector import (
-    PodSelector,
-    selector_problems,
-)
+from runtimeproxy.hooks.selector import PodSelector, selector_problems
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.qos import QoSClass
 
@@ -65,10 +62,9 @@ def _error(policy: type[Policy], reason: str) -> PolicyLoadError:
 
 def _check_version(policy: type[Policy]) -> None:
     """Refuse what version 0.1 had, and name what has taken its place."""
-    names = {name for base in policy.__mro__ if base not in (Policy, object) for name in vars(base)}
-    for name in sorted(names):
-        if name == "concern":
-            raise _error(policy, "concern: is called selector now")
+    if hasattr(policy, "concern"):
+        raise _error(policy, "concern: is called selector now")
+    for name in sorted(name for name, _ in _public_callables(policy)):
         prefix, _, call = name.partition("_")
         if prefix in ("pre", "post"):
             import difflib  # only where a name is wrong

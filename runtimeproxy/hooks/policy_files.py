@@ -135,13 +135,13 @@ def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Pol
     ]
     if not found:
         raise PolicyLoadError(f"{path}: defines no class derived from {origin_of(Policy)}")
-    lines = {node.name: node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
     for policy in found:
         try:
             check_policy_class(policy)
         except PolicyLoadError as error:
             reason = str(error).removeprefix(f"{origin_of(policy)}: ")
-            line = lines.get(policy.__name__, 1)
+            classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
+            line = next((node.lineno for node in classes if node.name == policy.__name__), 1)
             raise PolicyLoadError(f"{path}:{line}: {policy.__name__}: {reason}") from error
     return tuple(found)
 

@@ -105,7 +105,7 @@ class BookStore:
         return None if held is None else held.target
 
     def is_managed(self, cgroup: str) -> bool:
-        """Whether `apply` might write to this cgroup."""
+        """Whether `repair` might write to this cgroup."""
         held = self._find(cgroup)
         if held is None:
             return False
@@ -172,7 +172,7 @@ class BookStore:
     # --- claims ------------------------------------------------------------------------------------------
 
     def book(self, wanted: Wanted) -> None:
-        """Takes the answer of all policies, and writes nothing: a message carries it, or `apply` follows.
+        """Takes the answer of all policies, and writes nothing: a message carries it, or `repair` follows.
 
         Raises:
             CgroupPathError: The cgroup's path is none.
@@ -183,7 +183,7 @@ class BookStore:
             held = self._held.get(path)
             before = self._blank(path, wanted.target) if held is None else held.book
             after = books.with_wanted(before, wanted)
-            after = books.with_message(after)
+            after = books.with_values_of_message(after)
             if not after.entries and held is None:
                 return
             self._held[path] = Held(after, self.now_s(), wanted.target)

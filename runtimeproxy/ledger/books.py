@@ -147,7 +147,7 @@ def with_missing(book: Book, claims: Mapping[str, tuple[Claim, ...]]) -> Book:
     return replace(book, entries={**book.entries, **missing}) if missing else book
 
 
-def with_message(book: Book) -> Book:
+def with_values_of_message(book: Book) -> Book:
     """The book of a container whose values a message carries: they are in the files from its start on."""
     if book.level is not Level.CONTAINER:
         return book
@@ -234,7 +234,7 @@ def plan(
     present: Mapping[str, FileText],
     formats: Formats,
     *,
-    kept: Collection[str] = (),
+    only_observed: Collection[str] = (),
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
 ) -> Plan:
@@ -244,7 +244,7 @@ def plan(
         book: Of this cgroup; see `still_valid`.
         present: What its files hold; a parameter whose file cannot be read is missing.
         formats: Of its files.
-        kept: Parameters that are observed only, such as those of another agent: nothing is written.
+        only_observed: Parameters that nothing is written to, such as those of another agent.
         rule: Whose value counts when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
@@ -258,9 +258,9 @@ def plan(
     for name, entry in book.entries.items():
         found = present.get(name)
         if not entry.claims:
-            kept_entry = _give_back(book, name, entry, found, formats, values, raw, left, fitted)
-            if kept_entry is not None:
-                entries[name] = kept_entry
+            remaining = _give_back(book, name, entry, found, formats, values, raw, left, fitted)
+            if remaining is not None:
+                entries[name] = remaining
             continue
         if found is not None and found.file not in originals:
             original = _original(book.level, name, entry, found, formats)
@@ -276,7 +276,7 @@ def plan(
                 entries[name] = entry
             continue
         is_done = entry.is_once and not entry.is_settling and entry.resolved == value
-        if name in kept or is_done:
+        if name in only_observed or is_done:
             entries[name] = entry
             continue
         # Its first write does not count: the slice is reset after that.
@@ -507,7 +507,7 @@ def _give_back(
     left: dict[str, str],
     fitted: Mapping[str, Value | None],
 ) -> Entry | None:
-    """Plans to give a value without claims back; returns the entry to keep, if any."""
+    """Plans to give a value without claims back; returns the entry that remains, if any."""
     if found is None or entry.resolved is None:
         return None
     value, text = release_value(book, name, entry, found, formats)
@@ -519,11 +519,11 @@ def _give_back(
     is_box = book.level is Level.CONTAINER
     # Until the runtime's book has caught up, an update of another field would bring our value back.
     stays = is_box and entry.booked is not None and entry.booked != value
-    kept = entry._replace(resolved=value) if stays else None
+    remaining = entry._replace(resolved=value) if stays else None
     if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
         text is None and formats.matches(name, value, found.text)
     ):
-        return kept
+        return remaining
     ours = [
         entry.resolved,
         _reset_by_others(name, entry.resolved),
@@ -536,11 +536,11 @@ def _give_back(
     if not is_ours and formats.decode(name, found.text) is not None:
         if text is None or not formats.matches(name, value, found.text):
             left[name] = CHANGED_SINCE
-        return kept
+        return remaining
     values[name] = value
     if text is not None:
         raw[name] = text
-    return kept
+    return remaining
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:

@@ -53,7 +53,7 @@ class _Look(NamedTuple):
 
     book: Book
     present: Mapping[str, FileText]
-    kept: set[str]
+    only_observed: set[str]
 
 
 class Ledger(BookStore):
@@ -138,7 +138,7 @@ class Ledger(BookStore):
                 self.book(each)
         return (*refused, *self._settle(list(claimed), before=claimed))
 
-    def apply(self, cgroup: str) -> None:
+    def repair(self, cgroup: str) -> None:
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
         held = self._find(cgroup)
         if held is not None:
@@ -210,7 +210,7 @@ class Ledger(BookStore):
             return self.claim([wanted])
         return tuple(each.result for each in self._settle([cgroup_path(wanted.target.cgroup)]))
 
-    def resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
+    def on_resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original.
 
         Args:
@@ -235,7 +235,7 @@ class Ledger(BookStore):
                     if now is not None:
                         self._held[path] = now._replace(book=replace(now.book, originals=book.originals))
                 self._report([path])
-            self.apply(cgroup)
+            self.repair(cgroup)
 
     def _take_requests(self, path: Path) -> None:
         """Takes what the kubelet has written to a pod's cgroup without a call for it.
@@ -259,10 +259,10 @@ class Ledger(BookStore):
             if original is None or original.text is None or matches(name, requested, original.text):
                 continue
             if matches(name, requested, found.text) and not matches(name, resolved, found.text):
-                self.resized(identity_of(path))
+                self.on_resized(identity_of(path))
                 return
             if matches(name, requested, self._repaired.get(path, {}).get(name, "")):
-                self.resized(identity_of(path), {name: requested})
+                self.on_resized(identity_of(path), {name: requested})
                 return
 
     def needs_room(self, pod_cgroup: str) -> bool:
@@ -327,7 +327,7 @@ class Ledger(BookStore):
         for path in paths:
             held = self._held.get(path)
             if held is not None:
-                self._note_look(logging.WARNING, "comparison", held, self._settle([path], is_look=True))
+                self._note_look(logging.WARNING, "comparison", held, self._settle([path], is_periodic=True))
 
     def measure_weights(self, level: Level, shares: Mapping[str, int]) -> None:
         """Finds out how cgroups of a level get their cpu.weight, by those that others have written.
@@ -383,7 +383,7 @@ class Ledger(BookStore):
         paths: Sequence[Path],
         new: Sequence[Job] = (),
         *,
-        is_look: bool = False,
+        is_periodic: bool = False,
         before: Mapping[Path, Mapping[str, Entry]] = _NO_ENTRIES,
     ) -> tuple[Applied, ...]:
         """Writes the values of these cgroups as one batch.
@@ -391,8 +391,8 @@ class Ledger(BookStore):
         Args:
             paths: Of the cgroups.
             new: Containers that are about to be created, which the values have to fit to.
-            is_look: Whether nothing has happened that would explain a change: then a foreign value counts as
-                one, and files that are missing are not tried.
+            is_periodic: Whether nothing has happened that would explain a change: then a foreign value counts
+                as one, and files that are missing are not tried.
             before: The entries of cgroups before other values were wanted.
         """
         self.is_v1 = fitting.cgroup_version(self._files) == 1
@@ -402,7 +402,7 @@ class Ledger(BookStore):
             with self._write_locks.held([*paths, *pods]), self._files.keeping_open():
                 for path in {*paths, *pods}:
                     self._take_requests(path)
-                return self._settle_alone(paths, new, before, is_look=is_look)
+                return self._settle_alone(paths, new, before, is_periodic=is_periodic)
         except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
             why = error.why if isinstance(error, IsBusyError) else explain(error, "")
@@ -421,14 +421,14 @@ class Ledger(BookStore):
         new: Sequence[Job],
         before: Mapping[Path, Mapping[str, Entry]],
         *,
-        is_look: bool,
+        is_periodic: bool,
     ) -> tuple[Applied, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
         applied: dict[tuple[str, str], Applied] = {}
         left = paths
         while left:
             batch = {path: held for path in left if (held := self._held.get(path)) is not None}
-            jobs = self._jobs(batch, new, is_look=is_look)
+            jobs = self._jobs(batch, new, is_periodic=is_periodic)
             results = self._executor.write(jobs)
             for job in jobs:
                 for why in job.plan.left.values():
@@ -496,20 +496,20 @@ class Ledger(BookStore):
         held = self._held.get(path)
         return None if held is None else held.book.level
 
-    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], *, is_look: bool) -> list[Job]:
+    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], *, is_periodic: bool) -> list[Job]:
         """Plans a batch; pods whose values have to fit to those of their containers join it.
 
         Args:
             batch: The cgroups.
             new: Containers that are about to be created.
-            is_look: See `_settle`.
+            is_periodic: See `_settle`.
         """
-        looks = {path: self._look(path, held, (), is_look=is_look) for path, held in batch.items()}
+        looks = {path: self._look(path, held, (), is_periodic=is_periodic) for path, held in batch.items()}
         jobs = {path: self._job(path, look) for path, look in looks.items()}
         for path, names in fitting.parents_to_read(list(jobs.values()), self._files):
             if path not in jobs or not names <= looks[path].present.keys():
                 held = batch.get(path) or self._held.get(path) or self._unclaimed(path)
-                looks[path] = self._look(path, held, names, is_look=is_look)
+                looks[path] = self._look(path, held, names, is_periodic=is_periodic)
                 jobs[path] = self._job(path, looks[path])
         children = [each for job in jobs.values() for each in self._children(job, jobs)]
         changes = fitting.fitted((*jobs.values(), *children, *new), self._files)
@@ -544,7 +544,7 @@ class Ledger(BookStore):
                     blank = Plan(Book(identity_of(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
-    def _look(self, path: Path, held: Held, names: Iterable[str], *, is_look: bool) -> _Look:
+    def _look(self, path: Path, held: Held, names: Iterable[str], *, is_periodic: bool) -> _Look:
         book = books.without_claims(held.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
@@ -552,30 +552,34 @@ class Ledger(BookStore):
         if valid is not book:
             self.counts.renewed.add(book.level)
         book = valid
-        kept = {
+        only_observed = {
             name
             for name in self.observed & book.entries.keys()
             if not any(each.owner.startswith(SERVER_PREFIX) for each in book.entries[name].claims)
         }
-        kept |= self._left_to_others(path, held, book, present, is_look=is_look)
-        if is_look:
-            kept |= book.entries.keys() - present.keys()
-        return _Look(book, present, kept)
+        only_observed |= self._written_by_others(path, held, book, present, is_periodic=is_periodic)
+        if is_periodic:
+            only_observed |= book.entries.keys() - present.keys()
+        return _Look(book, present, only_observed)
 
     def _job(self, path: Path, look: _Look, *, fitted: fitting.Changes = books.NO_VALUES) -> Job:
         book = look.book
         if fitted:
-            plain = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule)
+            plain = books.plan(
+                book, look.present, self._files, only_observed=look.only_observed, rule=self.rule
+            )
             book = books.with_fitted(book, plain.values, fitted)
-        plan = books.plan(book, look.present, self._files, kept=look.kept, rule=self.rule, fitted=fitted)
+        plan = books.plan(
+            book, look.present, self._files, only_observed=look.only_observed, rule=self.rule, fitted=fitted
+        )
         return Job(path, plan, look.present)
 
     def _unclaimed(self, path: Path) -> Held:
         target = Target(Level.POD, identity_of(path))
         return Held(self._blank(path, target), self.now_s(), target)
 
-    def _left_to_others(
-        self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], *, is_look: bool
+    def _written_by_others(
+        self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], *, is_periodic: bool
     ) -> set[str]:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: set[str] = set()
@@ -586,12 +590,12 @@ class Ledger(BookStore):
             if change is Change.NONE:
                 continue
             if entry.is_once:
-                if is_look:
+                if is_periodic:
                     left.add(name)
             elif change is Change.FOREIGN and entry.claims:
                 self._repaired.setdefault(path, {})[name] = present[name].text
                 # After an event that resets values, the event is the likelier cause.
-                if is_look and not self._foreign_writers.is_yielding(path, name):
+                if is_periodic and not self._foreign_writers.is_yielding(path, name):
                     self._count_overwrite(path, held.target, name, entry.resolved, present[name].text)
                 if self._foreign_writers.is_yielding(path, name):
                     left.add(name)

@@ -141,7 +141,9 @@ class Entry(NamedTuple):
     resolved: int | str | None = None
     """What the file is to hold; None as long as that is not known."""
     requested: int | str | None = None
-    """What the kubelet asked the runtime for; None for nothing, and for files that the CRI does not have."""
+    """Of a container: what the kubelet asked the runtime for; None for nothing, and for files that the CRI
+    does not have. Of a pod: what the requests of its containers come to, which counts where the original of
+    its file is not known; None if that is not known either."""
     booked: int | str | None = None
     """What the runtime's specification of the container holds; None for nothing."""
     is_once: bool = False

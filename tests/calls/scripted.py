@@ -169,13 +169,13 @@ class RecordedWriter:
     def is_managed(self, cgroup: str) -> bool:
         return any(name == cgroup for name, _ in self.written)
 
-    def apply(self, cgroup: str) -> None:
+    def repair(self, cgroup: str) -> None:
         self.lets_renew.wait(30)
         self.renewed.append(cgroup)
 
-    def resized(self, cgroup: str, written: Mapping[str, int | str] = MappingProxyType({})) -> None:
+    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = MappingProxyType({})) -> None:
         self.resizes.append((cgroup, dict(written)))
-        self.apply(cgroup)
+        self.repair(cgroup)
 
     is_v1 = True
 

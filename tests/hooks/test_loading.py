@@ -230,7 +230,10 @@ class Installed:
         self._info = folder / "third_party-1.0.dist-info"
         self._info.mkdir()
         self.version("1.0")
-        entry = "[runtimeproxy.policies]\npoliced = third_party_policy:Policed\n"
+        self.name_entry("policed")
+
+    def name_entry(self, name: str) -> None:
+        entry = f"[runtimeproxy.policies]\n{name} = third_party_policy:Policed\n"
         (self._info / "entry_points.txt").write_text(entry)
 
     def version(self, number: str) -> None:
@@ -388,6 +391,18 @@ def test_a_policy_in_use_that_cannot_be_loaded_again_stays(distribution: Install
     ]
     disabled = loaded(loader, {"policed": PolicySettings(enabled=False, options={"level": 9})})
     assert names(disabled) == BUILT_IN
+
+
+def test_a_policy_whose_entry_point_has_another_name_stays_too(distribution: Installed) -> None:
+    distribution.name_entry("of-the-third-party")
+    distribution.module.write_text(THIRD_PARTY)
+    loader = PolicyLoader()
+    loaded(loader)
+    del sys.modules["third_party_policy"].Policed
+    result = loaded(loader, {"policed": PolicySettings(priority=70)})
+    (problem,) = result.problems
+    assert (problem.name, problem.is_kept) == ("policed", True)
+    assert names(result) == BUILT_IN | {"policed"}
 
 
 def test_a_policy_whose_distribution_is_gone_goes(distribution: Installed) -> None:

@@ -175,6 +175,10 @@ def test_a_hook_of_version_0_1_is_refused_and_its_successor_named(name: str, suc
     assert str(caught.value) == f"{__name__}:Bad: {reason}"
 
 
+def test_attributes_may_begin_as_the_hooks_of_version_0_1_did() -> None:
+    check_policy_class(policy(pre_scale=2.0, post_office="none"))
+
+
 def test_the_attribute_concern_is_refused_and_its_successor_named() -> None:
     with pytest.raises(PolicyLoadError, match="Bad: concern: is called selector now"):
         check_policy_class(policy(concern=PodSelector()))

@@ -257,7 +257,7 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
         second.cgroups.forget_claims(second.cgroups.identities, owners={"batch", "server:koordlet.json"})
-        await asyncio.to_thread(second.cgroups.apply, ONE)
+        await asyncio.to_thread(second.cgroups.repair, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
         saved = file.load()
@@ -296,7 +296,7 @@ async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
         assert value_of(first, "memory.limit_in_bytes") == 4096
         await settled(first)
         assert list((tmp_path / "state").glob("journal-*")) == []
-        await asyncio.to_thread(first.cgroups.apply, ONE)
+        await asyncio.to_thread(first.cgroups.repair, ONE)
         assert files.read(ONE, "memory.max") == "4096"
         await asyncio.to_thread(first.cgroups.claim, [Wanted(Target(Level.POD, ONE), {})])
         assert files.read(ONE, "memory.max") == "max", "no policy wants it any more"

@@ -134,7 +134,7 @@ def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> N
     changed = ledger.holders(owners={"high"})
     ledger.forget_claims(changed, owners={"high"})
     assert changed == (POD,)
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     assert ledger.holders(owners={"nobody"}) == ()
 
@@ -186,13 +186,13 @@ def test_a_container_that_was_created_with_a_value(ledger: Ledger, files: Cgroup
     requested, booked = {"cpu.shares": 2}, {"cpu.shares": 512}
     ledger.book(box(sets(cpu_shares=512), requested=requested, booked=booked))
     put(files, BOX, "cpu.shares", 512)
-    ledger.apply(BOX)
+    ledger.repair(BOX)
     assert number(files, BOX, "cpu.shares") in (512, 499, 500, 511)
     ledger.claim([box({}, requested=requested, booked=booked)])
     assert number(files, BOX, "cpu.shares") == 2
     assert ledger.resolved(BOX) == {"cpu.shares": 2}
     put(files, BOX, "cpu.shares", 512)
-    ledger.apply(BOX)
+    ledger.repair(BOX)
     assert number(files, BOX, "cpu.shares") == 2, "the runtime has applied its specification again"
     ledger.claim([box({}, requested=requested, booked=requested)])
     assert ledger.resolved(BOX) == {}
@@ -239,12 +239,12 @@ def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: Cgro
     ledger.claim([pod(sets(memory=4096, cpu_shares=512))])
     put(files, POD, "memory.limit_in_bytes", 8192)
     after = texts(files)
-    ledger.resized(POD)
+    ledger.on_resized(POD)
     assert number(files, POD, "memory.limit_in_bytes") == 4096
     ledger.claim([pod({})])
     put(files, POD, "cpu.shares", 512)
     assert texts(files) == after
-    ledger.resized(POD)
+    ledger.on_resized(POD)
 
 
 @pytest.mark.parametrize("loses", [True, False])
@@ -259,7 +259,7 @@ def test_a_resize_by_the_kubelet_counts_although_our_value_is_back(
         put(files, POD, "cpu.cfs_quota_us", 50_000)
     written = {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpu.shares": 512}
     for _ in range(2):
-        ledger.resized(POD, written)
+        ledger.on_resized(POD, written)
         assert number(files, POD, "cpu.cfs_quota_us") == 25_000
     ledger.claim([pod({})])
     for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
@@ -274,7 +274,7 @@ def test_a_file_without_a_value_is_no_original(ledger: Ledger, files: CgroupFile
     for path in files.root.rglob("podone/cpu.*"):
         if path.name in ("cpu.max", "cpu.cfs_quota_us"):
             path.write_text("")
-    ledger.resized(POD)
+    ledger.on_resized(POD)
     ledger.claim([pod({})])
     assert texts(files) == before
 
@@ -297,7 +297,7 @@ def test_without_descriptors_nothing_is_given_up(ledger: Ledger, files: CgroupFi
     ledger.claim([wanted(sets(quota=50_000, burst=1000))])
     with no_descriptors():
         results = ledger.claim([wanted({})])
-        ledger.resized(POD)
+        ledger.on_resized(POD)
         ledger.before_update(POD, 500)
         ledger.measure_weights(Level.POD, {OTHER: 1024})
     assert {result.outcome for result in results} == {WriteOutcome.FAILED}
@@ -316,7 +316,7 @@ def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
     put(files, POD, "cpu.cfs_quota_us", 100_000)
     ledger.claim([pod(sets(burst=100_000))])
     ledger.before_update(POD, 50_000)
-    ledger.resized(POD)
+    ledger.on_resized(POD)
     ledger.claim([pod(sets(burst=90_000))])
     assert number(files, POD, "cpu.cfs_burst_us") == 50_000
     clock.now_s += module.LOWERED_S
@@ -324,7 +324,7 @@ def test_a_burst_stays_lowered_until_the_kubelet_has_written_the_quota(
     assert number(files, POD, "cpu.cfs_burst_us") == 90_000
     for quota in (50_000, 100_000):
         ledger.before_update(POD, quota)
-        ledger.apply(POD)
+        ledger.repair(POD)
         assert number(files, POD, "cpu.cfs_burst_us") == min(quota, 90_000)
 
 
@@ -341,11 +341,11 @@ def test_a_pod_that_the_kubelet_lowers_after_its_containers(
     if looks:
         ledger.verify([Level.POD])
     else:
-        ledger.apply(POD)
+        ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 25_000
     # Another program's value is repaired.
     put(files, POD, "cpu.cfs_quota_us", 70_000)
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 25_000
     ledger.claim([pod({})])
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
@@ -364,10 +364,10 @@ def test_a_pod_that_the_kubelet_raises_before_its_containers(
     if looks:
         ledger.verify([Level.POD])
     else:
-        ledger.apply(POD)
+        ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     ledger.note_requests(POD, {"cpu.cfs_quota_us": 240_000})
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 120_000
     ledger.claim([pod({})])
     assert number(files, POD, "cpu.cfs_quota_us") == 240_000
@@ -381,10 +381,10 @@ def test_a_resize_that_a_call_tells_counts_more_than_an_earlier_one(
     ledger.claim([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
     put(files, POD, "cpu.cfs_quota_us", 240_000)
     ledger.verify([Level.POD])
-    ledger.resized(POD, {"cpu.cfs_quota_us": 240_000})
+    ledger.on_resized(POD, {"cpu.cfs_quota_us": 240_000})
     ledger.note_requests(POD, {"cpu.cfs_quota_us": 240_000})
     put(files, POD, "cpu.cfs_quota_us", 300_000)
-    ledger.resized(POD, {"cpu.cfs_quota_us": 300_000})
+    ledger.on_resized(POD, {"cpu.cfs_quota_us": 300_000})
     assert number(files, POD, "cpu.cfs_quota_us") == 150_000
 
 
@@ -429,7 +429,7 @@ def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     ledger.before_update(POD, 50_000)
     if is_resized:
         put(files, POD, "cpu.cfs_quota_us", 50_000)
-        ledger.resized(POD)
+        ledger.on_resized(POD)
     ledger.claim([pod({})])
     assert number(files, POD, "cpu.cfs_burst_us") == 0
     assert number(files, POD, "cpu.cfs_quota_us") == (50_000 if is_resized else 100_000)
@@ -443,7 +443,7 @@ def test_another_cgroup_of_the_same_name_has_its_own_original(ledger: Ledger, fi
     files.make(POD)
     put(files, POD, "memory.limit_in_bytes", 1 << 20)
     before = {name: text for name, text in texts(files).items() if "old" not in name}
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert number(files, POD, "memory.limit_in_bytes") == 4096
     ledger.claim([pod({})])
     assert {name: text for name, text in texts(files).items() if "old" not in name} == before
@@ -481,7 +481,7 @@ def test_a_reset_is_repaired(ledger: Ledger, files: CgroupFiles, caplog: pytest.
     assert caplog.records == []
     put(files, POD, "cpu.shares", 1024)
     with caplog.at_level(logging.INFO):
-        ledger.apply(POD)
+        ledger.repair(POD)
     assert caplog.records == []
 
 
@@ -491,7 +491,7 @@ def test_what_a_hook_server_answered_for_a_pod_is_written_once(ledger: Ledger, f
     put(files, POD, "cpu.shares", 770)
     put(files, POD, "memory.limit_in_bytes", 8192)
     for _ in range(2):
-        ledger.apply(POD)
+        ledger.repair(POD)
         ledger.verify({Level.POD})
     assert number(files, POD, "cpu.shares") != 512, "the server has written it itself since"
     assert number(files, POD, "memory.limit_in_bytes") == 4096, "a policy's value stays"
@@ -500,7 +500,7 @@ def test_what_a_hook_server_answered_for_a_pod_is_written_once(ledger: Ledger, f
     assert book is not None
     assert book.entries.keys() == {"cpu.shares"}, "it stays until the server is gone"
     ledger.forget_claims(ledger.identities, owners={"server:koordlet"})
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert len(ledger) == 0
 
 
@@ -511,7 +511,7 @@ def test_it_survives_the_start_of_its_own_sandbox(ledger: Ledger, files: CgroupF
     assert ledger.is_managed(SLICE)
     for expected in (50_000, -1):
         put(files, SLICE_PATH, "cpu.cfs_quota_us", -1)
-        ledger.apply(SLICE)
+        ledger.repair(SLICE)
         assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == expected
         assert not ledger.is_managed(SLICE)
 
@@ -765,7 +765,7 @@ def test_parameters_of_another_agent_are_observed_only(ledger: Ledger, files: Cg
     assert ledger.claim([pod(sets(burst=1000))]) == ()
     assert texts(files) == before
     ledger.observed = frozenset()
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_burst_us") == 1000
 
 
@@ -882,7 +882,7 @@ def test_two_threads_on_one_cgroup_do_not_take_each_others_value_for_the_origina
     calling = threading.Thread(target=ledger.claim, args=([pod(sets(quota=50_000))],))
     calling.start()
     assert written.wait(30)
-    renewing = threading.Thread(target=ledger.apply, args=(POD,))
+    renewing = threading.Thread(target=ledger.repair, args=(POD,))
     renewing.start()
     ledger.book(pod(sets(quota=60_000)))
     go_on.set()
@@ -1189,7 +1189,7 @@ def test_a_resize_is_in_the_checkpoint_although_the_value_stays(
     put(files, POD, "cpu.cfs_quota_us", 100_000)
     ledger.claim([pod(sets(quota=50_000))])
     put(files, POD, "cpu.cfs_quota_us", 200_000)
-    ledger.resized(POD)
+    ledger.on_resized(POD)
     assert journals(tmp_path) == ""
 
 
@@ -1331,7 +1331,7 @@ def test_a_value_is_left_to_a_program_that_keeps_writing_it(
     assert (yielded.name, yielded.ours, yielded.theirs) == ("cpu.cfs_quota_us", 50_000, 30_000)
     (line,) = [each.message for each in caplog.get_records("setup") if "another program" in each.message]
     assert "default/web: cpu.cfs_quota_us is 30000, not 50000, and is left so for 600 s" in line
-    contested.apply(POD)
+    contested.repair(POD)
     contested.claim([pod(sets(quota=40_000, cpu_shares=256))])
     assert number(files, POD, "cpu.cfs_quota_us") == 30_000
     assert number(files, POD, "cpu.shares") in (256, cpu_shares_from_weight(cpu_weight_from_shares(256)))
@@ -1361,7 +1361,7 @@ def test_an_overwrite_after_a_call_does_not_count(ledger: Ledger, files: CgroupF
     ledger.claim([pod(sets(quota=50_000))])
     for _ in range(10):
         put(files, POD, "cpu.cfs_quota_us", 30_000)
-        ledger.apply(POD)
+        ledger.repair(POD)
         assert number(files, POD, "cpu.cfs_quota_us") == 50_000
 
 
@@ -1400,7 +1400,7 @@ def test_a_pod_that_nobody_named_fits_too(ledger: Ledger, files: CgroupFiles) ->
     ledger.verify({Level.POD})
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     ledger.claim([box({})])
-    ledger.apply(POD)
+    ledger.repair(POD)
     assert texts(files) == before
 
 
@@ -1535,7 +1535,7 @@ def test_a_look_at_the_pod_alone_keeps_what_its_container_needs(ledger: Ledger, 
     ledger.claim([box(sets(quota=50_000))])
     for _ in range(2):
         ledger.verify({Level.POD})
-        ledger.apply(POD)
+        ledger.repair(POD)
         assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     ledger.claim([box({})])
     ledger.verify({Level.POD})

@@ -231,7 +231,7 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     scene.upkeep.configure(taken)
     assert "its feature gates for them are to be off: CPUBurst: cpu.cfs_burst_us" in caplog.text
     assert "CPUBurst" not in scene.upkeep.summary
-    scene.ledger.apply(POD)
+    scene.ledger.repair(POD)
     assert scene.files.read(POD, "cpu.max.burst") == "1000"
     assert scene.upkeep.evaluator.changes.rates.lowers_memory
 
