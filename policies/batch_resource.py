@@ -202,6 +202,7 @@ class BatchResource(Policy):
     optional_inputs: ClassVar[frozenset[Input]] = frozenset(
         {Input.STRATEGIES, Input.NORMALIZATION, Input.POD_REQUESTS}
     )
+    strategy_parts: ClassVar[frozenset[str]] = frozenset({"threshold", "cpu_normalization"})
     priority: ClassVar[int] = 20
     options_type: ClassVar[type[BatchResourceOptions] | None] = BatchResourceOptions
 

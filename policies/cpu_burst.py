@@ -63,6 +63,7 @@ class CpuBurst(Policy):
         Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST,))
     }
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_burst"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.BURST})
     priority: ClassVar[int] = 50
 

@@ -55,6 +55,7 @@ class CpuNormalization(Policy):
     name: ClassVar[str] = "cpu-normalization"
     selector: ClassVar[PodSelector] = PodSelector(qos_classes=_SHARING)
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.NORMALIZATION})
+    strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_normalization"})
     priority: ClassVar[int] = 30
     is_default: ClassVar[bool] = False
 

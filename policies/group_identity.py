@@ -74,6 +74,7 @@ class GroupIdentity(Policy):
     name: ClassVar[str] = "group-identity"
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {Input.STRATEGIES: _NO_POD}
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_qos"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.BVT})
     priority: ClassVar[int] = 45
 

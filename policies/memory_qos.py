@@ -222,6 +222,7 @@ class MemoryQoS(Policy):
     optional_inputs: ClassVar[frozenset[Input]] = frozenset(
         {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.KUBELET}
     )
+    strategy_parts: ClassVar[frozenset[str]] = frozenset({"memory_qos"})
     optional_features: ClassVar[frozenset[str]] = frozenset(_FILES)
     priority: ClassVar[int] = 55
     is_default: ClassVar[bool] = False

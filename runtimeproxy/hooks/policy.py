@@ -98,6 +98,10 @@ class Policy:
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {}
     """Used in place of `selector` while the input is not known, or withdrawn, so that fewer calls need a
     worker thread. Of several such inputs the first counts."""
+    strategy_parts: ClassVar[frozenset[str]] = frozenset()
+    """The parts of the strategies that the answers come from, to show their provenance: fields of
+    `PodStrategy` of `runtimeproxy.slo.strategies`, such as `cpu_burst`, or of its `Strategies`, such as
+    `threshold`."""
     features: ClassVar[frozenset[str]] = frozenset()
     """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
     is known to lack one, and the status names it."""
