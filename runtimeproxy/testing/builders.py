@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import TypedDict, Unpack
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.simulate.kubelet import POD_ANNOTATIONS, container_annotations, pod_cgroup, pod_names
 from runtimeproxy.testing.cgroups import CgroupDriver
 from runtimeproxy.testing.state import RuntimeState
 
@@ -91,10 +93,10 @@ def pod_sandbox_config(name: str = "pod", **fields: Unpack[PodFields]) -> api_pb
         ),
         hostname="" if fields.get("host_network") else name,
         log_directory=f"/var/log/pods/{namespace}_{name}_{uid}",
-        labels=_pod_names(name, namespace, uid)
+        labels=pod_names(name, namespace, uid)
         | ({QOS_LABEL: qos} if qos else {})
         | dict(fields.get("labels", {})),
-        annotations=_POD_ANNOTATIONS | dict(fields.get("annotations", {})),
+        annotations=POD_ANNOTATIONS | dict(fields.get("annotations", {})),
         linux=api_pb2.LinuxPodSandboxConfig(cgroup_parent=fields.get("cgroup_parent", parent)),
     )
     if fields.get("host_network"):
@@ -108,7 +110,7 @@ def container_config(name: str = "main", **fields: Unpack[ContainerFields]) -> a
     labels = {"io.kubernetes.container.name": name}
     if "pod" in fields:
         pod = fields["pod"].metadata
-        labels |= _pod_names(pod.name, pod.namespace, pod.uid)
+        labels |= pod_names(pod.name, pod.namespace, pod.uid)
     environment = fields.get("envs", {"PATH": "/bin"}).items()
     return api_pb2.ContainerConfig(
         metadata=api_pb2.ContainerMetadata(name=name, attempt=attempt),
@@ -116,7 +118,7 @@ def container_config(name: str = "main", **fields: Unpack[ContainerFields]) -> a
         command=fields.get("command", ["sleep", "3600"]),
         envs=[api_pb2.KeyValue(key=key, value=value.encode()) for key, value in environment],
         labels=labels | dict(fields.get("labels", {})),
-        annotations=_container_annotations(attempt) | dict(fields.get("annotations", {})),
+        annotations=container_annotations(attempt) | dict(fields.get("annotations", {})),
         log_path=f"{name}/{attempt}.log",
         linux=api_pb2.LinuxContainerConfig(resources=fields.get("resources", default_resources())),
     )
@@ -137,42 +139,15 @@ def default_resources() -> api_pb2.LinuxContainerResources:
 def kubelet_cgroup_parent(
     uid: str, qos: KubeletQos, driver: CgroupDriver = CgroupDriver.CGROUPFS, root: str = "kubepods"
 ) -> str:
-    """The kubelet's cgroup of a pod; that of a guaranteed pod lies directly under the root.
-
-    Source: kubelet, cm.PodContainerManager and CgroupName.ToSystemd.
-    """
-    words = [root, *([] if qos is KubeletQos.GUARANTEED else [qos.value])]
-    if driver is CgroupDriver.CGROUPFS:
-        return f"/{'/'.join(words)}/pod{uid}"
-    words.append(f"pod{uid.replace('-', '_')}")
-    slices = ["-".join(words[: count + 1]) + ".slice" for count in range(len(words))]
-    return f"/{'/'.join(slices)}"
+    """The kubelet's cgroup of a pod; that of a guaranteed pod lies directly under the root."""
+    return pod_cgroup(uid, _KUBE_QOS[qos], driver.value, root)
 
 
-_POD_ANNOTATIONS = {
-    "kubernetes.io/config.seen": "2026-01-01T00:00:00.000000000Z",
-    "kubernetes.io/config.source": "api",
+_KUBE_QOS = {
+    KubeletQos.GUARANTEED: KubeQoSClass.GUARANTEED,
+    KubeletQos.BURSTABLE: KubeQoSClass.BURSTABLE,
+    KubeletQos.BESTEFFORT: KubeQoSClass.BEST_EFFORT,
 }
-
-
-def _pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:
-    return {
-        "io.kubernetes.pod.name": name,
-        "io.kubernetes.pod.namespace": namespace,
-        "io.kubernetes.pod.uid": uid,
-    }
-
-
-def _container_annotations(attempt: int) -> dict[str, str]:
-    """Source: kubelet, kuberuntime newContainerAnnotations."""
-    return {
-        "io.kubernetes.container.hash": "30b3d9a8",
-        "io.kubernetes.container.restartCount": str(attempt),
-        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-        "io.kubernetes.container.terminationMessagePolicy": "File",
-        "io.kubernetes.pod.terminationGracePeriod": "30",
-    }
-
 
 QOS_CLASSES = ("LSR", "LS", "BE")
 """Koordinator QoS classes that the pods get in turn."""

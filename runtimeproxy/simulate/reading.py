@@ -1,0 +1,101 @@
+"""From a text to the requests for its pods: manifests, or recorded requests of the CRI. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.node.documents import InputError, parse_documents, printable, shortened
+from runtimeproxy.simulate.kubelet import ContainerCall, PodCalls, calls_of
+from runtimeproxy.simulate.manifests import ContainerKind, read_pods
+from runtimeproxy.simulate.webhook import mutated
+
+if TYPE_CHECKING:
+    from runtimeproxy.node.snapshot import Node
+
+_OF_CONTAINERS: Final = ("sandbox_config", "sandboxConfig", "pod_sandbox_id", "podSandboxId")
+"""Keys of a CreateContainerRequest that a RunPodSandboxRequest does not have."""
+
+MessageT = TypeVar("MessageT", api_pb2.RunPodSandboxRequest, api_pb2.CreateContainerRequest)
+
+
+def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) -> list[PodCalls]:
+    """Returns the requests for all pods of a text.
+
+    Args:
+        data: Kubernetes objects as YAML or JSON, or a RunPodSandboxRequest or CreateContainerRequest in JSON.
+        source: name of the text, for people.
+        node: where the pods run.
+        webhook: whether Koordinator's webhook changes the pods of manifests first.
+
+    Raises:
+        InputError: there is no pod in it, or it cannot be read.
+    """
+    documents = parse_documents(data)
+    if _is_recorded(documents):
+        return [_recorded(each, source) for each in documents]
+    calls: list[PodCalls] = []
+    for pod in read_pods(documents).pods:
+        added: tuple[str, ...] = ()
+        if webhook:
+            pod, added = mutated(pod)  # noqa: PLW2901 - the same pod, as it reaches the node
+        found = calls_of(pod, node)
+        calls.append(found._replace(source=f"{printable(source)}: {found.source}", added=added))
+    return calls
+
+
+def _is_recorded(documents: Sequence[object]) -> bool:
+    """Whether these are requests: they have a configuration, and Kubernetes objects have a kind."""
+    return bool(documents) and all(
+        isinstance(each, dict) and "kind" not in each and isinstance(each.get("config"), dict)
+        for each in documents
+    )
+
+
+def _recorded(document: Mapping[str, Any], source: str) -> PodCalls:
+    if any(key in document for key in _OF_CONTAINERS):
+        creation = _message(api_pb2.CreateContainerRequest(), _with_bytes(document))
+        if not creation.config.metadata.name:
+            raise InputError("is a CreateContainerRequest without config.metadata.name")
+        return PodCalls(
+            source=f"{printable(source)}: CreateContainerRequest",
+            config=creation.sandbox_config,
+            containers=(ContainerCall(ContainerKind.REGULAR, creation.config),),
+            runs_sandbox=False,
+        )
+    start = _message(api_pb2.RunPodSandboxRequest(), document)
+    if not start.config.metadata.name:
+        raise InputError("is a RunPodSandboxRequest without config.metadata.name")
+    return PodCalls(
+        source=f"{printable(source)}: RunPodSandboxRequest",
+        config=start.config,
+        runtime_handler=start.runtime_handler,
+    )
+
+
+def _message(message: MessageT, document: Mapping[str, Any]) -> MessageT:
+    from google.protobuf import json_format
+
+    try:
+        json_format.ParseDict(dict(document), message, ignore_unknown_fields=True)
+    except (json_format.ParseError, ValueError, TypeError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise InputError(f"is not a {type(message).__name__} in JSON: {reason}") from None
+    return message
+
+
+def _with_bytes(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with the values of variables as JSON has bytes: they are texts in the CRI."""
+    config = dict(document["config"])
+    variables = config.get("envs")
+    if isinstance(variables, list):
+        config["envs"] = [_with_bytes_value(each) for each in variables]
+    return {**document, "config": config}
+
+
+def _with_bytes_value(variable: object) -> object:
+    if not isinstance(variable, dict) or not isinstance(variable.get("value"), str):
+        return variable
+    return {**variable, "value": base64.b64encode(variable["value"].encode()).decode()}
