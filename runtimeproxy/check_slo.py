@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.documents import InputError, parse_documents, parse_json
 from runtimeproxy.node.input_file import read_file
 from runtimeproxy.node.inputs import MAX_STATE_BYTES, STATE_FILE
-from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES, texts_of
+from runtimeproxy.node.object_folder import SUFFIXES, texts_of
 from runtimeproxy.node.objects import ConfigMapObject, NodeObject, NodeSloObject, Object, Reader, Rejected
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
-from runtimeproxy.qos import KubeQoSClass, kube_qos_class, qos_class
+from runtimeproxy.qos import kube_qos_class, qos_class
+from runtimeproxy.simulate.files import UsageError, content, node_name, object_files, pairs
+from runtimeproxy.simulate.manifests import read_pods
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.names import CONFIG_MAP
 from runtimeproxy.slo.reading import Problem, json_key, printable
 from runtimeproxy.slo.strategies import BY_DEFAULT, PodStrategy, Provenance, Source, Strategies
-from runtimeproxy.units import quantity_millicores
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -37,12 +36,7 @@ if TYPE_CHECKING:
 _NO_LABELS: Final = (
     "no labels of a node are known, so no node strategy counts: give its Node object, or --node-labels"
 )
-_PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
 _PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
-
-
-class UsageError(RuntimeProxyError):
-    """A file or argument that cannot be used."""
 
 
 class Row(NamedTuple):
@@ -105,8 +99,8 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
         UsageError: a file or argument cannot be used.
     """
     found = _read_files(arguments.files)
-    labels = {**found.node.labels, **_pairs(arguments.node_labels, "--node-labels")}
-    annotations = {**found.node.annotations, **_pairs(arguments.node_annotations, "--node-annotations")}
+    labels = {**found.node.labels, **pairs(arguments.node_labels, "--node-labels")}
+    annotations = {**found.node.annotations, **pairs(arguments.node_annotations, "--node-annotations")}
     loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
     if not found.texts and found.node_slo is None:
         found.notes.append(f"no strategies are in the files, neither a ConfigMap {CONFIG_MAP} nor a NodeSLO")
@@ -232,8 +226,8 @@ class _Report(NamedTuple):
 def _read_files(names: Sequence[str]) -> _Input:
     found = _Input()
     documents: list[tuple[str, object]] = []
-    for path in _files(names):
-        data = _content(path)
+    for path in object_files(names):
+        data = content(path)
         if path.name.endswith(SUFFIXES):
             try:
                 documents += [(str(path), each) for each in parse_documents(data)]
@@ -244,7 +238,7 @@ def _read_files(names: Sequence[str]) -> _Input:
                 found.texts.setdefault(path.name, Text(str(path), data.decode("utf-8-sig")))
             except UnicodeDecodeError:
                 found.problems.append(f"{path}: is not UTF-8")
-    reader = Reader(_node_name(document for _, document in documents))
+    reader = Reader(node_name(document for _, document in documents))
     for file, document in documents:
         for each in reader.read([document]):
             _take(each, file, found)
@@ -267,119 +261,22 @@ def _take(each: object, file: str, found: _Input) -> None:
         found.node_slo = NodeSlo(file, each.value.spec)
 
 
-def _files(names: Iterable[str]) -> Iterator[Path]:
-    """The files themselves, and those of folders that the daemon would read."""
-    for name in names:
-        path = Path(name)
-        try:
-            found = sorted(filter(_is_read, path.iterdir())) if path.is_dir() else [path]
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-        yield from found
-
-
-def _is_read(path: Path) -> bool:
-    is_hidden = path.name.startswith(".")
-    return not is_hidden and path.is_file() and (path.name.endswith(SUFFIXES) or "." not in path.name)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        data, _ = read_file(path, MAX_FILE_BYTES)
-    except (FileNotFoundError, InputError) as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else str(error)
-        raise UsageError(f"{path}: {reason}") from None
-    return data
-
-
-def _node_name(documents: Iterable[object]) -> str:
-    """The name of the first Node or NodeSLO: of several nodes the first one counts."""
-    for document in documents:
-        items = document.get("items") if isinstance(document, dict) else None
-        for each in items if isinstance(items, list) else [document]:
-            if isinstance(each, dict) and each.get("kind") in ("Node", "NodeSLO"):
-                metadata = each.get("metadata")
-                return str(metadata.get("name")) if isinstance(metadata, dict) else ""
-    return ""
-
-
-def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in texts:
-        for pair in _PAIR_SEPARATOR.split(text):
-            key, equals, value = pair.partition("=")
-            if not (key.strip() and equals):
-                raise UsageError(f"{option}: {pair!r} is not KEY=VALUE")
-            pairs[key.strip()] = value
-    return pairs
-
-
 def _read_pod(path: Path) -> PodView:
     try:
-        documents = parse_documents(_content(path))
+        pods = read_pods(parse_documents(content(path))).pods
     except InputError as error:
         raise UsageError(f"{path}: {error}") from None
-    document = documents[0] if len(documents) == 1 else None
-    if not isinstance(document, dict) or document.get("kind") != "Pod":
-        raise UsageError(f"{path}: is not one object of the kind Pod")
-    metadata = _mapping(document.get("metadata"))
-    labels = {str(key): str(value) for key, value in _mapping(metadata.get("labels")).items()}
-    annotations = {str(key): str(value) for key, value in _mapping(metadata.get("annotations")).items()}
+    if len(pods) != 1:
+        raise UsageError(f"{path}: has {len(pods)} pods, not one")
+    pod = pods[0]
     return PodView(
-        namespace=str(metadata.get("namespace") or "default"),
-        name=str(metadata.get("name") or ""),
-        labels=labels,
-        annotations=annotations,
-        qos=qos_class(labels),
-        kube_qos=kube_qos_of_pod(document),
+        namespace=pod.namespace,
+        name=pod.name,
+        labels=pod.labels,
+        annotations=pod.annotations,
+        qos=qos_class(pod.labels),
+        kube_qos=pod.qos,
     )
-
-
-def kube_qos_of_pod(pod: Mapping[str, Any]) -> KubeQoSClass:
-    """Returns the QoS class that the status of a Pod names, or that Kubernetes derives from its containers.
-
-    Source: Kubernetes pkg/apis/core/v1/helper/qos.
-    """
-    named = _mapping(pod.get("status")).get("qosClass")
-    if isinstance(named, str) and named in set(KubeQoSClass):
-        return KubeQoSClass(named)
-    spec = _mapping(pod.get("spec"))
-    containers = [
-        _mapping(_mapping(each).get("resources"))
-        for kind in ("containers", "initContainers")
-        for each in _list(spec.get(kind))
-    ]
-    amounts = [
-        (_amounts(_mapping(each.get("requests"))), _amounts(_mapping(each.get("limits"))))
-        for each in containers
-    ]
-    if not any(requests or limits for requests, limits in amounts):
-        return KubeQoSClass.BEST_EFFORT
-    is_guaranteed = all(
-        set(limits) == {"cpu", "memory"} and all(limits[name] == each for name, each in requests.items())
-        for requests, limits in amounts
-    )
-    return KubeQoSClass.GUARANTEED if is_guaranteed else KubeQoSClass.BURSTABLE
-
-
-def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
-    """CPU and memory above 0; an amount that cannot be read is one of its own."""
-    amounts = {}
-    for name in ("cpu", "memory"):
-        if name in resources:
-            try:
-                amounts[name] = quantity_millicores(str(resources[name]))
-            except ValueError:
-                amounts[name] = -1
-    return {name: amount for name, amount in amounts.items() if amount}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # Running pods

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.check_slo import kube_qos_of_pod
 from runtimeproxy.cli import main
 from runtimeproxy.node.inputs import STATE_FILE
 from runtimeproxy.node.object_folder import FolderObjects, StrategyTexts
@@ -20,7 +19,6 @@ from runtimeproxy.node.objects import NodeObject
 from runtimeproxy.pods.checkpoint.codec import Change, Kind
 from runtimeproxy.pods.checkpoint.file import CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
-from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.slo.loading import Text
 
 DOCUMENT = Path(__file__).parents[1] / "policies" / "STRATEGIES.md"
@@ -204,7 +202,7 @@ def test_an_invalid_annotation_of_the_pod_is_a_problem(run: Run) -> None:
         (["missing.yaml"], "missing.yaml: does not exist"),
         (["x" * 300], "cannot be read: File name too long"),
         (["slo.json", "--node-labels", "pool"], "--node-labels: 'pool' is not KEY=VALUE"),
-        (["slo.json", "--pod", "slo.json"], "slo.json: is not one object of the kind Pod"),
+        (["slo.json", "--pod", "slo.json"], "slo.json: has no pod: found ConfigMap; give one of Pod, "),
         (["slo.json", "--output", "xml"], "invalid choice: 'xml'"),
         (["slo.json", "--node-label", "a=b"], "unknown flag --node-label; did you mean --node-labels?"),
     ],
@@ -309,38 +307,6 @@ def test_what_cannot_be_printed_is_escaped(run: Run) -> None:
     assert "clusterStrategy.a\\n\\x1b\\ud800 is not a known field" in out
     code, out, _ = run("slo.json", "--output", "json")
     assert json.loads(out)["problems"][0]["path"] == "clusterStrategy.a\n\x1b\ud800"
-
-
-FULL = {"limits": {"cpu": "1", "memory": "1Gi"}}
-
-
-@pytest.mark.parametrize(
-    ("pod", "expected"),
-    [
-        ({"status": {"qosClass": "Guaranteed"}}, KubeQoSClass.GUARANTEED),
-        ({"spec": {"containers": [{"resources": FULL}]}}, KubeQoSClass.GUARANTEED),
-        (
-            {"spec": {"containers": [{"resources": {**FULL, "requests": {"cpu": "1000m"}}}]}},
-            KubeQoSClass.GUARANTEED,
-        ),
-        (
-            {"spec": {"containers": [{"resources": {**FULL, "requests": {"cpu": "500m"}}}]}},
-            KubeQoSClass.BURSTABLE,
-        ),
-        ({"spec": {"containers": [{"resources": FULL}, {}]}}, KubeQoSClass.BURSTABLE),
-        ({"spec": {"containers": [{"resources": FULL}], "initContainers": [{}]}}, KubeQoSClass.BURSTABLE),
-        ({"spec": {"containers": [{"resources": {"requests": {"cpu": "x"}}}]}}, KubeQoSClass.BURSTABLE),
-        ({"spec": {"containers": [{"resources": {"requests": {"cpu": "0"}}}]}}, KubeQoSClass.BEST_EFFORT),
-        (
-            {"spec": {"containers": [{"resources": {"requests": {"batch-cpu": "1"}}}]}},
-            KubeQoSClass.BEST_EFFORT,
-        ),
-        ({}, KubeQoSClass.BEST_EFFORT),
-        ({"spec": {"containers": 3}}, KubeQoSClass.BEST_EFFORT),
-    ],
-)
-def test_kubernetes_qos_class_of_a_pod(pod: dict[str, Any], expected: KubeQoSClass) -> None:
-    assert kube_qos_of_pod(pod) is expected
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

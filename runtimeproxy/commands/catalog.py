@@ -168,6 +168,30 @@ COMMANDS: Final = (
         },
     ),
     Command(
+        "simulate",
+        "simulate:simulate",
+        "show what the policies would do to the pods of a manifest",
+        ". FILE holds a Pod, Deployment, StatefulSet, DaemonSet, Job, CronJob, a list or several of them, or "
+        "a recorded RunPodSandboxRequest or CreateContainerRequest in JSON; - is standard input. No runtime "
+        "and no instance need run: policies are those of the configuration, strategies and node those of the "
+        "files. The exit code is 1 if a policy would refuse a pod.",
+        "-f FILE... [--node-objects-dir DIR] [--node-labels K=V,...] [--webhook] [--output text|json|yaml] ",
+        {
+            "-f --file": {
+                "action": "append",
+                "required": True,
+                "metavar": "FILE",
+                "help": "manifest or recorded request; may be given several times",
+            },
+            "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
+            "--webhook": {
+                "action": "store_true",
+                "help": "first change the pods as Koordinator's webhook does",
+            },
+            "--output": {"choices": ("text", "json", "yaml"), "default": "text", "help": "(default: text)"},
+        },
+    ),
+    Command(
         "list-policies",
         "checks:list_policies",
         "list all policies with their methods and settings",

@@ -44,7 +44,8 @@ def check_slo(arguments: Namespace) -> int:
         CommandError: a file or argument cannot be used.
     """
     settings = load_settings(arguments)
-    from runtimeproxy.check_slo import UsageError, check
+    from runtimeproxy.check_slo import check
+    from runtimeproxy.simulate.files import UsageError
 
     try:
         text, is_good = check(arguments, settings)

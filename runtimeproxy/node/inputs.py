@@ -66,6 +66,8 @@ class Places(NamedTuple):
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
     pools: PoolSource = "nrt"
+    node_labels: Mapping[str, str] = EMPTY
+    """Labels beside those of the Node object, for a node that is described by hand."""
 
 
 class Look(NamedTuple):
@@ -189,6 +191,8 @@ class NodeInputs:
         is_kubelet_unknown = kubelet is not None and kubelet.is_unknown
         states[Input.KUBELET] = _state(of_kubelet is not None, is_kubelet_unknown)
         node = found.node or NodeObject()
+        if self._places.node_labels:
+            node = node._replace(labels={**node.labels, **self._places.node_labels})
         states[Input.NODE_OBJECT] = _state(found.node is not None, Kind.NODE in found.unknown)
         strategies = self._strategies.update(found, node)
         has_bad = bool({Kind.CONFIG_MAP, Kind.NODE_SLO} & found.unknown) or self._strategies.is_unknown

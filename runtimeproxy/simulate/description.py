@@ -1,0 +1,273 @@
+"""From the decisions of policies to what a simulation says of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from runtimeproxy.calls.edit_request import written_value
+from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
+from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.fields import (
+    CGROUP,
+    RESOURCES,
+    UNIFIED,
+    Field,
+    MergedField,
+    Value,
+    fitted,
+    is_same,
+    policies_in,
+)
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.views import PodView
+from runtimeproxy.node.snapshot import Input, InputState, Node
+from runtimeproxy.simulate.provenance import provenance_of
+from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, Target
+
+INPUT_TEXTS: Final[Mapping[Input, str]] = {
+    Input.CPUS: "the node's CPUs",
+    Input.MEMORY: "the node's memory",
+    Input.CGROUPS: "the node's cgroups",
+    Input.KUBELET: "the kubelet's configuration",
+    Input.NODE_OBJECT: "the Node object",
+    Input.POOLS: "the node's CPU pools",
+    Input.STRATEGIES: "the strategies",
+    Input.NORMALIZATION: "the node's normalization ratio",
+    Input.POD_REQUESTS: "whether the kubelet saves requests",
+}
+"""What results depend on, for people. A priority class that no label names is unknown on the node, too."""
+CGROUPS: Final = INPUT_TEXTS[Input.CGROUPS]
+CPUS: Final = INPUT_TEXTS[Input.CPUS]
+_VARIED: Final = frozenset({Input.KUBELET, Input.POD_REQUESTS, Input.CGROUPS, Input.PRIORITY})
+"""Inputs of which both possibilities are simulated, and those that count nowhere."""
+_CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP})
+"""The groups in which the values of several policies come together."""
+_TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
+
+
+class Asked(NamedTuple):
+    """One question to the policies, and their decision; None if none had to run."""
+
+    kind: str
+    name: str
+    hook: Hook
+    pod: PodView
+    decision: Decision | None
+    unknown: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Makes the result of what was asked."""
+
+    policies: Mapping[str, LoadedPolicy]
+    node: Node
+    differing: Mapping[tuple[str, str], Sequence[str]]
+    servers: Sequence[LoadedPolicy]
+
+    def target(self, asked: Asked, *, is_skipped: bool) -> Target:
+        """The result for a pod's sandbox or a container."""
+        decision = asked.decision
+        off = {} if is_skipped else dict(self._off(asked))
+        servers = () if is_skipped else tuple(self._servers_of(asked))
+        remarks = [
+            Remark(policy=name, kind=AuditKind.OFF, reason=f"not known: {', '.join(unknown)}")
+            for name, unknown in off.items()
+        ]
+        fields: tuple[SimulatedField, ...] = ()
+        if decision is not None:
+            remarks += _remarks(decision)
+            fields = tuple(self._fields(asked, decision, _depending(self.policies, off), servers))
+        return Target(
+            kind=asked.kind,
+            name=asked.name,
+            fields=fields,
+            remarks=tuple(remarks),
+            refusal=decision.refusal.text if decision is not None and decision.refusal is not None else "",
+            not_simulated=servers,
+        )
+
+    def _off(self, asked: Asked) -> Iterator[tuple[str, tuple[Input, ...]]]:
+        """The policies that may be about the pod, and do not run while an input is not known."""
+        for policy in self.policies.values():
+            if asked.hook not in policy.methods or not policy.selector.matches(asked.pod):
+                continue
+            if policy.selector_on(self.node).matches(asked.pod):
+                unknown = self.node.unknown_inputs(policy.inputs, asked.pod)
+            else:
+                states = {each: self.node.state_of(each) for each in policy.selector_without}
+                unknown = tuple(each for each, state in states.items() if state is InputState.UNKNOWN)
+            if unknown:
+                yield policy.name, unknown
+
+    def _servers_of(self, asked: Asked) -> Iterator[str]:
+        for server in self.servers:
+            if asked.hook in server.remote_hooks and server.selector.matches(asked.pod):
+                yield f"hook server {server.name}"
+
+    def _fields(
+        self, asked: Asked, decision: Decision, off: Sequence[str], servers: Sequence[str]
+    ) -> Iterator[SimulatedField]:
+        changed = {(each.policy, each.field): each for each in decision.audit}
+        would = [each for each in decision.audit if each.kind is AuditKind.WOULD_CHANGE and each.field]
+        placed = {
+            each.owner
+            for field, merged in decision.merged.fields.items()
+            if field.group == RESOURCES and field.key.startswith("cpuset")
+            for each in merged.claims
+        }
+        for field, merged in decision.merged.fields.items():
+            name = str(field)
+            changes = [
+                *self._changes(asked, field, merged, changed),
+                *(self._dry_run(asked, each) for each in would if each.field == name),
+            ]
+            depends = [
+                *self._depends(asked, field, {each.policy for each in changes if each.mode is Mode.ENFORCE}),
+                *(off if field.group in _CLAIMED else ()),
+                *self._depends_on_node(field, not placed.isdisjoint(each.owner for each in merged.claims)),
+                *((asked.unknown[name],) if name in asked.unknown else ()),
+                *servers,
+            ]
+            before, after, is_changed = _before_and_after(field, merged, decision)
+            yield SimulatedField(
+                name=name,
+                before=before,
+                after=after,
+                is_changed=is_changed,
+                owner="+".join(policies_in(merged.owner)) if merged.owner else "",
+                depends_on=tuple(dict.fromkeys(depends)),
+                changes=tuple(changes),
+            )
+        names = {str(field) for field in decision.merged.fields}
+        for name in dict.fromkeys(each.field for each in would if each.field not in names):
+            entries = [each for each in would if each.field == name]
+            before_text = entries[0].old or None
+            yield SimulatedField(
+                name=name,
+                before=before_text,
+                after=before_text,
+                changes=tuple(self._dry_run(asked, each) for each in entries),
+            )
+
+    def _depends(self, asked: Asked, field: Field, names: Iterable[str]) -> Iterator[str]:
+        """What the answers of these policies depend on, and the variants in which they have others."""
+        for name in sorted(names):
+            policy = self.policies[name]
+            inputs = self.node.unknown_inputs((*policy.inputs, *policy.optional_inputs), asked.pod)
+            yield from (INPUT_TEXTS[each] for each in inputs if each not in _VARIED)
+        yield from self.differing.get((asked.name, str(field)), ())
+
+    def _depends_on_node(self, field: Field, is_with_cpus: bool) -> Iterator[str]:
+        """What decides whether the node can take the value, as far as that is not known.
+
+        Args:
+            field: the field.
+            is_with_cpus: whether a policy sets it that sets CPUs or NUMA nodes, too: without them it may not
+                count.
+        """
+        if field.group == CGROUP or (
+            field.group == UNIFIED and self.node.state_of(Input.CGROUPS) is not InputState.KNOWN
+        ):
+            yield CGROUPS
+        if field.group == RESOURCES and is_with_cpus and self.node.facts.online_cpus is None:
+            yield CPUS
+
+    def _changes(
+        self,
+        asked: Asked,
+        field: Field,
+        merged: MergedField,
+        entries: Mapping[tuple[str, str], AuditEntry],
+    ) -> Iterator[PolicyChange]:
+        notes = {each.claim: each for each in merged.resolved.notes} if merged.resolved is not None else {}
+        for claim in merged.claims:
+            note = notes.get(claim)
+            yield PolicyChange(
+                policy=claim.owner,
+                role=claim.role.value,
+                wanted=_text(field, claim.value),
+                counts=_counts(claim, merged),
+                reason=claim.reason,
+                note=note.reason if note is not None else "",
+                provenance=self._provenance(claim.owner, asked),
+            )
+        if not merged.claims and merged.owner:
+            entry = entries.get((merged.owner, str(field)))
+            yield PolicyChange(
+                policy=merged.owner,
+                wanted=_text(field, merged.value),
+                reason=entry.reason if entry is not None else "",
+                provenance=self._provenance(merged.owner, asked),
+            )
+
+    def _dry_run(self, asked: Asked, entry: AuditEntry) -> PolicyChange:
+        return PolicyChange(
+            policy=entry.policy,
+            mode=entry.mode,
+            wanted=entry.new or None,
+            counts=False,
+            reason=entry.reason,
+            note=entry.note,
+            provenance=self._provenance(entry.policy, asked),
+        )
+
+    def _provenance(self, name: str, asked: Asked) -> tuple[str, ...]:
+        return provenance_of(self.policies[name].policy, asked.pod, self.node)
+
+
+def _depending(policies: Mapping[str, LoadedPolicy], off: Mapping[str, Iterable[Input]]) -> list[str]:
+    """What values depend on because policies that may want others are off."""
+    inputs = (
+        each for name, unknown in off.items() if policies[name].mode is Mode.ENFORCE for each in unknown
+    )
+    return list(dict.fromkeys(INPUT_TEXTS[each] for each in inputs if each is not Input.PRIORITY))
+
+
+def _remarks(decision: Decision) -> Iterator[Remark]:
+    for entry in decision.audit:
+        if entry.kind in _TROUBLE and not (
+            decision.refusal is not None and entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE
+        ):
+            yield Remark(policy=entry.policy, kind=entry.kind, reason=entry.reason, field=entry.field)
+    for field, merged in decision.merged.fields.items():
+        if merged.resolved is not None and merged.resolved.problem:
+            yield Remark(
+                policy=merged.owner, kind=AuditKind.VOID, reason=merged.resolved.problem, field=str(field)
+            )
+
+
+def _before_and_after(
+    field: Field, merged: MergedField, decision: Decision
+) -> tuple[str | None, str | None, bool]:
+    """The value before and after the policies, and whether these differ."""
+    before, value = _text(field, merged.original), result_of(field, merged, decision)
+    if not merged.owner or is_same(field, merged.original, value):
+        return before, before, False
+    if field.group == RESOURCES and isinstance(value, int | str | Clear):
+        value = written_value(field.key, value, update=False)
+        # 0 and an empty text have no bytes on the wire.
+        after = _text(field, value) if value else None
+        return before, after, before != after
+    return before, _text(field, value), True
+
+
+def _counts(claim: Claim, merged: MergedField) -> bool:
+    if merged.resolved is not None:
+        return claim in merged.resolved.used
+    return claim.owner == merged.owner
+
+
+def _text(field: Field, value: Value | float) -> str | None:
+    if value is None or value is CLEAR:
+        return None
+    return str(value) if isinstance(value, float) else shown(field, value)
+
+
+def result_of(field: Field, merged: MergedField, decision: Decision) -> Value:
+    return fitted(decision.merged.start, field, merged.value) if merged.owner else merged.original

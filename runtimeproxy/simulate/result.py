@@ -1,0 +1,180 @@
+"""What a simulation has found. All values are texts as the audit shows them: variables only as `<set>`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+
+
+class Certainty(StrEnum):
+    """How sure the result of a field is."""
+
+    EXACT = "exact"
+    """The runtime gets this value."""
+    DEPENDS = "depends"
+    """It depends on something that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """What one policy wants of a field."""
+
+    policy: str
+    """Its name; of one in dry-run, what it would change."""
+    mode: Mode = Mode.ENFORCE
+    role: str = "set"
+    """`set`, `scale`, `add` or `at_most`."""
+    wanted: str | None = None
+    """The value, ratio, amount or bound; None: the field is cleared."""
+    counts: bool = True
+    """Whether it has an effect on the result."""
+    reason: str = ""
+    note: str = ""
+    """Why it has no effect, or another one."""
+    provenance: tuple[str, ...] = ()
+    """Where the strategies behind it come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedField:
+    """A field that policies give a value to."""
+
+    name: str
+    """Such as `resources.cpu_shares` or `cgroup[cpu.cfs_burst_us]`."""
+    before: str | None
+    """By the kubelet's request; None: no value. Of cgroup files it is not known."""
+    after: str | None
+    """What the runtime gets; None: no value."""
+    is_changed: bool = False
+    """Whether these differ; of variables and long texts they look the same."""
+    owner: str = ""
+    """The policies that the value comes from, joined by `+`; empty if none counts."""
+    depends_on: tuple[str, ...] = ()
+    """What is not known and may lead to another result."""
+    changes: tuple[PolicyChange, ...] = ()
+
+    @property
+    def certainty(self) -> Certainty:
+        return Certainty.DEPENDS if self.depends_on else Certainty.EXACT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something else that a policy leads to: it is off, fails, or a value of it cannot be used."""
+
+    policy: str
+    kind: AuditKind
+    reason: str
+    field: str = ""
+    """Empty for the whole policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The sandbox of a pod, or one of its containers."""
+
+    kind: str
+    """`pod`, `init`, `sidecar` or `container`."""
+    name: str
+    fields: tuple[SimulatedField, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    refusal: str = ""
+    """Why the call would be refused; empty if it would not."""
+    not_simulated: tuple[str, ...] = ()
+    """What may change it and is not simulated, such as `hook server NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPod:
+    """A pod with its containers, in the order of their calls; those after a refusal are missing."""
+
+    source: str
+    namespace: str
+    name: str
+    qos: QoSClass
+    kube_qos: KubeQoSClass
+    priority: PriorityClass
+    targets: tuple[Target, ...]
+    added: tuple[str, ...] = ()
+    """What Koordinator's webhook added."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        return any(each.refusal for each in self.targets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """All pods of a text."""
+
+    pods: tuple[SimulatedPod, ...] = field(default=())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether any of the pods would be refused."""
+        return any(each.is_refused for each in self.pods)
+
+
+def simulation_as_json(simulation: Simulation) -> dict[str, Any]:
+    """Returns what JSON can hold, in camelCase; empty lists and texts are there, too."""
+    return {"refused": simulation.is_refused, "pods": [_pod_as_json(each) for each in simulation.pods]}
+
+
+def _pod_as_json(pod: SimulatedPod) -> dict[str, Any]:
+    return {
+        "source": pod.source,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "qosClass": pod.qos.value,
+        "kubeQOSClass": pod.kube_qos.value,
+        "priorityClass": pod.priority.value,
+        "added": list(pod.added),
+        "notes": list(pod.notes),
+        "targets": [_target_as_json(each) for each in pod.targets],
+    }
+
+
+def _target_as_json(target: Target) -> dict[str, Any]:
+    return {
+        "kind": target.kind,
+        "name": target.name,
+        "refusal": target.refusal,
+        "fields": [_field_as_json(each) for each in target.fields],
+        "remarks": [
+            {"policy": each.policy, "kind": each.kind.value, "field": each.field, "reason": each.reason}
+            for each in target.remarks
+        ],
+        "notSimulated": list(target.not_simulated),
+    }
+
+
+def _field_as_json(found: SimulatedField) -> Mapping[str, Any]:
+    return {
+        "name": found.name,
+        "before": found.before,
+        "after": found.after,
+        "changed": found.is_changed,
+        "owner": found.owner,
+        "certainty": found.certainty.value,
+        "dependsOn": list(found.depends_on),
+        "changes": [
+            {
+                "policy": each.policy,
+                "mode": each.mode.value,
+                "role": each.role,
+                "wanted": each.wanted,
+                "counts": each.counts,
+                "reason": each.reason,
+                "note": each.note,
+                "provenance": list(each.provenance),
+            }
+            for each in found.changes
+        ],
+    }

@@ -1,0 +1,233 @@
+"""Asks the policies about the requests for a pod, as a call does, and says what they would change.
+
+The drafts of `calls` and the chain of `hooks` do the work, so the answer is that of a call. Where something
+is not known, the pod is simulated again with it otherwise; fields with another result depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.create_container import ContainerDraft
+from runtimeproxy.calls.cri_call import Question
+from runtimeproxy.calls.edit_request import edit_cgroup_parent
+from runtimeproxy.calls.run_pod_sandbox import PodDraft
+from runtimeproxy.calls.to_views import requested_pod, requested_summary
+from runtimeproxy.hooks.chain import EVALUATION_S, Chain
+from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.snapshot import FixedNode, Input, InputState, KubeletFacts, Node
+from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
+from runtimeproxy.simulate.kubelet import ContainerCall, PodCalls
+from runtimeproxy.simulate.result import SimulatedPod, Simulation
+
+_STATIC: Final = "static"
+_SIMULATED_ID: Final = "simulated"
+
+_logger = logging.getLogger(__name__)
+_logger.addHandler(logging.NullHandler())
+# A policy that fails here is in the result, and not one that fails on the node.
+_logger.propagate = False
+
+
+def simulate(
+    calls: Iterable[PodCalls],
+    policies: Iterable[LoadedPolicy],
+    node: Node,
+    *,
+    rule: ConflictRule = ConflictRule.LATER,
+    skip_label: tuple[str, str] | None = None,
+    budget_s: float = EVALUATION_S,
+) -> Simulation:
+    """Returns what the policies would change in the requests for some pods.
+
+    It runs the policies in threads of its own, in an event loop of its own: not for a thread in which one
+    runs. Nothing is audited, written or remembered. Hook servers are not called.
+
+    Args:
+        calls: the requests.
+        policies: those of the daemon, hook servers included.
+        node: where the pods would run.
+        rule: whose value counts when two policies set one field.
+        skip_label: key and value of the label of pods that policies leave alone; None for none.
+        budget_s: the time for all policies of one call.
+    """
+    return asyncio.run(_Simulator(tuple(policies), node, rule, skip_label, budget_s).run(tuple(calls)))
+
+
+class _Simulator:
+    """One simulation of some pods."""
+
+    def __init__(
+        self,
+        policies: Sequence[LoadedPolicy],
+        node: Node,
+        rule: ConflictRule,
+        skip_label: tuple[str, str] | None,
+        budget_s: float,
+    ) -> None:
+        self._servers = tuple(each for each in policies if each.remote_hooks)
+        self._node = node
+        self._skip_label = skip_label
+        self._budget_s = budget_s
+        self._workers = Workers(1)
+        self._chain = Chain(
+            (each for each in policies if not each.remote_hooks),
+            self._workers,
+            rule=rule,
+            failures=FailureLog(output=_logger),
+            skip_label=skip_label,
+        )
+
+    async def run(self, calls: Sequence[PodCalls]) -> Simulation:
+        try:
+            return Simulation(pods=tuple([await self._pod(each) for each in calls]))
+        finally:
+            self._workers.close()
+
+    async def _pod(self, calls: PodCalls) -> SimulatedPod:
+        first, *others = _variants(calls, self._node)
+        asked = await self._ask(first)
+        differing: dict[tuple[str, str], list[str]] = {}
+        values = _values(asked)
+        for other in others:
+            found = _values(await self._ask(other))
+            for place in values.keys() | found.keys():
+                if values.get(place) != found.get(place):
+                    differing.setdefault(place, []).append(other.name)
+        pod = asked[0].pod
+        notes = list(calls.notes)
+        if self._skip_label is not None and pod.labels.get(self._skip_label[0]) == self._skip_label[1]:
+            notes.append(f"the label {self._skip_label[0]} says that policies leave it alone")
+        describe = Description(
+            {each.name: each for each in self._chain.policies}, first.node, differing, self._servers
+        )
+        is_skipped = len(notes) > len(calls.notes)
+        return SimulatedPod(
+            source=calls.source,
+            namespace=pod.namespace,
+            name=pod.name,
+            qos=pod.qos,
+            kube_qos=pod.kube_qos,
+            priority=pod.priority,
+            targets=tuple(describe.target(each, is_skipped=is_skipped) for each in asked),
+            added=calls.added,
+            notes=tuple(notes),
+        )
+
+    async def _ask(self, variant: _Variant) -> list[Asked]:
+        """Asks about all requests for a pod, in their order; a refusal ends it."""
+        self._chain.node = FixedNode(variant.node)
+        calls, asked = variant.calls, list[Asked]()
+        record: PodRecord | None = None
+        if calls.runs_sandbox:
+            draft = PodDraft(_copy(calls.config), calls.runtime_handler)
+            view = draft.view()
+            decision = await self._decide(draft.question())
+            name = calls.config.metadata.name
+            asked.append(Asked("pod", name, Hook.PRE_RUN_POD_SANDBOX, view, decision, {}))
+            draft.keep_decision(decision)
+            record = draft.record(_SIMULATED_ID)
+        for call in calls.containers:
+            if asked and asked[-1].decision is not None and asked[-1].decision.refusal is not None:
+                break
+            asked.append(await self._ask_container(call, calls, record))
+        return asked
+
+    async def _ask_container(self, call: ContainerCall, calls: PodCalls, record: PodRecord | None) -> Asked:
+        """As `calls.create_container.CreateContainer`, without records of a daemon."""
+        sandbox, config = _copy(calls.config), api_pb2.ContainerConfig()
+        config.CopyFrom(call.config)
+        if record is not None and CGROUP_PARENT in record.owners:
+            edit_cgroup_parent(sandbox, record.cgroup_parent)
+        summary = requested_summary(sandbox, record)
+        pod = requested_pod(sandbox, record, summary)
+        draft = ContainerDraft(config, 0)
+        question = Question(
+            Hook.PRE_CREATE_CONTAINER, summary, partial(draft.view, lambda: pod), edit=draft.edit
+        )
+        decision = await self._decide(question)
+        return Asked(call.kind.value, config.metadata.name, question.hook, pod, decision, call.unknown)
+
+    async def _decide(self, question: Question) -> Decision | None:
+        policies = self._chain.policies_for(question.hook, question.pod)
+        if not policies:
+            return None
+        view = question.make_view()
+        decision = await self._chain.decide(question.hook, view, policies, budget_s=self._budget_s)
+        if decision.change is not None:
+            question.edit(decision.change)
+        return decision
+
+
+# What is not known
+
+
+class _Variant(NamedTuple):
+    """A pod, with something otherwise than in the first variant."""
+
+    name: str
+    calls: PodCalls
+    node: Node
+
+
+def _variants(calls: PodCalls, node: Node) -> Iterator[_Variant]:
+    """Yields the pod as it is most likely, then with each thing that is not known otherwise."""
+    state = node.state_of(Input.POD_REQUESTS)
+    likely = node if state is InputState.WITHDRAWN else _with_requests(node, calls)
+    yield _Variant("", calls, likely)
+    if state is InputState.UNKNOWN:
+        states = {**node.states, Input.POD_REQUESTS: InputState.WITHDRAWN}
+        yield _Variant(INPUT_TEXTS[Input.POD_REQUESTS], calls, replace(node, states=states))
+    if node.state_of(Input.KUBELET) is InputState.UNKNOWN:
+        kubelet = KubeletFacts(cpu_manager_policy=_STATIC, has_memory_qos=True)
+        states = {**likely.states, Input.KUBELET: InputState.KNOWN}
+        yield _Variant(INPUT_TEXTS[Input.KUBELET], calls, replace(likely, kubelet=kubelet, states=states))
+    if node.state_of(Input.CGROUPS) is InputState.UNKNOWN:
+        states = {**likely.states, Input.CGROUPS: InputState.KNOWN}
+        yield _Variant(CGROUPS, calls, replace(likely, features=frozenset(), states=states))
+    for name, other in calls.alternatives:
+        yield _Variant(name, other, likely)
+
+
+def _with_requests(node: Node, calls: PodCalls) -> Node:
+    """The node with what its kubelet saves about the pod."""
+    if not calls.requests:
+        return node
+    uid = calls.config.metadata.uid
+    requests = {**node.requests, **{(uid, name): each for name, each in calls.requests.items()}}
+    return replace(node, requests=requests)
+
+
+def _values(asked: Sequence[Asked]) -> dict[tuple[str, str], object]:
+    """The results by target and field, the refusals included."""
+    found: dict[tuple[str, str], object] = {}
+    for each in asked:
+        decision = each.decision
+        if decision is None:
+            continue
+        if decision.refusal is not None:
+            found[each.name, ""] = decision.refusal
+        for field, merged in decision.merged.fields.items():
+            # Where a cgroup lies follows from the driver; what policies make of that is what counts.
+            if field.group != CGROUP_PARENT:
+                found[each.name, str(field)] = result_of(field, merged, decision)
+    return found
+
+
+def _copy(config: api_pb2.PodSandboxConfig) -> api_pb2.PodSandboxConfig:
+    copy = api_pb2.PodSandboxConfig()
+    copy.CopyFrom(config)
+    return copy

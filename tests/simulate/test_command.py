@@ -1,0 +1,242 @@
+"""The command `simulate`, as a user runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtimeproxy.cli import main
+
+POD = {
+    "kind": "Pod",
+    "metadata": {
+        "name": "trade",
+        "labels": {"koordinator.sh/qosClass": "LSR"},
+        "annotations": {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-3"}'},
+    },
+    "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "4", "memory": "4Gi"}}}]},
+}
+BATCH = {
+    "kind": "Pod",
+    "metadata": {"name": "spark", "labels": {"koordinator.sh/qosClass": "BE"}},
+    "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}]},
+}
+STRATEGIES = {
+    "kind": "ConfigMap",
+    "metadata": {"name": "slo-controller-config"},
+    "data": {
+        "cpu-burst-config": json.dumps(
+            {
+                "clusterStrategy": {"policy": "auto"},
+                "nodeStrategies": [
+                    {
+                        "name": "gold",
+                        "nodeSelector": {"matchLabels": {"pool": "gold"}},
+                        "cpuBurstPercent": 200,
+                    }
+                ],
+            }
+        )
+    },
+}
+REFUSING = '''
+from runtimeproxy.errors import RefusalError
+from runtimeproxy.hooks import Policy
+
+
+class Refusing(Policy):
+    """Refuses pods."""
+
+    name = "refusing"
+
+    def container(self, container, node):
+        raise RefusalError("not on this node")
+'''
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in a folder of its own; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["simulate", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def write(name: str, *objects: object) -> str:
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n---\n".join(map(json.dumps, objects)))
+    return name
+
+
+def fields(report: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    (found,) = (each for each in report["pods"][0]["targets"] if each["kind"] == kind)
+    return {each["name"]: each for each in found["fields"]}
+
+
+def test_a_table_of_the_fields(run: Run) -> None:
+    write("node/slo.json", STRATEGIES)
+    code, out, err = run("-f", write("pod.json", POD), "--node-objects-dir", "node")
+    assert (code, err) == (0, "")
+    assert out == (
+        "pod.json: Pod default/trade: pod default/trade (LSR, Guaranteed)\n"
+        "  pod:\n"
+        "    FIELD                     KUBELET  RESULT  CERTAINTY\n"
+        "    cgroup[cpu.cfs_quota_us]  ?        -1      depends on the node's cgroups\n"
+        "      cpuset sets -1: CPUs allocated by the scheduler\n"
+        "  container main:\n"
+        "    FIELD                   KUBELET  RESULT  CERTAINTY\n"
+        "    resources.cpu_quota_us  400000   -1      depends on the node's CPUs\n"
+        "      cpuset sets -1: CPUs allocated by the scheduler\n"
+        "    resources.cpuset_cpus   -        0-3     depends on the node's CPUs\n"
+        "      cpuset sets 0-3: CPUs allocated by the scheduler\n"
+    )
+
+
+def test_programs_get_json_or_yaml(run: Run) -> None:
+    write("node/slo.json", STRATEGIES)
+    arguments = ("-f", write("pod.json", BATCH), "--webhook", "--node-objects-dir", "node", "--output")
+    code, out, _ = run(*arguments, "json")
+    assert code == 0
+    report = json.loads(out)
+    assert yaml.safe_load(run(*arguments, "yaml")[1]) == report
+    pod = report["pods"][0]
+    assert (pod["namespace"], pod["name"], pod["qosClass"]) == ("default", "spark", "BE")
+    assert pod["added"]
+    assert fields(report, "container")["resources.cpu_shares"] == {
+        "name": "resources.cpu_shares",
+        "before": "2",
+        "after": "512",
+        "changed": True,
+        "owner": "batch-resource",
+        "certainty": "exact",
+        "dependsOn": [],
+        "changes": [
+            {
+                "policy": "batch-resource",
+                "mode": "enforce",
+                "role": "set",
+                "wanted": "512",
+                "counts": True,
+                "reason": "batch resources of a best-effort pod",
+                "note": "",
+                "provenance": [],
+            }
+        ],
+    }
+
+
+def test_strategies_have_their_provenance_and_depend_on_the_nodes_labels(run: Run) -> None:
+    write("node/slo.json", STRATEGIES)
+    pod = {**BATCH, "metadata": {"name": "web", "labels": {"koordinator.sh/qosClass": "LS"}}}
+    arguments = ("-f", write("pod.json", pod), "--node-objects-dir", "node", "--output", "json")
+    for more, burst, source in (
+        ((), "500000", "cluster strategy of cpu-burst-config in "),
+        (("--node-labels", "pool=gold"), "100000", "node strategy gold of cpu-burst-config in "),
+    ):
+        code, out, _ = run(*arguments, *more)
+        assert code == 0
+        found = fields(json.loads(out), "container")["cgroup[cpu.cfs_burst_us]"]
+        assert found["after"] == burst
+        assert any(each.startswith(source) for each in found["changes"][0]["provenance"])
+
+
+def test_without_a_node_what_is_not_known_is_said(run: Run) -> None:
+    code, out, err = run("-f", write("pod.json", POD), "--output", "json")
+    assert (code, err) == (0, "")
+    (_, container) = json.loads(out)["pods"][0]["targets"]
+    remarks = {each["policy"]: each for each in container["remarks"]}
+    assert remarks["group-identity"]["kind"] == "off"
+    assert remarks["group-identity"]["reason"] == "not known: strategies"
+    assert "the strategies" in container["fields"][0]["dependsOn"]
+    assert "--node-objects-dir" in run("-f", "pod.json")[1]
+
+
+def test_standard_input_and_several_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(BATCH).encode())))
+    code, out, _ = run("-f", write("pod.json", POD), "-f", "-", "--output", "json")
+    assert code == 0
+    sources = [each["source"] for each in json.loads(out)["pods"]]
+    assert sources == ["pod.json: Pod default/trade", "standard input: Pod default/spark"]
+
+
+def test_a_recorded_call(run: Run) -> None:
+    request = {
+        "podSandboxId": "x",
+        "config": {"metadata": {"name": "main"}, "linux": {"resources": {"cpuQuota": "400000"}}},
+        "sandboxConfig": {
+            "metadata": {"name": "trade", "namespace": "shop", "uid": "1"},
+            "labels": POD["metadata"]["labels"],  # type: ignore[index]
+            "annotations": POD["metadata"]["annotations"],  # type: ignore[index]
+        },
+    }
+    code, out, _ = run("-f", write("call.json", request), "--output", "json")
+    assert code == 0
+    report = json.loads(out)
+    assert [each["kind"] for each in report["pods"][0]["targets"]] == ["container"]
+    assert fields(report, "container")["resources.cpuset_cpus"]["after"] == "0-3"
+
+
+def test_a_pod_that_a_policy_refuses(run: Run) -> None:
+    Path("policies.d").mkdir()
+    Path("policies.d/refusing.py").write_text(REFUSING)
+    Path("policies.d/refusing.py").chmod(0o600)
+    Path("config.toml").write_text(f'[hooks]\npolicies_dir = "{Path("policies.d").absolute()}"\n')
+    code, out, _ = run("-f", write("pod.json", POD), "--config", "config.toml")
+    assert code == 1
+    assert "    refused: refusing: not on this node\n" in out
+
+
+def test_a_pod_that_is_left_alone(run: Run) -> None:
+    labels = {"koordinator.sh/qosClass": "BE", "runtimeproxy.koordinator.sh/skip-hookserver": "true"}
+    code, out, _ = run("-f", write("pod.json", {**BATCH, "metadata": {"name": "x", "labels": labels}}))
+    assert code == 0
+    assert (
+        "note: the label runtimeproxy.koordinator.sh/skip-hookserver says that policies leave it alone" in out
+    )
+    assert out.count("nothing changes") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "the following arguments are required: -f/--file"),
+        (("-f", "missing.yaml"), "missing.yaml: does not exist"),
+        (("-f", "service.json"), "service.json: has no pod: found Service; give one of Pod, "),
+        (
+            ("-f", "bad.json"),
+            "bad.json: spec.containers[0].resources.limits.cpu: is not a quantity: '4 CPUs'",
+        ),
+        (
+            ("-f", "pod.json", "--node-objects-dir", "pod.json"),
+            "pod.json: is not a folder",
+        ),
+        (("-f", "pod.json", "--node-objects-dir", "bad"), "bad/slo.json: cpu-burst-config: "),
+        (("-f", "pod.json", "--node-labels", "x"), "--node-labels: 'x' is not KEY=VALUE"),
+        (("-f", "pod.json", "--output", "xml"), "invalid choice: 'xml'"),
+    ],
+)
+def test_bad_input_is_one_sentence(run: Run, arguments: tuple[str, ...], reason: str) -> None:
+    write("pod.json", POD)
+    write("service.json", {"kind": "Service"})
+    container = {"name": "a", "resources": {"limits": {"cpu": "4 CPUs"}}}
+    write("bad.json", {"kind": "Pod", "spec": {"containers": [container]}})
+    write("bad/slo.json", {**STRATEGIES, "data": {"cpu-burst-config": '{"clusterStrategy": 3}'}})
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.count("\n") == 1
