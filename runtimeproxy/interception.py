@@ -50,6 +50,8 @@ class CallHead:
     """The part of its time budget that a call had used before it was opened here."""
     connection: object = None
     """The same object for all calls of one connection; None if it is not known."""
+    traceparent: str = ""
+    """As it came; empty if the client does not trace. Source: W3C Trace Context, "traceparent Header"."""
 
 
 class Reply(Protocol):

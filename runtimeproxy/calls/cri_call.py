@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
+from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import Wanted
@@ -158,6 +159,7 @@ class CriCall(ABC):
             Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
         due_writes: The cgroup values to write now that the call has succeeded.
         is_long: Whether work on the request takes long, and so belongs into a worker thread.
+        origin: Names the call in the audit.
     """
 
     request_type: ClassVar[type[Message]]
@@ -175,6 +177,7 @@ class CriCall(ABC):
     disturbed_cgroup = ""
     due_writes: tuple[DueWrites, ...] = ()
     is_long = False
+    origin = NO_ORIGIN
 
     def __init__(self, services: CallServices, request: Message) -> None:
         self.services = services

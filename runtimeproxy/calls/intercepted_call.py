@@ -44,7 +44,7 @@ from runtimeproxy.calls.start_container import StartContainer
 from runtimeproxy.calls.update_resources import UpdateContainerResources, UpdatePodSandboxResources
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import CgroupChange, FailurePolicy
-from runtimeproxy.hooks.audit import Subject, Written
+from runtimeproxy.hooks.audit import Origin, Subject, Written, trace_id
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.interception import Outcome
 
@@ -229,6 +229,7 @@ class InterceptedCall:
         """Forwards the call if no policy matches, else runs them; in a task if it has to wait."""
         services, chain, method = self._services, self._services.chain, self._method
         self._call = call
+        call.origin = Origin(method.kind, trace_id(self._head.traceparent))
         has_hooks = not chain.hooks.isdisjoint(method.before)
         is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
@@ -260,6 +261,7 @@ class InterceptedCall:
             self._on_decided,
             budget_s=left_s,
             apply=self._apply,
+            origin=call.origin,
         )
         # Without a worker thread it is over already.
         self._run = None if run.is_over else run
@@ -329,7 +331,7 @@ class InterceptedCall:
                 run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
                 await run(executor, self._edit_all, call, decisions)
                 if not call.has_one_question:
-                    self._audit(decisions, await run(executor, self._write_all, decisions))
+                    self._audit(call.origin, decisions, await run(executor, self._write_all, decisions))
             frame = self._edited_frame(call)
             await self._make_ready(call)
             if call.is_long:
@@ -380,6 +382,7 @@ class InterceptedCall:
                     budget_s=max(0.0, self._until_s - loop.time()),
                     apply=self._apply if call.has_one_question else _postpone,
                     is_short=not call.is_long,
+                    origin=call.origin,
                 )
                 if decision.refusal is not None:
                     return decision.refusal
@@ -435,10 +438,12 @@ class InterceptedCall:
         """In a worker thread: writes the cgroup values of all decisions; returns the results of each."""
         return [write_decision(self._services.writer, *each) for each in decisions]
 
-    def _audit(self, decisions: Decisions, all_written: Sequence[Mapping[str, Written]]) -> None:
+    def _audit(
+        self, origin: Origin, decisions: Decisions, all_written: Sequence[Mapping[str, Written]]
+    ) -> None:
         """Makes the audit entries that `_postpone` put off."""
         for (question, decision), written in zip(decisions, all_written, strict=True):
-            subject = Subject(question.hook, decision.merged.start, time.time())
+            subject = Subject(question.hook, decision.merged.start, time.time(), origin=origin)
             audit_late_writes(self._services.chain, subject, decision.owners, written)
 
     # --- the answer ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks import ContainerView, PodChange, PodView
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.hooks.audit import Subject, Written
+from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
 from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import target_of_view, wanted_of
@@ -66,12 +66,13 @@ async def settle(services: CallServices, method: Method, call: CriCall) -> None:
     await _guarded(services, method, partial(_settle, services, method, call))
 
 
-async def write_due(services: CallServices, due: DueWrites) -> None:
+async def write_due(services: CallServices, due: DueWrites, origin: Origin = NO_ORIGIN) -> None:
     """Writes and audits cgroup values that have waited for the success of a call."""
     run = asyncio.get_running_loop().run_in_executor
     view = due.make_view()
     written = await run(services.executor, _write_due, services.writer, due, view)
-    audit_late_writes(services.chain, Subject(due.hook, view, time.time()), due.owners, written)
+    subject = Subject(due.hook, view, time.time(), origin=origin)
+    audit_late_writes(services.chain, subject, due.owners, written)
     if due.evaluation is not None:
         # After the write: that undoes what an evaluation since the answer has claimed.
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
@@ -155,7 +156,7 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
         run = asyncio.get_running_loop().run_in_executor
         await run(services.executor, services.writer.repair, call.disturbed_cgroup)
     for due in call.due_writes:
-        await write_due(services, due)
+        await write_due(services, due, call.origin)
     chain = services.chain
     if chain.hooks.isdisjoint(method.after):
         return
@@ -167,7 +168,11 @@ async def _run_post_hooks(services: CallServices, method: Method, call: CriCall)
         policies, decision = chain.policies_for(question.hook, question.pod), None
         if policies:
             decision = await chain.decide(
-                question.hook, question.make_view(), policies, budget_s=services.settings.budget_s
+                question.hook,
+                question.make_view(),
+                policies,
+                budget_s=services.settings.budget_s,
+                origin=call.origin,
             )
         question = next_question(questions, decision)
 

@@ -198,6 +198,21 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """`[audit]`: what policies have changed, refused or failed to do, in a file of its own."""
+
+    file: str = ""
+    """File with one line of JSON per decision, such as `/var/log/koord-runtime-proxy/audit.jsonl`; empty for
+    none. It is made with mode 0600. A reload opens it again, after another program has renamed it. The log
+    has the same entries."""
+    max_bytes: Annotated[int, Within(4096, 1024 * 1024 * _MIB)] = 64 * _MIB
+    """Size from which on the file is renamed to `.1`, that to `.2`, and so on. A line has some hundred
+    bytes."""
+    keep: Annotated[int, Within(0, 1000)] = 4
+    """How many renamed files are kept; with 0 a full file is removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
     """`[metrics]`: metrics for Prometheus."""
 
@@ -219,6 +234,7 @@ class Settings:
     node: NodeSettings = field(default_factory=NodeSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -230,6 +246,7 @@ GROUPS: Final = {
     "node": NodeSettings,
     "ledger": LedgerSettings,
     "state": StateSettings,
+    "audit": AuditSettings,
     "metrics": MetricsSettings,
     "log": LogSettings,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,10 +95,40 @@ class AuditEntry(NamedTuple):
     """A remark on the new value, such as that it differs from the policy's."""
     target: str = ""
     """The QoS class or the node, if the entry is not about a pod."""
+    call: str = ""
+    """The method of the CRI; empty outside of calls."""
+    trace_id: str = ""
+    """Of the client's trace, 32 hexadecimal digits; empty if it does not trace."""
 
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
 """Takes an entry, in the event loop's thread, and never blocks."""
+
+
+class Origin(NamedTuple):
+    """The call that a decision is about."""
+
+    call: str = ""
+    """The method of the CRI."""
+    trace_id: str = ""
+    """See `AuditEntry`."""
+
+
+NO_ORIGIN: Final = Origin()
+"""Outside of calls."""
+
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_NO_TRACE: Final = "0" * 32
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace's id in a `traceparent`; empty for none, and for a header that is not valid.
+
+    Source: W3C Trace Context, "traceparent Header Field Values".
+    """
+    match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+    return match[1] if match is not None and match[1] != _NO_TRACE and traceparent[:2] != "ff" else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +140,7 @@ class Subject:
     time_s: float
     rule: ConflictRule = ConflictRule.LATER
     """Whose value counts when two policies set one field."""
+    origin: Origin = NO_ORIGIN
     _about: tuple[str, ...] | None = None
 
     @property
@@ -175,6 +207,7 @@ class Subject:
             _short(reason, _MAX_REASON_LENGTH),
             note,
             target,
+            *self.origin,
         )
 
     def _names(self) -> tuple[str, ...]:

@@ -21,7 +21,16 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
+from runtimeproxy.hooks.audit import (
+    NO_ORIGIN,
+    AuditEntry,
+    AuditKind,
+    AuditSink,
+    Origin,
+    Subject,
+    Written,
+    with_written,
+)
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import (
     HANGS,
@@ -220,6 +229,7 @@ class Chain:
         budget_s: float,
         apply: ApplyDecision | None = None,
         is_short: bool = True,
+        origin: Origin = NO_ORIGIN,
     ) -> Decision:
         """Run the policies; as `begin`, for callers that can wait.
 
@@ -232,7 +242,16 @@ class Chain:
             if not decided.done():
                 decided.set_result(decision)
 
-        run = self.begin(hook, view, policies, on_decided, budget_s=budget_s, apply=apply, is_short=is_short)
+        run = self.begin(
+            hook,
+            view,
+            policies,
+            on_decided,
+            budget_s=budget_s,
+            apply=apply,
+            is_short=is_short,
+            origin=origin,
+        )
         try:
             return await decided
         except asyncio.CancelledError:
@@ -249,6 +268,7 @@ class Chain:
         budget_s: float,
         apply: ApplyDecision | None = None,
         is_short: bool = True,
+        origin: Origin = NO_ORIGIN,
     ) -> ChainRun:
         """Run the policies in order and merge their changes. Never raises for a policy.
 
@@ -260,8 +280,9 @@ class Chain:
             budget_s: the time for the whole chain.
             apply: called after the last policy, unless the call is refused or nothing changes.
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
+            origin: the call, for the audit.
         """
-        subject = Subject(hook, view, time.time(), self.rule)
+        subject = Subject(hook, view, time.time(), self.rule, origin)
         run = ChainRun(self, subject, apply, on_decided, time.monotonic() + budget_s, is_short)
         merged = Merged(view)
         dry_run = merged if self._has_dry_run else None

@@ -51,7 +51,7 @@ MAX_SPECIAL_STREAMS: Final = 2000
 MAX_BLOCK_BYTES: Final = 128 * 1024
 """Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
 
-FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding")
+FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding", b"traceparent")
 """The header fields of a request that the relay reads."""
 
 _PADDED_OR_PRIORITY: Final = PADDED | PRIORITY_FLAG
@@ -89,9 +89,13 @@ def served_path(path: bytes) -> str:
 
 def request_head(relay: H2Relay, values: Sequence[bytes]) -> RequestHead:
     """Makes the head of the values of `FIELDS`."""
-    path, timeout, encoding, _ = values
+    path, timeout, encoding, traceparent, _ = values
     call = CallHead(
-        served_path(path), parse_timeout(timeout), encoding.decode("latin-1") or "identity", connection=relay
+        served_path(path),
+        parse_timeout(timeout),
+        encoding.decode("latin-1") or "identity",
+        connection=relay,
+        traceparent=traceparent.decode("latin-1"),
     )
     options = relay.options
     return RequestHead(options.route(call.path), call, options.counts.of(call.path))

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
@@ -24,6 +25,7 @@ from runtimeproxy.logs import dropped_lines, flush_failures
 from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.service.api.loading import READ_SERVICE, loader
 from runtimeproxy.service.api.sources import ApiSources, Reloaded
+from runtimeproxy.service.audit_file import AuditFile
 from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.service.bypass import Bypass, Cause
 from runtimeproxy.service.handover.predecessor import Predecessor
@@ -38,7 +40,7 @@ from runtimeproxy.service.wiring import check_handed_over, connection_options, l
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.relay.listener import Listener
     from runtimeproxy.service.api.loading import Load
@@ -160,7 +162,8 @@ class Daemon:
         self._server: RelayServer | None = None
         self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
-        self._sink = sink
+        self._audit_file = AuditFile(settings.audit)
+        self._sink: AuditSink = self._audit_file if sink is None else partial(_both, sink, self._audit_file)
         self._engine: Engine | None = None
         self._interceptor = CallInterceptor(CallSettings.of(settings), self._compare_soon)
         self._bypass = Bypass(
@@ -354,6 +357,7 @@ class Daemon:
             upgrade=self._upgrade,
             budget=self._server.budget,
             dropped_log_lines=dropped_lines,
+            audit_file=self._audit_file,
         )
         await serve_metrics(sources, address, self._executor, self._stopping)
 
@@ -465,6 +469,7 @@ class Daemon:
         old, self._settings = self._settings, settings
         if settings.hooks.enabled != old.hooks.enabled:
             self._bypass.configure(not settings.hooks.enabled)
+        self._audit_file.configure(settings.audit)
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _hand_over(self) -> None:
@@ -498,6 +503,7 @@ class Daemon:
             await self._local.stop()
         if self._engine is not None:
             await self._engine.close()
+        self._audit_file.close()
         await upgrade.send_drained()
         if kubelets is not None:
             await self._warn_of_kubelets(kubelets, address)
@@ -530,3 +536,8 @@ class Daemon:
             advice = each.advice(self._settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
+
+
+def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
+    first(entry)
+    second(entry)

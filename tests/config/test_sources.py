@@ -68,6 +68,7 @@ def test_the_defaults() -> None:
             "take_from_koordlet": (),
         },
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
+        "audit": {"file": "", "max_bytes": 67_108_864, "keep": 4},
         "metrics": {"listen": ""},
         "log": {"level": "info", "format": "auto"},
     }

@@ -147,6 +147,8 @@ def _of_process(sources: Sources) -> Iterator[Sample]:
     yield Sample("event_loop_lag_seconds", service.loop_lag)
     yield Sample("internal_errors_total", sources.engine.internal_errors + sources.relay.defect_count)
     yield Sample("log_lines_dropped_total", sources.dropped_log_lines())
+    yield Sample("audit_lines_total", sources.audit_file.written, ("written",))
+    yield Sample("audit_lines_total", sources.audit_file.lost, ("lost",))
     yield Sample("upgrades_failed_total", sources.upgrade.failures)
     cause = sources.bypass.cause
     for each in ("breaker", "operator", "configuration"):

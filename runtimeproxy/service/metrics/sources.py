@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallInterceptor
     from runtimeproxy.relay.budget import MemoryBudget
     from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.handover.upgrade import Upgrade
@@ -52,3 +53,4 @@ class Sources:
     upgrade: Upgrade
     budget: MemoryBudget
     dropped_log_lines: Callable[[], int]
+    audit_file: AuditFile

@@ -1,0 +1,51 @@
+"""The audit's file of a daemon."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from cri_api.runtime.v1 import api_pb2
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import batch_pod
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def pods(path: Path) -> set[str]:
+    return {json.loads(line)["pod"] for line in path.read_text().splitlines()} if path.exists() else set()
+
+
+def test_decisions_are_in_the_file_with_the_kubelets_trace(daemons: Daemons, socket_folder: Path) -> None:
+    path = socket_folder / "audit" / "audit.jsonl"
+    daemon = daemons.start(f"[audit]\nfile = '{path}'\n")
+    with CriClient(daemon.socket) as client:
+        first = batch_pod(client, "first")
+        first.envs = {"TOKEN": "s3cr3t-value"}
+        first.run()
+        client.runtime.CreateContainer(
+            first.create_request,
+            timeout=CALL_TIMEOUT_S,
+            metadata=[("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")],
+        )
+        wait_until(lambda: TRACE in (path.read_text() if path.exists() else ""), "the line of the call")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        (row,) = [each for each in rows if each.get("trace_id") == TRACE]
+        assert (row["call"], row["pod"], row["container"]) == ("CreateContainer", "first", "main")
+        changes = {each["field"]: each for each in row["changes"]}
+        shares = changes["resources.cpu_shares"]
+        assert (shares["policy"], shares["mode"], shares["to"]) == ("batch-resource", "enforce", "512")
+        assert all(each.get("call") for each in rows)
+        path.rename(path.with_name("old"))
+        daemon.forget_states()
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_for_state("READY=1")
+        batch_pod(client, "second").run().create()
+        wait_until(lambda: pods(path) == {"second"}, "the new file")
+        assert pods(path.with_name("old")) == {"first"}
+        client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+    assert daemon.terminate() == 0
+    assert "s3cr3t" not in path.read_text() + path.with_name("old").read_text()
