@@ -29,7 +29,7 @@ def test_decisions_are_in_the_file_with_the_kubelets_trace(daemons: Daemons, soc
         client.runtime.CreateContainer(
             first.create_request,
             timeout=CALL_TIMEOUT_S,
-            metadata=[("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")],
+            metadata=(("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),),
         )
         wait_until(lambda: TRACE in (path.read_text() if path.exists() else ""), "the line of the call")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
