@@ -50,8 +50,8 @@ function _shtab_koord_runtime_proxy_using
   test "$_shtab_koord_runtime_proxy_cmdpath" = "$argv"
 end
 
-set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo list-policies version demo bypass upgrade restore
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --namespace --node-annotations --node-labels --node-objects-dir --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout
+set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --namespace --node-annotations --node-labels --node-objects-dir --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -130,6 +130,13 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' 
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l pod -xka "(__fish_complete_path (commandline -ct))" -d 'also show what counts for the Pod in this file'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l output -xka "text json" -d '(default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo; and test $_shtab_koord_runtime_proxy_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'file or folder with the objects'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a simulate -d 'show what the policies would do to the pods of a manifest'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -s h -l help -d 'show this help message and exit'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -s f -l file -xka "(__fish_complete_path (commandline -ct))" -d 'manifest or recorded request; may be given several times'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l node-labels -x -d 'labels of the node, beside those of its Node object'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l webhook -d 'first change the pods as Koordinator'"'"'s webhook does'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l output -xka "text json yaml" -d '(default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a list-policies -d 'list all policies with their methods and settings'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
