@@ -61,18 +61,18 @@ class Page:
         from rich.console import Console
 
         self._file = file or sys.stdout
-        self.is_terminal = self._file.isatty() if is_terminal is None else is_terminal
-        if width is None and not self.is_terminal:
-            width = _UNBOUNDED
         self._console = Console(
             file=self._file,
             width=width,
-            force_terminal=self.is_terminal,
+            force_terminal=is_terminal,
             highlight=False,
             markup=False,
             emoji=False,
-            soft_wrap=False,
         )
+        # By FORCE_COLOR, too.
+        self.is_terminal = self._console.is_terminal
+        if width is None and not self.is_terminal:
+            self._console.width = _UNBOUNDED
 
     @property
     def width(self) -> int:

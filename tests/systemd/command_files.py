@@ -53,7 +53,7 @@ def completion(shell: str) -> str:
                 # Beside the name there is room for one line.
                 action.choices[command.dest].description = command.help
         if action.metavar in _COMPLETE:
-            action.complete = _COMPLETE[action.metavar]  # type: ignore[attr-defined,index]
+            action.complete = _COMPLETE[action.metavar]  # type: ignore[attr-defined]
     return shtab.complete(parser, shell).rstrip() + "\n"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from runtimeproxy.commands.catalog import COMMANDS
 from runtimeproxy.commands.exit_codes import MEANINGS
+from runtimeproxy.doctor.checks import CHECKS
 from tests.lab.programs import missing
 from tests.systemd.command_files import COMPLETIONS, FOLDER, MAN_PAGE, files
 
@@ -37,6 +38,16 @@ def test_the_man_page_has_every_command_argument_and_exit_code() -> None:
         assert f"{code:<4} {meaning}".replace("-", "") in text.replace("-", "")
     for heading in ("PRECEDENCE", "EXAMPLES", "SIGNALS", "EXIT CODES"):
         assert f"\n.SH {heading}\n" in text
+
+
+def test_the_document_has_every_command_check_and_exit_code() -> None:
+    text = (FOLDER / "COMMANDS.md").read_text()
+    for command in COMMANDS:
+        assert command.name == "version" or f"| `{command.name}" in text
+    for name in CHECKS:
+        assert f"| {name} |" in text
+    for code, meaning in MEANINGS.items():
+        assert f"| {code} | {meaning} |" in text
 
 
 @pytest.mark.debian
