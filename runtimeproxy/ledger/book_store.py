@@ -50,6 +50,7 @@ class BookStore:
         not_loaded: Policies that could not be loaded: what they wanted before still holds.
         closed: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
+        pod_changes: Another number after each change of the book of a pod.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,6 +63,7 @@ class BookStore:
         self.not_loaded: frozenset[str] = frozenset()
         self.closed: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
+        self.pod_changes = 0
 
     # --- queries -----------------------------------------------------------------------------------------
 
@@ -344,8 +346,11 @@ class BookStore:
         del self._held[path]
 
     def _report(self, paths: Iterable[Path]) -> None:
-        if self.on_change is not None:
-            for path in paths:
+        for path in paths:
+            held = self._held.get(path)
+            if held is None or held.book.level is Level.POD:
+                self.pod_changes += 1
+            if self.on_change is not None:
                 self.on_change(identity_of(path))
 
 

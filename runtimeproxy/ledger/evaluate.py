@@ -122,6 +122,10 @@ class Evaluator:
         self._requests += 1
         self._requested.set()
 
+    def request_others(self) -> None:
+        """Values of pods have changed: QoS classes have other sums."""
+        self._requested.set()
+
     async def run(self) -> None:
         """Evaluates on request until it is cancelled."""
         while True:
@@ -132,7 +136,7 @@ class Evaluator:
             started_s = self._now_s()
             reasons, self._reasons = self._reasons, []
             try:
-                await self.evaluate_all(reasons)
+                await (self.evaluate_all(reasons) if reasons else self._make_others())
             except TimeoutError as error:
                 logger.warning("running pods could not be evaluated to the end: %s", error)
             except Exception:  # a bug costs this evaluation, not the next one

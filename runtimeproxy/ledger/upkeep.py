@@ -140,6 +140,8 @@ class Upkeep:
         self._barrier: Barrier | None = None
         if sysctls is not None:
             self._barrier = Barrier(ledger, sysctls, self._in_worker, self._release)
+        # The ledger's `pod_changes` when the policies were last asked about QoS classes.
+        self._summed_changes = 0
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
         # Of hook servers, as the owners of claims; None as long as it is not known.
@@ -218,6 +220,8 @@ class Upkeep:
                 if self._owes_sysctls and not self._ledger.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
+                if Level.QOS_CLASS in levels and self._has_other_sums():
+                    self.evaluator.request_others()
                 if self._barrier is not None and self._barrier.is_due(is_long=Level.NODE in levels):
                     self.evaluator.request("the CPU mode")
             except TimeoutError as error:
@@ -295,10 +299,18 @@ class Upkeep:
         decision = await chain.evaluate(view)
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 
+    def _has_other_sums(self) -> bool:
+        """Whether values of pods have changed since the policies were asked about QoS classes."""
+        return (
+            self._ledger.pod_changes != self._summed_changes
+            and Hook.EVALUATE_QOS_CLASS in self._chain().hooks
+        )
+
     async def _evaluate_others(self) -> tuple[Sequence[Wanted], frozenset[str]]:
         chain = self._chain()
         wanted: list[Wanted] = []
         if Hook.EVALUATE_QOS_CLASS in chain.hooks:
+            self._summed_changes = self._ledger.pod_changes
             pods = [
                 pod
                 for pod in self._store.pods

@@ -280,6 +280,33 @@ async def test_files_of_what_runs_are_compared(scene: Scene, monkeypatch: pytest
     assert (scene.quota(), scene.quota(gone)) == ("50000", "max")
 
 
+async def test_qos_classes_follow_values_of_pods_that_calls_have_claimed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    monkeypatch.setattr(module, "VERIFY_S", dict.fromkeys(Level, 0.001))
+    monkeypatch.setattr(evaluate, "INTERVAL_S", 0.0)
+    loop = asyncio.get_running_loop()
+    await scene.upkeep.evaluator.evaluate_all()
+    scene.upkeep.evaluator.has_evaluated = True
+    tasks = [loop.create_task(scene.upkeep.run()), loop.create_task(scene.upkeep.verify())]
+    rounds, ticks = scene.upkeep.evaluator.rounds, scene.ticks
+    scene.policies.seen.clear()
+    await until(lambda: scene.ticks > ticks + 5)
+    assert scene.policies.seen == [], "nothing has changed"
+
+    scene.ledger.claim([Wanted(Target(Level.POD, POD), quota(50_000))])
+    await until(lambda: len(scene.policies.seen) >= len(KubeQoSClass))
+    ticks = scene.ticks
+    await until(lambda: scene.ticks > ticks + 5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(view) for view in scene.policies.seen} == {ClassView}
+    assert len(scene.policies.seen) == len(KubeQoSClass), "asked once"
+    assert scene.upkeep.evaluator.rounds == rounds, "pods are not asked about"
+
+
 async def until(is_done: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, is_done, "what is waited for")
 
