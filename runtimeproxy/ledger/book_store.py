@@ -67,6 +67,11 @@ class BookStore:
 
     # --- queries -----------------------------------------------------------------------------------------
 
+    @property
+    def formats(self) -> Formats:
+        """Of the files of this node."""
+        return self._formats
+
     def __len__(self) -> int:
         """Number of books."""
         return len(self._held)

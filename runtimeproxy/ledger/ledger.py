@@ -103,6 +103,17 @@ class Ledger(BookStore):
         self.rule = ConflictRule.LATER
         self.observed: frozenset[str] = frozenset()
 
+    def look(self, cgroup: str, names: Iterable[str]) -> Mapping[str, FileText]:
+        """What the files of a cgroup hold now, by parameter; for a worker thread.
+
+        Raises:
+            OSError: No file can be read at all.
+        """
+        try:
+            return self._files.look(cgroup_path(cgroup), names)
+        except CgroupPathError:
+            return {}
+
     def yielded(self) -> tuple[Yielded, ...]:
         """The values that are left to other programs for a time."""
         return self._foreign_writers.yielded()

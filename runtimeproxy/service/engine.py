@@ -208,6 +208,12 @@ class Engine:
         return self.services.internal_errors
 
     @property
+    def skip_label(self) -> tuple[str, str] | None:
+        """Key and value of the label of pods that policies leave alone; None for none."""
+        hooks = self._settings.hooks
+        return (hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None
+
+    @property
     def recovered(self) -> asyncio.Event:
         """Set once the records are those of the runtime."""
         return self.recovery.recovered

@@ -1,0 +1,395 @@
+"""Explain: of each field of a pod what was asked for, who wants what, and what the kernel has.
+
+The book of a cgroup has most of it. The policies are asked again, for what is no claim: those that are off,
+fail, or run in dry-run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.calls.cri_call import container_cgroup
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.hooks.algebra import Claim, Outcome, Role
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.decision import evaluation_of, off_reason
+from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, ENV, LABELS
+from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.ledger import books
+from runtimeproxy.ledger.answers import class_cgroups
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, PodRecord
+from runtimeproxy.qos import kube_qos_class
+from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of, pod_message
+from runtimeproxy.service.api.strategies import strategy_fields
+from runtimeproxy.service.api.values import MODES, shown, timestamp
+
+if TYPE_CHECKING:
+    from runtimeproxy.cgroups.writer import FileText
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.service.engine import Engine
+
+LOOK_S: Final = 2.0
+"""How long reading the files of one pod may take: it takes milliseconds."""
+EVALUATION_S: Final = 5.0
+MOST_HUNG: Final = 1
+"""Reads that may hang at a time: other work needs the threads."""
+
+LEVELS: Final = {
+    Level.NODE: api_pb2.LEVEL_NODE,
+    Level.QOS_CLASS: api_pb2.LEVEL_QOS_CLASS,
+    Level.POD: api_pb2.LEVEL_POD,
+    Level.CONTAINER: api_pb2.LEVEL_CONTAINER,
+}
+_ROLES: Final = {
+    Role.SET: api_pb2.ExplainedClaim.ROLE_SET,
+    Role.SCALE: api_pb2.ExplainedClaim.ROLE_SCALE,
+    Role.ADD: api_pb2.ExplainedClaim.ROLE_ADD,
+    Role.AT_MOST: api_pb2.ExplainedClaim.ROLE_AT_MOST,
+}
+_EFFECTS: Final = {
+    Outcome.LOST: api_pb2.ExplainedClaim.EFFECT_LOST,
+    Outcome.VOID: api_pb2.ExplainedClaim.EFFECT_VOID,
+    Outcome.CLAMPED: api_pb2.ExplainedClaim.EFFECT_CLAMPED,
+}
+_OUTCOMES: Final = {
+    AuditKind.FAILED: api_pb2.PolicyAnswer.OUTCOME_FAILED,
+    AuditKind.INVALID: api_pb2.PolicyAnswer.OUTCOME_FAILED,
+    AuditKind.REFUSED: api_pb2.PolicyAnswer.OUTCOME_REFUSES,
+    AuditKind.OFF: api_pb2.PolicyAnswer.OUTCOME_OFF,
+    AuditKind.CHANGED: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+    AuditKind.WOULD_CHANGE: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+    AuditKind.CONFLICT: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+    AuditKind.LEFT_OUT: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+}
+
+
+class _Subject(NamedTuple):
+    """A cgroup to explain."""
+
+    level: Level
+    cgroup: str
+    record: PodRecord | ContainerRecord | None = None
+    view: PodView | ContainerView | None = None
+
+
+class Files(NamedTuple):
+    """What a look at the files of a cgroup found."""
+
+    present: Mapping[str, FileText] = {}
+    problem: str = ""
+
+
+class Explainer:
+    """Explains pods. Used in the event loop's thread.
+
+    Args:
+        engine: Records, values and policies.
+        executor: Threads for files.
+    """
+
+    def __init__(self, engine: Engine, executor: Executor) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._hung: set[asyncio.Future[Any]] = set()
+
+    async def explain(self, pod_text: str, container_text: str) -> api_pb2.ExplainResponse:
+        """See the proto.
+
+        Raises:
+            UnknownPodError: There is no such pod or container.
+            AmbiguousPodError: Several pods are like that.
+        """
+        engine = self._engine
+        pod = find_pod(engine.store, pod_text)
+        containers = find_containers(engine.store, pod, container_text)
+        node, view = engine.node.latest, recorded_pod(pod)
+        subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
+        found = await self._look(subjects)
+        strategy = node.strategy_for(view)
+        strategies = list(strategy_fields(strategy, strategy.provenance))
+        targets = []
+        for subject in subjects:
+            decision = None
+            if subject.view is not None:
+                decision = await engine.services.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+            files = found.get(subject.cgroup, Files())
+            targets.append(self._target(subject, files, decision, node, strategies))
+        label = engine.skip_label
+        return api_pb2.ExplainResponse(
+            pod=pod_message(engine, pod),
+            targets=targets,
+            strategies=strategies,
+            problems=map(str, strategy.problems),
+            time=timestamp(time.time()),
+            is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
+        )
+
+    def _subjects(
+        self, pod: PodRecord, view: PodView, containers: Iterable[ContainerRecord], *, only_containers: bool
+    ) -> Iterator[_Subject]:
+        engine = self._engine
+        if not only_containers:
+            yield _Subject(Level.POD, pod.cgroup_parent, pod, view)
+        for box in containers:
+            cgroup = container_cgroup(engine.services, pod, box)
+            yield _Subject(Level.CONTAINER, cgroup, box, recorded_container(box, view))
+        if only_containers or not pod.cgroup_parent:
+            return
+        try:
+            path = cgroup_path(pod.cgroup_parent)
+        except CgroupPathError:
+            return
+        qos = kube_qos_class(pod.cgroup_parent)
+        classes = class_cgroups([(path, qos)])
+        for cgroup in dict.fromkeys(classes[each] for each in classes if each is qos):
+            if engine.ledger.record(cgroup) is not None:
+                yield _Subject(Level.QOS_CLASS, cgroup)
+
+    async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, Files]:
+        """Reads the files of all cgroups in a thread, for a bounded time."""
+        ledger = self._engine.ledger
+        wanted = {
+            each.cgroup: tuple(book.entries)
+            for each in subjects
+            if each.cgroup and (book := ledger.record(each.cgroup)) is not None and book.entries
+        }
+        if not wanted:
+            return {}
+        if len(self._hung) >= MOST_HUNG:
+            return dict.fromkeys(wanted, Files(problem="an earlier read of its files has not ended"))
+        run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_read, ledger.look, wanted))
+        await asyncio.wait({run}, timeout=LOOK_S)
+        if run.done():
+            return run.result()
+        self._hung.add(run)
+        run.add_done_callback(self._hung.discard)
+        return dict.fromkeys(wanted, Files(problem=f"its files could not be read within {LOOK_S:g} s"))
+
+    def _target(
+        self,
+        subject: _Subject,
+        files: Files,
+        decision: Decision | None,
+        node: Node,
+        strategies: list[api_pb2.StrategyField],
+    ) -> api_pb2.ExplainedTarget:
+        engine, record = self._engine, subject.record
+        book = engine.ledger.record(subject.cgroup) if subject.cgroup else None
+        entries = () if decision is None else decision.audit
+        fields: dict[str, api_pb2.ExplainedField] = {}
+        if book is not None:
+            for name, entry in sorted(book.entries.items()):
+                fields[name] = self._field(book, name, entry, files, record)
+        if record is not None:
+            for name, owner in sorted(record.owners.items()):
+                if not parameter_of(name):
+                    fields[name] = _message_field(record, name, owner)
+        for audited in entries:
+            if audited.kind is AuditKind.WOULD_CHANGE and audited.field:
+                name = parameter_of(audited.field) or audited.field
+                field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
+                field.claims.append(_dry_run_claim(audited))
+        self._add_strategies(fields.values(), strategies)
+        box = record if isinstance(record, ContainerRecord) else None
+        return api_pb2.ExplainedTarget(
+            level=LEVELS[subject.level],
+            cgroup=subject.cgroup,
+            container=box.name if box is not None else "",
+            container_id=box.id if box is not None else "",
+            fields=fields.values(),
+            policies=() if subject.view is None else _answers(engine, subject.view, node, decision),
+            problem=files.problem,
+        )
+
+    def _field(
+        self,
+        book: Book,
+        name: str,
+        entry: Entry,
+        files: Files,
+        record: PodRecord | ContainerRecord | None,
+    ) -> api_pb2.ExplainedField:
+        ledger, found = self._engine.ledger, files.present.get(name)
+        formats = ledger.formats
+        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.rule)
+        file = found.file if found is not None else formats.file_of(name) or ""
+        original = book.originals.get(file)
+        is_recovered = record is not None and record.recovered
+        observed = shown(formats.decode(name, found.text)) if found is not None else None
+        is_different = False
+        if found is not None and entry.resolved is not None:
+            is_different = not formats.matches(name, entry.resolved, found.text)
+            # Not every file can be turned back exactly: a weight stands for several shares.
+            observed = observed if is_different else shown(entry.resolved)
+        field = api_pb2.ExplainedField(
+            name=name,
+            file=file,
+            requested=shown(entry.requested),
+            is_request_unknown=is_recovered and book.level is Level.CONTAINER,
+            claims=_claims(entry, result.used, result.notes),
+            resolved=shown(result.value) if entry.claims else None,
+            booked=shown(entry.booked),
+            applied=shown(entry.resolved),
+            original=original.text if original is not None else None,
+            observed=found.text if found is not None else None,
+            observed_value=observed,
+            is_different=is_different,
+            problem=result.problem or self._problem(book.id, name),
+            is_observed_only=entry.is_once or name in ledger.observed,
+        )
+        for each in ledger.yielded():
+            if each.name == name and "/" + "/".join(each.path) == book.id:
+                until = timestamp(time.time() + each.left_s)
+                field.yielded.CopyFrom(
+                    api_pb2.YieldedValue(
+                        cgroup=book.id, field=name, ours=str(each.ours), theirs=str(each.theirs), until=until
+                    )
+                )
+        return field
+
+    def _problem(self, cgroup: str, name: str) -> str:
+        """Why a value is left alone, or could not be written last; empty for nothing."""
+        failures = self._engine.ledger.failures
+        for left in failures.left:
+            if (left.cgroup, left.name) == (cgroup, name):
+                return left.error
+        for each in reversed(tuple(failures.writes)):
+            if (each.result.cgroup, each.result.name) == (cgroup, name):
+                return each.result.error
+        return ""
+
+    def _add_strategies(
+        self, fields: Iterable[api_pb2.ExplainedField], strategies: list[api_pb2.StrategyField]
+    ) -> None:
+        """Adds to each claim the fields of strategies that its policy answers by."""
+        parts: dict[str, frozenset[str]] = {
+            policy.name: getattr(policy.policy, "strategy_parts", frozenset())
+            for policy in self._engine.services.chain.policies
+        }
+        for field in fields:
+            for claim in field.claims:
+                wanted = parts.get(claim.owner, frozenset())
+                claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
+
+
+def _read(
+    look: Callable[[str, Iterable[str]], Mapping[str, FileText]], wanted: Mapping[str, tuple[str, ...]]
+) -> dict[str, Files]:
+    """In a worker thread."""
+    found: dict[str, Files] = {}
+    for cgroup, names in wanted.items():
+        try:
+            found[cgroup] = Files(look(cgroup, names))
+        except OSError as error:
+            found[cgroup] = Files(problem=f"its files cannot be read: {error.strerror}")
+    return found
+
+
+def _claims(entry: Entry, used: Iterable[Claim], notes: Iterable[Any]) -> Iterator[api_pb2.ExplainedClaim]:
+    """First the claims that count, then the others with the reason."""
+    known = {note.claim: note for note in notes}
+    counting = [claim for claim in used if claim in entry.claims]
+    for claim in (*counting, *(each for each in entry.claims if each not in counting)):
+        note = known.get(claim)
+        effect = api_pb2.ExplainedClaim.EFFECT_USED if note is None else _EFFECTS[note.outcome]
+        yield api_pb2.ExplainedClaim(
+            owner=claim.owner,
+            role=_ROLES[claim.role],
+            value=shown(claim.value),
+            priority=claim.priority,
+            reason=claim.reason,
+            effect=effect,
+            effect_reason="" if note is None else note.reason,
+            ceiling=shown(claim.ceiling),
+            mode=api_pb2.MODE_ENFORCE,
+        )
+
+
+def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
+    return api_pb2.ExplainedClaim(
+        owner=entry.policy,
+        role=api_pb2.ExplainedClaim.ROLE_SET,
+        value=entry.new or None,
+        reason=entry.reason,
+        effect=api_pb2.ExplainedClaim.EFFECT_DRY_RUN,
+        effect_reason="the policy is in dry-run",
+        mode=api_pb2.MODE_DRY_RUN,
+    )
+
+
+def _message_field(record: PodRecord | ContainerRecord, name: str, owner: str) -> api_pb2.ExplainedField:
+    """A field of the message; of environment variables only that policies have set them."""
+    group, _, key = name.removesuffix("]").partition("[")
+    value: str | None = None
+    if group == ENV:
+        value = "<set>"
+    elif group in (LABELS, ANNOTATIONS):
+        value = getattr(record, group).get(key)
+    elif group == CGROUP_PARENT and isinstance(record, PodRecord):
+        value = record.cgroup_parent
+    claims = [
+        api_pb2.ExplainedClaim(
+            owner=each,
+            role=api_pb2.ExplainedClaim.ROLE_SET,
+            value=value,
+            effect=api_pb2.ExplainedClaim.EFFECT_USED,
+            mode=api_pb2.MODE_ENFORCE,
+        )
+        for each in owner.split("+")
+    ]
+    return api_pb2.ExplainedField(name=name, claims=claims, applied=value, resolved=value)
+
+
+def _answers(
+    engine: Engine, view: PodView | ContainerView, node: Node, decision: Decision | None
+) -> Iterator[api_pb2.PolicyAnswer]:
+    """What each policy says to the pod or container."""
+    by_policy: dict[str, list[AuditEntry]] = {}
+    wanting: dict[str, str] = {}
+    if decision is not None:
+        for entry in decision.audit:
+            by_policy.setdefault(entry.policy, []).append(entry)
+        for each in decision.merged.fields.values():
+            wanting.update((claim.owner, claim.reason) for claim in each.claims)
+    hook = evaluation_of(view)
+    for policy in engine.services.chain.policies:
+        if hook in policy.methods or policy.remote_hooks:
+            yield _answer(policy, view, node, by_policy.get(policy.name, []), wanting.get(policy.name))
+
+
+def _answer(
+    policy: LoadedPolicy,
+    view: PodView | ContainerView,
+    node: Node,
+    entries: list[AuditEntry],
+    wanted_for: str | None,
+) -> api_pb2.PolicyAnswer:
+    outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOTHING, ""
+    pod = view.pod if isinstance(view, ContainerView) else view
+    if policy.remote_hooks:
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_ASKED, "hook servers are asked in calls only"
+    elif not policy.selector_on(node).matches(pod):
+        outcome = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+    elif (off := off_reason(policy, view, node)) is not None:
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, off.reason
+    else:
+        if wanted_for is not None:
+            outcome, reason = api_pb2.PolicyAnswer.OUTCOME_CHANGES, wanted_for
+        for entry in entries:
+            if entry.kind in _OUTCOMES:
+                outcome, reason = _OUTCOMES[entry.kind], entry.reason
+                if entry.kind in (AuditKind.FAILED, AuditKind.INVALID, AuditKind.REFUSED):
+                    break
+    return api_pb2.PolicyAnswer(
+        policy=policy.name, mode=MODES.get(policy.mode, MODES[Mode.ENFORCE]), outcome=outcome, reason=reason
+    )

@@ -1,0 +1,59 @@
+"""Fields of strategies as messages, with their provenance. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cri_api.runtimeproxy.v1 import api_pb2
+
+if TYPE_CHECKING:
+    from runtimeproxy.slo.strategies import Provenance
+
+
+def strategy_fields(
+    strategies: object, provenance: Mapping[str, Provenance]
+) -> Iterator[api_pb2.StrategyField]:
+    """The fields that some layer says something about, by path.
+
+    Args:
+        strategies: A dataclass of dataclasses.
+        provenance: By dotted path; paths without a field are left out.
+    """
+    for path, each in sorted(provenance.items()):
+        value: Any = strategies
+        for name in path.split("."):
+            value = getattr(value, name, _MISSING)
+        if value is not _MISSING:
+            yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
+
+
+_MISSING: Any = object()
+
+
+def provenance_message(provenance: Provenance) -> api_pb2.Provenance:
+    return api_pb2.Provenance(
+        source=provenance.source,
+        file=provenance.file,
+        key=provenance.key,
+        strategy=provenance.strategy,
+        is_off=provenance.is_off,
+        text=str(provenance),
+    )
+
+
+def as_json(value: object) -> str:
+    """A value of a strategy as JSON."""
+    return json.dumps(value, default=_plain, sort_keys=True)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): each for key, each in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(map(str, value))
+    return str(value)

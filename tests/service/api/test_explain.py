@@ -1,0 +1,142 @@
+"""Explain: which pod is meant, and each field with all that led to its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError, find_containers, find_pod
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import BATCH_SHARES, batch_pod
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+Claim = api_pb2.ExplainedClaim
+
+
+@pytest.fixture
+def store() -> PodStore:
+    store = PodStore()
+    store.pods.put(PodRecord(id="aa11", uid="uid-1", namespace="shop", name="web", state=Lifecycle.STOPPED))
+    store.pods.put(PodRecord(id="ab22", uid="uid-1", namespace="shop", name="web", attempt=1))
+    store.pods.put(PodRecord(id="cc33", uid="uid-2", namespace="shop", name="db"))
+    store.pods.put(PodRecord(id="dd44", uid="other", namespace="bank", name="db"))
+    store.containers.put(ContainerRecord(id="ee55", pod_id="ab22", name="main"))
+    store.containers.put(ContainerRecord(id="ff66", pod_id="ab22", name="side"))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("text", "sandbox"),
+    [
+        ("uid-1", "ab22"),
+        ("shop/web", "ab22"),
+        ("web", "ab22"),
+        ("aa11", "aa11"),
+        ("cc", "cc33"),
+        ("shop/db", "cc33"),
+        ("oth", "dd44"),
+        ("ee55", "ab22"),
+        ("ff", "ab22"),
+        ("a", "ab22"),
+    ],
+)
+def test_a_pod_is_found_by(store: PodStore, text: str, sandbox: str) -> None:
+    assert find_pod(store, text).id == sandbox
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("db", ["bank/db (other)", "shop/db (uid-2)"]), ("uid-", ["shop/db", "shop/web"])]
+)
+def test_several_pods_are_named(store: PodStore, text: str, names: list[str]) -> None:
+    with pytest.raises(AmbiguousPodError) as caught:
+        find_pod(store, text)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_no_pod(store: PodStore) -> None:
+    with pytest.raises(UnknownPodError, match="no pod is nothing"):
+        find_pod(store, "nothing")
+
+
+def test_containers_of_a_pod(store: PodStore) -> None:
+    pod = find_pod(store, "web")
+    assert [box.name for box in find_containers(store, pod, "")] == ["main", "side"]
+    assert [box.name for box in find_containers(store, pod, "side")] == ["side"]
+    assert [box.name for box in find_containers(store, pod, "ee")] == ["main"]
+    with pytest.raises(UnknownPodError, match="it has main, side"):
+        find_containers(store, pod, "init")
+
+
+@pytest.fixture
+def explained(daemons: Daemons) -> Iterator[tuple[Any, ProxyProcess, CriClient]]:
+    daemon = daemons.start('[policies.cpuset]\nmode = "dry-run"\n')
+    with CriClient(daemon.socket) as client:
+        yield api_pb2_grpc.RuntimeProxyStub(client.channel), daemon, client
+
+
+def explain(api: Any, pod: str, container: str = "") -> api_pb2.ExplainResponse:
+    request = api_pb2.ExplainRequest(pod=pod, container=container)
+    answer: api_pb2.ExplainResponse = api.Explain(request, timeout=30, wait_for_ready=True)
+    return answer
+
+
+def test_each_field_of_a_pod(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, _, client = explained
+    batch_pod(client, "one").run().create().start()
+    answer = explain(api, "default/one")
+    assert (answer.pod.name, answer.pod.qos_class) == ("one", "BE")
+    pod, box = answer.targets[:2]
+    assert (pod.level, box.level) == (api_pb2.LEVEL_POD, api_pb2.LEVEL_CONTAINER)
+    shares = next(each for each in box.fields if each.name == "cpu.shares")
+    (claim,) = shares.claims
+    assert (claim.owner, claim.role, claim.effect) == ("batch-resource", Claim.ROLE_SET, Claim.EFFECT_USED)
+    assert claim.value == shares.resolved == shares.booked == str(BATCH_SHARES)
+    assert shares.requested
+    assert claim.reason
+    policies = {each.policy: each for each in box.policies}
+    assert policies["batch-resource"].outcome == api_pb2.PolicyAnswer.OUTCOME_CHANGES
+    assert policies["gpu-env"].outcome == api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+
+
+def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, _, client = explained
+    batch_pod(client, "one").run().create().start()
+
+    def on_pod() -> api_pb2.ExplainedField:
+        pod = explain(api, "default/one").targets[0]
+        return next(each for each in pod.fields if each.name == "cpu.shares")
+
+    wait_until(lambda: on_pod().HasField("applied"), "the pod's value is written")
+    field = on_pod()
+    assert field.HasField("original")
+    assert field.observed_value == field.applied
+    assert not field.is_different
+
+
+def test_one_container_only(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, _, client = explained
+    made = batch_pod(client, "one").run().create()
+    answer = explain(api, "one", made.container[:12])
+    assert [each.container_id for each in answer.targets] == [made.container]
+
+
+@pytest.mark.parametrize(
+    ("pod", "code", "text"),
+    [
+        ("", grpc.StatusCode.INVALID_ARGUMENT, "no pod is given"),
+        ("nothing", grpc.StatusCode.NOT_FOUND, "no pod is nothing"),
+    ],
+)
+def test_pods_that_cannot_be_explained(api: Any, pod: str, code: grpc.StatusCode, text: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        explain(api, pod)
+    assert caught.value.code() is code
+    assert text in str(caught.value.details())
