@@ -150,7 +150,8 @@ class Engine:
         self.node = NodeSources(places_of(settings), self._node_thread)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
-        self._loader.on_late = partial(_in_loop, asyncio.get_running_loop(), self._load_again)
+        self._loop = asyncio.get_running_loop()
+        self._loader.on_late = partial(_in_loop, self._loop, self._load_again)
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
         self.problems: tuple[LoadProblem, ...] = ()
@@ -206,6 +207,10 @@ class Engine:
     def internal_errors(self) -> int:
         """Number of errors in the proxy's own code since the start."""
         return self.services.internal_errors
+
+    def in_loop(self, work: Callable[[], None]) -> None:
+        """Has the event loop's thread do something, unless the loop has ended; in any thread."""
+        _in_loop(self._loop, work)
 
     @property
     def skip_label(self) -> tuple[str, str] | None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
+from runtimeproxy.service.api.node import node_of
+from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
 from runtimeproxy.service.api.status import Look, read_memory, status_of
+from runtimeproxy.service.api.watching import SlowWatcherError, TooManyWatchersError, WatchEndedError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.service.api.handlers import Context
     from runtimeproxy.service.api.sources import ApiSources
+
+
+ResponseT = TypeVar("ResponseT")
 
 
 class RuntimeProxyServicer:
@@ -31,6 +40,24 @@ class RuntimeProxyServicer:
         self._sources = sources
         self._executor = executor
         self._explainer = Explainer(sources.engine, executor)
+        self._pods = PodFeed(sources.engine)
+        self._audit = AuditFeed(sources.engine.audit_ring)
+        # Watchers would keep a process whose successor serves, or that drains.
+        self._ending = asyncio.get_running_loop().create_task(self._end_watches())
+
+    async def _end_watches(self) -> None:
+        waiting = {
+            asyncio.ensure_future(each.wait())
+            for each in (self._sources.stopping, self._sources.upgrade.moved)
+        }
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        error = WatchEndedError("this process ends; call again")
+        self._pods.watchers.end(error)
+        self._audit.watchers.end(error)
 
     async def GetStatus(  # noqa: N802  # the method's name in the service
         self, _request: api_pb2.GetStatusRequest, _context: Context
@@ -38,7 +65,26 @@ class RuntimeProxyServicer:
         run = asyncio.get_running_loop().run_in_executor
         runtime = await self._sources.engine.runtime_version()
         memory_bytes = await run(self._executor, read_memory)
-        return status_of(self._sources, Look(runtime, memory_bytes))
+        status = status_of(self._sources, Look(runtime, memory_bytes))
+        status.clients.watchers = len(self._pods.watchers) + len(self._audit.watchers)
+        return status
+
+    async def GetNode(  # noqa: N802  # the method's name in the service
+        self, _request: api_pb2.GetNodeRequest, _context: Context
+    ) -> api_pb2.GetNodeResponse:
+        return node_of(self._sources.engine, self._sources.settings())
+
+    async def WatchPods(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.WatchPodsRequest, context: Context
+    ) -> AsyncIterator[api_pb2.WatchPodsResponse]:
+        async for response in _watched(self._pods.watch(request), context):
+            yield response
+
+    async def WatchAudit(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.WatchAuditRequest, context: Context
+    ) -> AsyncIterator[api_pb2.WatchAuditResponse]:
+        async for response in _watched(self._audit.watch(request), context):
+            yield response
 
     async def Explain(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.ExplainRequest, context: Context
@@ -51,3 +97,18 @@ class RuntimeProxyServicer:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except AmbiguousPodError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+async def _watched(
+    responses: AsyncGenerator[ResponseT, None], context: Context
+) -> AsyncGenerator[ResponseT, None]:
+    """The responses of a feed; its errors end the call with a status."""
+    try:
+        # Closed at once when the client is gone, so that nothing is gathered for it.
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+    except (SlowWatcherError, TooManyWatchersError) as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except WatchEndedError as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -1,0 +1,110 @@
+"""WatchAudit: the remembered entries, then those to come. Used in the event loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.calls.methods import METHODS
+from runtimeproxy.hooks.audit import AuditEntry
+from runtimeproxy.service.api.values import MODES, timestamp
+from runtimeproxy.service.api.watching import Watcher, Watchers
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.audit_ring import AuditRing
+    from runtimeproxy.hooks.policy import Hook
+
+IN_A_MESSAGE: Final = 100
+"""Entries; each takes up to 2 KiB."""
+
+
+class AuditFeed:
+    """All watchers of the audit.
+
+    Args:
+        ring: The remembered entries.
+    """
+
+    def __init__(self, ring: AuditRing) -> None:
+        self._ring = ring
+        self.watchers: Watchers[AuditEntry] = Watchers(self._begin, self._cease)
+
+    async def watch(
+        self, request: api_pb2.WatchAuditRequest
+    ) -> AsyncGenerator[api_pb2.WatchAuditResponse, None]:
+        """The responses to one client.
+
+        Raises:
+            SlowWatcherError: It reads too slowly.
+            TooManyWatchersError: There are too many.
+            WatchEndedError: The daemon ends.
+        """
+        watcher: Watcher[AuditEntry] = Watcher(restarts=False)
+        self.watchers.add(watcher)
+        try:
+            recent = (
+                [] if request.skip_recent else [each for each in self._ring.entries if matches(request, each)]
+            )
+            for response in _responses(recent[-request.limit :] if request.limit else recent):
+                yield response
+            while request.follow:
+                await watcher.wait()
+                for response in _responses([each for each in watcher.take() if matches(request, each)]):
+                    yield response
+        finally:
+            self.watchers.remove(watcher)
+
+    def _begin(self) -> None:
+        self._ring.followers[self] = self.watchers.put
+
+    def _cease(self) -> None:
+        del self._ring.followers[self]
+
+
+def matches(request: api_pb2.WatchAuditRequest, entry: AuditEntry) -> bool:
+    """Whether a client asks for an entry."""
+    pod = request.pod
+    names = (entry.pod_uid, entry.pod_name, f"{entry.pod_namespace}/{entry.pod_name}", entry.sandbox_id)
+    if pod and pod not in names:
+        return False
+    if request.policy not in ("", entry.policy):
+        return False
+    return not request.kinds or entry.kind in request.kinds
+
+
+def _responses(entries: Iterable[AuditEntry]) -> Iterable[api_pb2.WatchAuditResponse]:
+    left = iter(entries)
+    while part := list(islice(left, IN_A_MESSAGE)):
+        yield api_pb2.WatchAuditResponse(entries=map(entry_message, part))
+
+
+def entry_message(entry: AuditEntry) -> api_pb2.AuditEntry:
+    return api_pb2.AuditEntry(
+        time=timestamp(entry.time_s),
+        kind=entry.kind,
+        hook=entry.hook,
+        call=call_of(entry.hook),
+        policy=entry.policy,
+        mode=MODES[entry.mode],
+        namespace=entry.pod_namespace,
+        pod=entry.pod_name,
+        uid=entry.pod_uid,
+        sandbox_id=entry.sandbox_id,
+        container=entry.container,
+        container_id=entry.container_id,
+        target=entry.target,
+        field=entry.field,
+        before=entry.old,
+        after=entry.new,
+        reason=entry.reason,
+        note=entry.note,
+    )
+
+
+@lru_cache(maxsize=32)
+def call_of(hook: Hook) -> str:
+    """The call of the kubelet around which a hook runs; empty outside of calls."""
+    return next((str(each.kind) for each in METHODS if hook in (*each.before, *each.after)), "")

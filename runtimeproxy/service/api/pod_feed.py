@@ -1,0 +1,174 @@
+"""WatchPods: a snapshot, then each change. Used in the event loop's thread, but for `_on_book`.
+
+Records and books call back only while somebody watches. Changes of a moment are gathered, and one message is
+made of a changed pod for all watchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.service.api.pods import pod_message, snapshot
+from runtimeproxy.service.api.watching import Watcher, Watchers
+
+if TYPE_CHECKING:
+    from runtimeproxy.service.engine import Engine
+
+GATHER_S: Final = 0.1
+"""How long changes are gathered: a pod that starts changes ten times in a moment."""
+IN_A_PART: Final = 100
+"""Pods in one part of a snapshot; each takes about a KiB, and clients take 4 MiB by default."""
+
+
+class PodFeed:
+    """All watchers of pods.
+
+    Args:
+        engine: Records and values.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.watchers: Watchers[api_pb2.WatchPodsResponse] = Watchers(self._begin, self._cease)
+        self._known: dict[str, api_pb2.Pod] = {}
+        self._pod_of: dict[str, str] = {}
+        self._changed: dict[str, None] = {}
+        self._lock = Lock()
+        self._changed_books: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_record_before: Callable[[Kind, str, bool], None] | None = None
+        self._on_book_before: Callable[[str], None] | None = None
+
+    async def watch(
+        self, request: api_pb2.WatchPodsRequest
+    ) -> AsyncGenerator[api_pb2.WatchPodsResponse, None]:
+        """The responses to one client.
+
+        Raises:
+            SlowWatcherError: It reads too slowly.
+            TooManyWatchersError: There are too many.
+            WatchEndedError: The daemon ends.
+        """
+        watcher: Watcher[api_pb2.WatchPodsResponse] = Watcher(restarts=True)
+        self.watchers.add(watcher)
+        try:
+            while True:
+                await watcher.wait()
+                if watcher.needs_snapshot:
+                    # What has changed up to now is in the snapshot.
+                    self._send_changes()
+                    watcher.take_snapshot()
+                    watcher.take()
+                    for part in self._snapshot(request.namespace):
+                        yield part
+                    if request.snapshot_only:
+                        return
+                for event in watcher.take():
+                    if not request.namespace or _pod_of(event).namespace == request.namespace:
+                        yield event
+        finally:
+            self.watchers.remove(watcher)
+
+    def _snapshot(self, namespace: str) -> list[api_pb2.WatchPodsResponse]:
+        pods = [pod for pod in self._known.values() if namespace in ("", pod.namespace)]
+        pods.sort(key=lambda pod: (pod.namespace, pod.name, pod.attempt, pod.sandbox_id))
+        parts = [pods[at : at + IN_A_PART] for at in range(0, len(pods), IN_A_PART)] or [[]]
+        return [
+            api_pb2.WatchPodsResponse(snapshot=api_pb2.PodSnapshot(pods=part, has_more=number < len(parts)))
+            for number, part in enumerate(parts, 1)
+        ]
+
+    def _begin(self) -> None:
+        store, ledger = self._engine.store, self._engine.ledger
+        self._on_record_before, store.on_change = store.on_change, self._on_record
+        self._on_book_before, ledger.on_change = ledger.on_change, self._on_book
+        self._known = {pod.sandbox_id: pod for pod in snapshot(self._engine, "")}
+        self._pod_of = {box.id: box.pod_id for box in store.containers}
+
+    def _cease(self) -> None:
+        self._engine.store.on_change = self._on_record_before
+        self._engine.ledger.on_change = self._on_book_before
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._known, self._pod_of, self._changed = {}, {}, {}
+        with self._lock:
+            self._changed_books = set()
+
+    def _on_record(self, kind: Kind, identity: str, is_event: bool) -> None:
+        if self._on_record_before is not None:
+            self._on_record_before(kind, identity, is_event)
+        if kind is Kind.CONTAINER:
+            box = self._engine.store.containers.get(identity)
+            pod_id = self._pod_of.get(identity, "") if box is None else box.pod_id
+            self._pod_of[identity] = pod_id
+            identity = pod_id
+        self._note(identity)
+
+    def _on_book(self, cgroup: str) -> None:
+        """In any thread."""
+        if self._on_book_before is not None:
+            self._on_book_before(cgroup)
+        with self._lock:
+            is_first = not self._changed_books
+            self._changed_books.add(cgroup)
+        if is_first:
+            self._engine.in_loop(self._gather)
+
+    def _note(self, pod_id: str) -> None:
+        if pod_id:
+            self._changed[pod_id] = None
+            self._gather()
+
+    def _gather(self) -> None:
+        if self._timer is None and self.watchers:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send_changes)
+
+    def _send_changes(self) -> None:
+        """Tells all watchers what has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._note_books()
+        changed, self._changed = self._changed, {}
+        for identity in changed:
+            record = self._engine.store.pods.get(identity)
+            before = self._known.get(identity)
+            if record is None:
+                if before is not None:
+                    del self._known[identity]
+                    for box in before.containers:
+                        self._pod_of.pop(box.id, None)
+                    self.watchers.put(api_pb2.WatchPodsResponse(removed=before))
+                continue
+            now = pod_message(self._engine, record)
+            self._known[identity] = now
+            if before is None:
+                self.watchers.put(api_pb2.WatchPodsResponse(added=now))
+            elif now != before:
+                self.watchers.put(api_pb2.WatchPodsResponse(changed=now))
+
+    def _note_books(self) -> None:
+        with self._lock:
+            books, self._changed_books = self._changed_books, set()
+        if not books:
+            return
+        paths = {cgroup_path(each) for each in books}
+        parents = paths | {path[:-1] for path in paths}
+        for pod in self._engine.store.pods:
+            try:
+                if pod.cgroup_parent and cgroup_path(pod.cgroup_parent) in parents:
+                    self._changed[pod.id] = None
+            except CgroupPathError:
+                continue
+
+
+def _pod_of(event: api_pb2.WatchPodsResponse) -> api_pb2.Pod:
+    pod: api_pb2.Pod = getattr(event, str(event.WhichOneof("event")))
+    return pod

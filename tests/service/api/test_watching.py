@@ -1,0 +1,197 @@
+"""Watchers: what they get, and what becomes of those that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.service.api.audit_feed import call_of, matches
+from runtimeproxy.service.api.watching import (
+    SLOW_S,
+    SlowWatcherError,
+    TooManyWatchersError,
+    WatchEndedError,
+    Watcher,
+    Watchers,
+)
+from tests.daemon.driving import batch_pod
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+from tests.service.api.conftest import status_of
+
+Responses = Iterator[api_pb2.WatchPodsResponse]
+
+
+class TestQueue:
+    """One watcher."""
+
+    async def test_a_full_queue_becomes_a_snapshot(self) -> None:
+        watcher = Watcher[int](restarts=True, most=3)
+        watcher.take_snapshot()
+        for number in range(4):
+            watcher.put(number)
+        assert watcher.needs_snapshot
+        assert watcher.take() == []
+        watcher.take_snapshot()
+        watcher.put(5)
+        await watcher.wait()
+        assert watcher.take() == [5]
+
+    async def test_one_that_does_not_read_is_cut_off(self) -> None:
+        now_s = [0.0]
+        watcher = Watcher[int](restarts=True, most=1, clock=lambda: now_s[0])
+        watcher.take_snapshot()
+        watcher.put(1)
+        watcher.put(2)
+        now_s[0] = SLOW_S
+        watcher.put(3)
+        await watcher.wait()
+        now_s[0] = SLOW_S + 1
+        watcher.put(4)
+        with pytest.raises(SlowWatcherError):
+            await watcher.wait()
+
+    async def test_one_without_snapshots_is_cut_off_at_once(self) -> None:
+        watcher = Watcher[int](restarts=False, most=2)
+        for number in range(3):
+            watcher.put(number)
+        with pytest.raises(SlowWatcherError):
+            await watcher.wait()
+
+    async def test_the_end(self) -> None:
+        watchers = Watchers[int](lambda: None, lambda: None)
+        watcher = Watcher[int](restarts=False)
+        watchers.add(watcher)
+        waiting = asyncio.ensure_future(watcher.wait())
+        await asyncio.sleep(0)
+        watchers.end(WatchEndedError("over"))
+        with pytest.raises(WatchEndedError):
+            await waiting
+        late = Watcher[int](restarts=False)
+        watchers.add(late)
+        with pytest.raises(WatchEndedError):
+            await late.wait()
+
+    async def test_the_first_the_last_and_too_many(self) -> None:
+        seen: list[str] = []
+        watchers = Watchers[int](lambda: seen.append("first"), lambda: seen.append("last"), most=2)
+        one, two = Watcher[int](restarts=False), Watcher[int](restarts=False)
+        watchers.add(one)
+        watchers.add(two)
+        with pytest.raises(TooManyWatchersError):
+            watchers.add(Watcher[int](restarts=False))
+        watchers.remove(one)
+        watchers.remove(two)
+        assert seen == ["first", "last"]
+
+
+ENTRY = AuditEntry(
+    1.5,
+    Hook.PRE_CREATE_CONTAINER,
+    AuditKind.CHANGED,
+    "cpuset",
+    Mode.ENFORCE,
+    "shop",
+    "web",
+    "uid-1",
+    "main",
+    "sandbox",
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_match"),
+    [
+        ({}, True),
+        ({"pod": "web"}, True),
+        ({"pod": "shop/web"}, True),
+        ({"pod": "uid-1"}, True),
+        ({"pod": "other"}, False),
+        ({"policy": "cpuset"}, True),
+        ({"policy": "cpu-burst"}, False),
+        ({"kinds": ["refused"]}, False),
+        ({"kinds": ["refused", "changed"], "pod": "web", "policy": "cpuset"}, True),
+    ],
+)
+def test_filters_of_the_audit(request_: dict[str, Any], is_match: bool) -> None:
+    assert matches(api_pb2.WatchAuditRequest(**request_), ENTRY) is is_match
+
+
+def test_the_call_of_a_hook() -> None:
+    assert call_of(Hook.PRE_CREATE_CONTAINER) == "CreateContainer"
+    assert call_of(Hook.EVALUATE_POD) == ""
+
+
+def pods(api: Any, **request: Any) -> Any:
+    return api.WatchPods(api_pb2.WatchPodsRequest(**request), timeout=60, wait_for_ready=True)
+
+
+def test_a_pod_comes_changes_and_goes(own_api: Any, client: CriClient) -> None:
+    batch_pod(client, "before").run()
+    stream = pods(own_api)
+    first = next(stream)
+    assert [pod.name for pod in first.snapshot.pods] == ["before"]
+    made = batch_pod(client, "one").run()
+    added = next(each for each in stream if each.WhichOneof("event") == "added").added
+    assert (added.name, added.qos_class, added.state) == ("one", "BE", api_pb2.Pod.STATE_READY)
+    made.create().start()
+    running = api_pb2.Container.STATE_RUNNING
+    changed = next(
+        each.changed for each in stream if [box.state for box in each.changed.containers] == [running]
+    )
+    assert "batch-resource" in changed.policies
+    owned = {field.name: field for field in changed.containers[0].fields}
+    assert owned["cgroup[cpu.shares]"].owner == "batch-resource"
+    assert status_of(own_api).clients.watchers == 1
+    made.remove()
+    removed = next(each for each in stream if each.WhichOneof("event") == "removed").removed
+    assert removed.sandbox_id == added.sandbox_id
+    stream.cancel()
+    wait_until(lambda: status_of(own_api).clients.watchers == 0, "the watcher is gone")
+
+
+def test_a_snapshot_only_and_one_namespace(own_api: Any, client: CriClient) -> None:
+    batch_pod(client, "one").run()
+    (answer,) = pods(own_api, snapshot_only=True)
+    assert [pod.name for pod in answer.snapshot.pods] == ["one"]
+    (answer,) = pods(own_api, snapshot_only=True, namespace="elsewhere")
+    assert not answer.snapshot.pods
+
+
+def test_the_audit_of_the_past_and_of_now(own_api: Any, client: CriClient) -> None:
+    batch_pod(client, "one").run().create()
+
+    def audit(**request: Any) -> Any:
+        return own_api.WatchAudit(api_pb2.WatchAuditRequest(**request), timeout=60)
+
+    def remembered() -> list[api_pb2.AuditEntry]:
+        return [entry for answer in audit(pod="default/one") for entry in answer.entries]
+
+    wait_until(lambda: any(each.call == "CreateContainer" for each in remembered()), "audit entries")
+    shares = next(each for each in remembered() if each.field == "resources.cpu_shares")
+    assert (shares.policy, shares.mode, shares.pod) == ("batch-resource", api_pb2.MODE_ENFORCE, "one")
+    assert shares.after != shares.before
+    assert len([entry for answer in audit(limit=2) for entry in answer.entries]) == 2
+    follow = audit(follow=True, skip_recent=True, pod="two")
+    wait_until(lambda: status_of(own_api).clients.watchers == 1, "it is followed")
+    batch_pod(client, "two").run().create()
+    entries = (entry for answer in follow for entry in answer.entries)
+    assert {entry.pod for entry in islice(entries, 3)} == {"two"}
+
+
+def test_the_end_of_the_daemon_ends_watches(own_api: Any, daemon: ProxyProcess) -> None:
+    stream = pods(own_api)
+    next(stream)
+    daemon.terminate()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
