@@ -35,7 +35,7 @@ def simulate(arguments: Namespace) -> int:
     settings = load_settings(arguments)
     from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate import simulation, text
-    from runtimeproxy.simulate.files import UsageError
+    from runtimeproxy.simulate.files import UsageError, registered_servers
     from runtimeproxy.simulate.result import simulation_as_json
     from runtimeproxy.slo.reading import printable
 
@@ -48,9 +48,10 @@ def simulate(arguments: Namespace) -> int:
     for problem in loaded.problems:
         print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
     hooks = settings.hooks
+    servers = registered_servers(Path(settings.hooks.server_config_dir))
     found = simulation.simulate(
         calls,
-        loaded.policies,
+        (*loaded.policies, *servers),
         node,
         rule=hooks.conflicts,
         skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,

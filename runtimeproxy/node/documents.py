@@ -150,7 +150,7 @@ def _yaml_documents(text: str) -> list[Any]:
         reason = " ".join(part for part in (error.context, error.problem) if part)
         raise InputError(shortened(reason), _place(mark)) from None
     except yaml.YAMLError as error:
-        raise InputError(shortened(str(error))) from None
+        raise InputError(shortened(" ".join(str(error).split()))) from None
 
 
 class _Builder:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from runtimeproxy.calls.edit_request import written_value
-from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.decision import Decision
@@ -24,6 +25,7 @@ from runtimeproxy.hooks.fields import (
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Input, InputState, Node
 from runtimeproxy.simulate.provenance import provenance_of
@@ -59,6 +61,8 @@ class Asked(NamedTuple):
     pod: PodView
     decision: Decision | None
     unknown: Mapping[str, str]
+    cgroup_values: Mapping[str, int] = {}
+    """What the kubelet writes to its cgroup, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Description:
     node: Node
     differing: Mapping[tuple[str, str], Sequence[str]]
     servers: Sequence[LoadedPolicy]
+    rule: ConflictRule
 
     def target(self, asked: Asked, *, is_skipped: bool) -> Target:
         """The result for a pod's sandbox or a container."""
@@ -121,8 +126,8 @@ class Description:
             if field.group == RESOURCES and field.key.startswith("cpuset")
             for each in merged.claims
         }
-        for field, merged in decision.merged.fields.items():
-            name = str(field)
+        for field, before_base in decision.merged.fields.items():
+            name, merged = str(field), self._with_base(field, before_base, asked)
             changes = [
                 *self._changes(asked, field, merged, changed),
                 *(self._dry_run(asked, each) for each in would if each.field == name),
@@ -154,6 +159,20 @@ class Description:
                 after=before_text,
                 changes=tuple(self._dry_run(asked, each) for each in entries),
             )
+
+    def _with_base(self, field: Field, merged: MergedField, asked: Asked) -> MergedField:
+        """The value of a file with the kubelet's value as the base, which a call does not know."""
+        base = asked.cgroup_values.get(field.key) if field.group == CGROUP else None
+        if base is None:
+            return merged
+        merged = merged._replace(original=base)
+        if merged.resolved is None:
+            return merged
+        resolved = resolve(field.key, base, merged.claims, rule=self.rule)
+        value = resolved.value
+        if isinstance(value, int | str):
+            value = clamped(field.key, value)
+        return merged._replace(value=value, owner=resolved.owner, resolved=resolved)
 
     def _depends(self, asked: Asked, field: Field, names: Iterable[str]) -> Iterator[str]:
         """What the answers of these policies depend on, and the variants in which they have others."""

@@ -6,11 +6,21 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.loaded import MAX_PRIORITY, LoadedPolicy, RemoteRequest
+from runtimeproxy.hooks.policy import Policy
+from runtimeproxy.hooks.remote.registrations import (
+    MAX_TIMEOUT_S,
+    UnreadableFileError,
+    parse_registration,
+    read_registration,
+    registration_names,
+)
 from runtimeproxy.node.documents import InputError, parse_documents, printable
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import read_file
@@ -140,6 +150,35 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
     if look.node.kubelet is None:
         states[Input.KUBELET] = InputState.UNKNOWN
     return replace(look.node, states=states)
+
+
+def registered_servers(folder: Path) -> list[LoadedPolicy]:
+    """Returns the hook servers that are registered in a folder, to be named, not called."""
+    try:
+        names = registration_names(folder)
+    except OSError:
+        return []
+    found: list[LoadedPolicy] = []
+    for name in names:
+        with suppress(FileNotFoundError, UnreadableFileError):
+            data = read_registration(folder / name).data
+            registration = parse_registration(printable(name), data, MAX_TIMEOUT_S).registration
+            if registration is not None:
+                found.append(
+                    LoadedPolicy(
+                        name=registration.name,
+                        origin=registration.endpoint,
+                        policy=Policy(),
+                        priority=MAX_PRIORITY,
+                        timeout_s=registration.timeout_s,
+                        remote_hooks=dict.fromkeys(registration.hooks, _not_called),
+                    )
+                )
+    return found
+
+
+def _not_called(view: object) -> RemoteRequest:
+    raise NotImplementedError
 
 
 def _name_in(folder: Path) -> str:

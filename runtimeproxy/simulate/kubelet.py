@@ -20,6 +20,7 @@ from runtimeproxy.simulate.manifests import Container, ContainerKind, Pod, Quant
 from runtimeproxy.units import (
     CPU_PERIOD_US,
     MAX_INT64,
+    UNLIMITED,
     cpu_quota_us_from_millicores,
     cpu_shares_from_millicores,
 )
@@ -58,6 +59,8 @@ class PodCalls(NamedTuple):
     """Whether there is a RunPodSandbox; else its sandbox is one that the proxy has not seen."""
     requests: Mapping[str, Quantities] = {}
     """By container: what the kubelet saves of them."""
+    cgroup_values: Mapping[str, int] = {}
+    """What the kubelet writes to the pod's own cgroup, by parameter of version 1; empty: not known."""
     added: tuple[str, ...] = ()
     """What Koordinator's webhook added."""
     notes: tuple[str, ...] = ()
@@ -89,6 +92,7 @@ def _calls(pod: Pod, cgroup_driver: str, memory_bytes: int | None) -> PodCalls:
         config=config,
         containers=tuple(_container_call(each, pod, uid, memory_bytes) for each in pod.containers),
         requests={each.name: each.requests for each in pod.containers},
+        cgroup_values=pod_cgroup_values(pod),
         notes=pod.notes,
     )
 
@@ -243,6 +247,27 @@ def pod_cgroup(uid: str, qos: KubeQoSClass, driver: str, root: str = "kubepods")
     words.append(f"pod{uid.replace('-', '_')}")
     slices = ["-".join(words[: count + 1]) + ".slice" for count in range(len(words))]
     return f"/{'/'.join(slices)}"
+
+
+def pod_cgroup_values(pod: Pod) -> dict[str, int]:
+    """Returns what the kubelet writes to the cgroup of a pod, by parameter of version 1; -1 is unlimited.
+
+    One container without a limit makes the pod unlimited. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
+    ResourceConfigForPod.
+    """
+    requests, limits = (
+        amounts_of((each.kind, getattr(each, which)) for each in pod.containers)
+        for which in ("requests", "limits")
+    )
+    _add(requests, pod.overhead)
+    _add(limits, {name: amount for name, amount in pod.overhead.items() if name in limits})
+    is_limited = {name: all(each.limits.get(name) for each in pod.containers) for name in ("cpu", "memory")}
+    cpu_limit = limits.get("cpu", 0) if is_limited["cpu"] else 0
+    return {
+        "cpu.shares": cpu_shares_from_millicores(requests.get("cpu", 0)),
+        "cpu.cfs_quota_us": cpu_quota_us_from_millicores(cpu_limit),
+        "memory.limit_in_bytes": min(limits["memory"], MAX_INT64) if is_limited["memory"] else UNLIMITED,
+    }
 
 
 POD_ANNOTATIONS: Final[dict[str, str]] = {

@@ -48,7 +48,7 @@ class SimulatedField:
     name: str
     """Such as `resources.cpu_shares` or `cgroup[cpu.cfs_burst_us]`."""
     before: str | None
-    """By the kubelet's request; None: no value. Of cgroup files it is not known."""
+    """By the kubelet; None: no value, or for a cgroup's file that it is not known."""
     after: str | None
     """What the runtime gets; None: no value."""
     is_changed: bool = False

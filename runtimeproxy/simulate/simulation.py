@@ -112,7 +112,11 @@ class _Simulator:
         if self._skip_label is not None and pod.labels.get(self._skip_label[0]) == self._skip_label[1]:
             notes.append(f"the label {self._skip_label[0]} says that policies leave it alone")
         describe = Description(
-            {each.name: each for each in self._chain.policies}, first.node, differing, self._servers
+            {each.name: each for each in self._chain.policies},
+            first.node,
+            differing,
+            self._servers,
+            self._chain.rule,
         )
         is_skipped = len(notes) > len(calls.notes)
         return SimulatedPod(
@@ -137,7 +141,8 @@ class _Simulator:
             view = draft.view()
             decision = await self._decide(draft.question())
             name = calls.config.metadata.name
-            asked.append(Asked("pod", name, Hook.PRE_RUN_POD_SANDBOX, view, decision, {}))
+            hook, values = Hook.PRE_RUN_POD_SANDBOX, calls.cgroup_values
+            asked.append(Asked("pod", name, hook, view, decision, {}, values))
             draft.keep_decision(decision)
             record = draft.record(_SIMULATED_ID)
         for call in calls.containers:

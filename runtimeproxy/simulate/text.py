@@ -46,7 +46,8 @@ def _table(fields: Sequence[SimulatedField]) -> Iterator[str]:
     rows = [("FIELD", "KUBELET", "RESULT", "CERTAINTY")]
     for each in fields:
         depends = f"depends on {', '.join(each.depends_on)}" if each.depends_on else "exact"
-        before = "?" if each.name.startswith("cgroup[") else each.before or _NONE
+        unknown = "?" if each.name.startswith("cgroup[") else _NONE
+        before = unknown if each.before is None else each.before
         rows.append((each.name, before, each.after if each.after is not None else _NONE, depends))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row, found in zip(rows, (None, *fields), strict=True):

@@ -96,7 +96,7 @@ def test_a_table_of_the_fields(run: Run) -> None:
         "pod.json: Pod default/trade: pod default/trade (LSR, Guaranteed)\n"
         "  pod:\n"
         "    FIELD                     KUBELET  RESULT  CERTAINTY\n"
-        "    cgroup[cpu.cfs_quota_us]  ?        -1      depends on the node's cgroups\n"
+        "    cgroup[cpu.cfs_quota_us]  400000   -1      depends on the node's cgroups\n"
         "      cpuset sets -1: CPUs allocated by the scheduler\n"
         "  container main:\n"
         "    FIELD                   KUBELET  RESULT  CERTAINTY\n"
@@ -199,6 +199,44 @@ def test_a_pod_that_a_policy_refuses(run: Run) -> None:
     code, out, _ = run("-f", write("pod.json", POD), "--config", "config.toml")
     assert code == 1
     assert "    refused: refusing: not on this node\n" in out
+
+
+def test_hook_servers_are_named_and_not_called(run: Run) -> None:
+    hooks = ["PreRunPodSandbox", "PreCreateContainer"]
+    registration = {"remote-endpoint": "/run/x.sock", "failure-policy": "Fail", "runtime-hooks": hooks}
+    write("hookserver.d/x.json", registration)
+    code, out, _ = run(
+        "-f",
+        write("pod.json", BATCH),
+        "--webhook",
+        "--hook-config-dir",
+        str(Path("hookserver.d").absolute()),
+        "--output",
+        "json",
+    )
+    assert code == 0
+    report = json.loads(out)
+    for target in report["pods"][0]["targets"]:
+        assert target["notSimulated"] == ["hook server x.json"]
+    assert "hook server x.json" in fields(report, "container")["resources.cpu_shares"]["dependsOn"]
+
+
+def test_the_quota_of_a_pods_cgroup_is_divided_from_the_kubelets(run: Run) -> None:
+    annotations = {"node.koordinator.sh/cpu-normalization-ratio": "2"}
+    write("node/node.json", {"kind": "Node", "metadata": {"name": "n", "annotations": annotations}})
+    Path("config.toml").write_text("[policies.cpu-normalization]\nenabled = true\n")
+    limited = {"name": "b", "resources": {"limits": {"cpu": "1"}}}
+    for containers, before, after in (
+        ([limited, {**limited, "name": "c"}], "200000", "100000"),
+        ([limited, {"name": "c"}], "-1", "-1"),
+    ):
+        pod = write("pod.json", {"kind": "Pod", "spec": {"containers": containers}})
+        code, out, _ = run(
+            "-f", pod, "--config", "config.toml", "--node-objects-dir", "node", "--output", "json"
+        )
+        assert code == 0
+        found = fields(json.loads(out), "pod")["cgroup[cpu.cfs_quota_us]"]
+        assert (found["before"], found["after"]) == (before, after)
 
 
 def test_a_pod_that_is_left_alone(run: Run) -> None:

@@ -131,6 +131,27 @@ def test_the_sandbox_has_the_sums_of_its_containers_and_its_overhead() -> None:
     assert found.requests == {"a": {"cpu": 1000, "memory": GIB}, "b": {"cpu": 1000, "memory": GIB}}
 
 
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ([{}], (2, -1, -1)),
+        ([{"limits": {"cpu": "1", "memory": "1Gi"}}], (1024, 100_000, GIB)),
+        ([{"limits": {"cpu": "1", "memory": "1Gi"}}, {}], (1024, -1, -1)),
+        (
+            [{"limits": {"cpu": "1"}}, {"limits": {"cpu": "500m"}, "requests": {"cpu": "0"}}],
+            (1024, 150_000, -1),
+        ),
+    ],
+)
+def test_values_of_the_pods_own_cgroup(
+    containers: list[dict[str, Any]], expected: tuple[int, int, int]
+) -> None:
+    spec = {"containers": [container(f"c{number}", **each) for number, each in enumerate(containers)]}
+    assert tuple(calls(spec).cgroup_values.values()) == expected
+    more = calls({**spec, "overhead": {"cpu": "1"}}).cgroup_values
+    assert more["cpu.cfs_quota_us"] == (-1 if expected[1] < 0 else expected[1] + 100_000)
+
+
 def test_huge_pages_and_variables() -> None:
     spec = container(limits={"hugepages-2Mi": "4Mi", "cpu": "1"})
     spec["env"] = [{"name": "A", "value": "x"}, {"name": "B", "valueFrom": {"fieldRef": {}}}]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtimeproxy.node.documents import InputError, parse_documents
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.manifests import ContainerKind, read_pods
 from runtimeproxy.simulate.reading import pod_calls
+from runtimeproxy.simulate.simulation import simulate
 
 FULL = {"limits": {"cpu": "1", "memory": "1Gi"}}
 TEMPLATE = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "main"}]}}
@@ -159,3 +163,51 @@ def test_recorded_requests() -> None:
 def test_several_documents_are_several_pods() -> None:
     documents = parse_documents(b"kind: Pod\n---\nkind: Pod\n")
     assert len(read_pods(documents).pods) == 2
+
+
+_scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
+_NAMES = """
+kind metadata spec template containers initContainers name labels resources limits requests cpu memory env
+value items config sandbox_config linux envs key annotations overhead priority status qosClass
+"""
+_names = st.sampled_from(_NAMES.split())
+_values = st.recursive(
+    _scalars | st.sampled_from(["Pod", "List", "Job", "1", "Always"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names | st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> bytes:
+    """A manifest or a request in which something is replaced by anything."""
+    container = {"name": "a", "resources": {"limits": {"cpu": "1"}}, "env": [{"name": "A", "value": "b"}]}
+    pod = {"kind": "Pod", "metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}}
+    call = {"sandbox_config": {}, "config": {"metadata": {"name": "x"}, "envs": [{"key": "a", "value": "b"}]}}
+    document: Any = draw(st.sampled_from([pod, {"kind": "List", "items": [pod]}, call]))
+    parts: list[tuple[Any, Any]] = []
+    pending = [json.loads(json.dumps(document))]
+    root = pending[0]
+    while pending:
+        part = pending.pop()
+        for key in part if isinstance(part, dict) else range(len(part)):
+            parts.append((part, key))
+            if isinstance(part[key], dict | list):
+                pending.append(part[key])
+    part, key = draw(st.sampled_from(parts))
+    part[key] = draw(_values)
+    return json.dumps(root).encode()
+
+
+@given(_damaged() | st.binary() | _values.map(lambda value: json.dumps(value).encode()), st.booleans())
+@settings(max_examples=150)
+def test_whatever_a_text_is_it_has_pods_or_a_reason(data: bytes, webhook: bool) -> None:
+    calls, reason = [], ""
+    try:
+        calls = pod_calls(data, "x", Node(), webhook=webhook)
+    except InputError as error:
+        reason = str(error)
+    assert bool(calls) is not bool(reason)
+    assert "\n" not in reason
+    assert len(reason) < 1000
+    simulate(calls, [], Node())
