@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 
 from runtimeproxy.cli import main
 
+DOCUMENT = Path(__file__).parents[2] / "policies" / "README.md"
 POD = {
     "kind": "Pod",
     "metadata": {
@@ -105,6 +107,29 @@ def test_a_table_of_the_fields(run: Run) -> None:
         "    resources.cpuset_cpus   -        0-3     depends on the node's CPUs\n"
         "      cpuset sets 0-3: CPUs allocated by the scheduler\n"
     )
+
+
+def test_the_documents_example_is_a_real_run(run: Run) -> None:
+    text = DOCUMENT.read_text()
+    for name in ("pod.yaml", "node/node.yaml"):
+        found = re.search(rf"```yaml\n# {name}\n(.*?)```", text, re.DOTALL)
+        assert found is not None
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(found[1])
+    found = re.search(r"```console\n\$ koord-runtime-proxy simulate (.*?)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    code, out, _ = run(*found[1].split())
+    assert (code, out) == (0, found[2])
+
+
+def test_a_quota_that_systemd_would_round_depends_on_the_driver(run: Run) -> None:
+    write("node/node.json", {"kind": "Node", "metadata": {"name": "n"}})
+    for cpu, depends in (("1230m", []), ("1234m", ["the kubelet's cgroup driver"])):
+        container = {"name": "main", "resources": {"limits": {"cpu": cpu}}}
+        pod = write("pod.json", {**BATCH, "spec": {"containers": [container]}})
+        code, out, _ = run("-f", pod, "--webhook", "--node-objects-dir", "node", "--output", "json")
+        assert code == 0
+        assert fields(json.loads(out), "container")["resources.cpu_quota_us"]["dependsOn"] == depends
 
 
 def test_programs_get_json_or_yaml(run: Run) -> None:
