@@ -62,14 +62,21 @@ _STATIC_ENTRIES: Final = len(HeaderTable.STATIC_TABLE)
 class Fields:
     """The fields whose values are read; made once for all readers of the same ones.
 
+    Args:
+        names: of fields whose values are decoded.
+        encoded: of fields whose values are read as they came: `decoded` decodes those that are needed.
+
     Attributes:
-        names: the fields' names.
+        names: the names of all these fields.
+        encoded: the first kind whose value is not decoded.
         other: the kind of all other fields.
     """
 
-    __slots__ = ("kind_of", "names", "other", "static")
+    __slots__ = ("encoded", "kind_of", "names", "other", "static")
 
-    def __init__(self, *names: bytes) -> None:
+    def __init__(self, *names: bytes, encoded: tuple[bytes, ...] = ()) -> None:
+        self.encoded = len(names)
+        names += encoded
         self.names = names
         self.other = len(names)
         self.kind_of = {name: kind for kind, name in enumerate(names)}
@@ -152,8 +159,10 @@ class FieldReader:
             name = decode_huffman(name) if is_coded else name
             kind, name_bytes = self._fields.kind_of.get(name, self._fields.other), len(name)
         value, is_coded, position = _string(block, position)
-        if kind == self._fields.other:
-            return _entry(kind, name_bytes, huffman_length(value) if is_coded else len(value), b""), position
+        if kind >= self._fields.encoded:
+            value_bytes = huffman_length(value) if is_coded else len(value)
+            kept = b"" if kind == self._fields.other else (_CODED if is_coded else _PLAIN) + value
+            return _entry(kind, name_bytes, value_bytes, kept), position
         value = decode_huffman(value) if is_coded else value
         return _entry(kind, name_bytes, len(value), value), position
 
@@ -235,6 +244,16 @@ class HeadReader(Generic[HeadT]):
                 self.remembered.clear()
             self.remembered[block] = head
         return head
+
+
+_CODED: Final = b"h"
+_PLAIN: Final = b"p"
+"""Before a value that is kept as it came: whether it is Huffman-coded."""
+
+
+def decoded(value: bytes) -> bytes:
+    """The value of a field that was kept as it came; empty for a field that was not there."""
+    return decode_huffman(value[1:]) if value.startswith(_CODED) else value[1:]
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:

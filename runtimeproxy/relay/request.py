@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +33,7 @@ from runtimeproxy.http2.frames import (
     rst_stream,
     unpack_header,
 )
-from runtimeproxy.http2.header_fields import Fields, HeadReader
+from runtimeproxy.http2.header_fields import Fields, HeadReader, decoded
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.intercepted_stream import InterceptedStream
 from runtimeproxy.relay.preconnect import check_early
@@ -51,7 +51,7 @@ MAX_SPECIAL_STREAMS: Final = 2000
 MAX_BLOCK_BYTES: Final = 128 * 1024
 """Of an encoded header block over all its frames; gRPC clients send well below 16 KiB."""
 
-FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding", b"traceparent")
+FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding", encoded=(b"traceparent",))
 """The header fields of a request that the relay reads."""
 
 _PADDED_OR_PRIORITY: Final = PADDED | PRIORITY_FLAG
@@ -66,6 +66,8 @@ class RequestHead:
     upstream: Upstream
     call: CallHead
     counts: MethodCounts
+    traceparent: bytes
+    """As it came: a tracing client sends another one in each call, and only intercepted ones need it."""
 
 
 def parse_timeout(value: bytes) -> float | None:
@@ -95,10 +97,9 @@ def request_head(relay: H2Relay, values: Sequence[bytes]) -> RequestHead:
         parse_timeout(timeout),
         encoding.decode("latin-1") or "identity",
         connection=relay,
-        traceparent=traceparent.decode("latin-1"),
     )
     options = relay.options
-    return RequestHead(options.route(call.path), call, options.counts.of(call.path))
+    return RequestHead(options.route(call.path), call, options.counts.of(call.path), traceparent)
 
 
 @dataclass(slots=True)
@@ -309,6 +310,8 @@ class RequestDirection:
         if upstream.is_intercepted and has_message and relay.options.interceptor.intercepts(call.path):
             if len(relay.special_streams) >= MAX_SPECIAL_STREAMS:
                 raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many intercepted calls on one connection")
+            if head.traceparent:
+                call = replace(call, traceparent=decoded(head.traceparent).decode("latin-1"))
             relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call, head.counts)
         return True
 

@@ -57,7 +57,7 @@ def prometheus(tmp_path: Path, daemon: tuple[ProxyProcess, int]) -> Iterator[str
     file = tmp_path / "prometheus.yml"
     # JSON is YAML, too.
     file.write_text(json.dumps(config))
-    command = [
+    command: list[str | Path] = [
         debian_program("prometheus"),
         f"--config.file={file}",
         f"--storage.tsdb.path={tmp_path / 'data'}",

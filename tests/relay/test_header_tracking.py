@@ -8,8 +8,8 @@ from hpack import Decoder
 from runtimeproxy.http2.frames import PeerError
 from runtimeproxy.interception import CallHead
 from runtimeproxy.relay.request import parse_timeout
-from tests.peers.wire import Headers
-from tests.relay.playbook import Play
+from tests.peers.wire import Headers, headers
+from tests.relay.playbook import HELD, Play, opened
 
 TABLE = 4096
 
@@ -174,3 +174,14 @@ def test_the_table_starts_with_4096_whatever_the_receiver_announces() -> None:
 def test_values_that_are_no_text_do_no_harm() -> None:
     tracker = HeaderTracker()
     assert tracker.decode(b"\x04\x02\xff\xfe", TABLE).path == "/\xff\xfe"
+
+
+def test_a_trace_is_known_of_intercepted_calls() -> None:
+    play = opened()
+    parent = f"00-{'ab' * 16}-{'12' * 8}-01"
+    for number in (3, 5):
+        block = play.client_headers.request(HELD, [("traceparent", parent)])
+        play.client(headers(number, block))
+        assert play.interceptor.calls[-1].head.traceparent == parent
+    play.hold(7)
+    assert play.interceptor.calls[-1].head.traceparent == ""
