@@ -1,0 +1,119 @@
+"""The commands and a real daemon in front of the fake runtime; one daemon for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy import __version__
+from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
+from tests.commands.conftest import Done, Run
+from tests.daemon.driving import batch_pod
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+from tests.service.conftest import module_folder
+
+__all__ = ["module_folder"]
+
+
+@pytest.fixture(scope="module")
+def runtime(module_folder: Path) -> Iterator[FakeRuntime]:
+    files = CgroupFiles(module_folder / "cgroup", version=2)
+    state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, files))
+    with FakeRuntime(module_folder / "runtime.sock", state=state) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def daemon(module_folder: Path, runtime: FakeRuntime) -> Iterator[ProxyProcess]:
+    """With one BE pod, whose CPU shares and quota a policy has set."""
+    config = f"[cgroups]\nroot = '{module_folder}/cgroup'\n[node]\nsysfs_root = '{module_folder}/none'\n"
+    options = ProxyOptions(str(runtime.socket_path), config=config)
+    with ProxyProcess(module_folder, options) as running, CriClient(running.socket) as client:
+        pod = batch_pod(client, "spark").run()
+        pod.create()
+        yield running
+
+
+@pytest.fixture
+def ask(run: Run, daemon: ProxyProcess) -> Run:
+    """Runs a command for the daemon."""
+
+    def ask_daemon(*words: str) -> Done:
+        return run(*words, "--koord-runtimeproxy-endpoint", str(daemon.socket))
+
+    return ask_daemon
+
+
+def status(ask: Run) -> dict[str, Any]:
+    done = ask("status", "--output", "json")
+    assert done.code in (0, 1), done.err
+    found = json.loads(done.out)
+    assert (done.code == 1) is bool(found["problems"])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_status(ask: Run, daemon: ProxyProcess) -> None:
+    found = status(ask)
+    assert found["daemon"]["pid"] == daemon.pid
+    assert found["records"]["pods"] == 1
+    lines = ask("status").out.splitlines()
+    assert lines[0].startswith(f"daemon    serving: version {__version__}, process {daemon.pid}, started ")
+    assert "bypass    off" in lines
+    assert "records   1 pod, 1 container" in lines
+    assert any(line.startswith("batch-resource  ") for line in lines)
+
+
+def test_the_bypass_is_seen(ask: Run, daemon: ProxyProcess) -> None:
+    assert ask("bypass", "on").out == f"process {daemon.pid}: bypass is on\n"
+    try:
+        wait_until(lambda: status(ask)["bypass"]["isOn"], "the bypass to be on")
+        shown = ask("status")
+        assert shown.code == 1
+        assert "bypass    on by signal since " in shown.out
+    finally:
+        ask("bypass", "off")
+    wait_until(lambda: not status(ask)["bypass"]["isOn"], "the bypass to be off")
+
+
+def test_the_doctor_asks_the_daemon(ask: Run) -> None:
+    found = json.loads(ask("doctor", "--output", "json").out)
+    (answer,) = [each for each in found if each["check"] == "daemon" and each["level"] == "ok"]
+    assert answer["text"].startswith(f"version {__version__} serves on ")
+
+
+def test_a_terminal_has_colours_and_a_pipe_has_none(daemon: ProxyProcess) -> None:
+    command = [sys.executable, "-m", "runtimeproxy", "status", "--endpoint", str(daemon.socket)]
+    environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environ |= {"TERM": "xterm-256color", "COLUMNS": "60"}
+    piped = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert "\x1b" not in piped.stdout
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(command, stdout=theirs, check=False, env=environ)
+        shown = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "\x1b[32mserving\x1b[0m" in shown
+
+
+def test_a_command_for_an_instance_that_is_stopped_gives_up(daemon: ProxyProcess, ask: Run) -> None:
+    daemon.signal(signal.SIGSTOP)
+    try:
+        done = ask("status", "--timeout", "100ms")
+    finally:
+        daemon.signal(signal.SIGCONT)
+    assert done.code == 3
+    assert "the daemon did not answer in time" in done.err
