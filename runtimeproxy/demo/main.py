@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import grpc
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
+from cri_api.runtimeproxy.v1.api_pb2 import ExplainRequest, ExplainResponse
+from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
+from runtimeproxy.commands.explain import show_explanation
+from runtimeproxy.commands.output import Page
 from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.live import OBJECTS_FOLDER, PERCENT, LiveChange, show_strategy, write_strategy
 from runtimeproxy.errors import RuntimeProxyError
@@ -48,6 +52,9 @@ USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock"
 
 RUN_LABEL: Final = "koord-runtime-proxy/demo"
 """Label of the demo's pods; its value differs in each run."""
+
+NAMESPACE: Final = "demo"
+"""Of the demo's pods."""
 
 CGROUP_TREE: Final = "koordproxydemo"
 """Name of the cgroup (or slice) of the demo's pods: the kubelet removes unknown pods from its own."""
@@ -110,6 +117,9 @@ DEMO_PODS: Final = (
 )
 """One pod of each class; no policy selects the last two."""
 
+EXPLAINED_POD: Final = "spark"
+"""The pod of which `explain` is shown."""
+
 LIVE_POD: Final = DemoPod("shop", "LS", KubeletQos.GUARANTEED)
 """The pod that runs while a strategy comes and goes."""
 
@@ -166,10 +176,12 @@ class Shown(NamedTuple):
     Attributes:
         changes: of the pods of each class, when they were created.
         live: of the pod that ran while a strategy came and went.
+        explanation: of `EXPLAINED_POD`, while it ran.
     """
 
     changes: list[Change]
     live: list[LiveChange]
+    explanation: ExplainResponse | None = None
 
 
 class Change(NamedTuple):
@@ -286,8 +298,14 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
     try:
         with _daemon(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
             calls = api_pb2_grpc.RuntimeServiceStub(opened)
+            explanation = None
             for pod in DEMO_PODS:
                 running = _run_pod(calls, pod, runtime, cgroups, folder.name)
+                if pod.name == EXPLAINED_POD:
+                    explain = RuntimeProxyStub(opened).Explain
+                    explanation = explain(
+                        ExplainRequest(pod=f"{NAMESPACE}/{pod.name}"), timeout=CALL_TIMEOUT_S
+                    )
                 _remove_pod(calls, running.id)
             running = _run_pod(calls, LIVE_POD, runtime, cgroups, folder.name)
             live = show_strategy(folder, cgroup_root, running.cgroups)
@@ -298,7 +316,7 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
     finally:
         _remove_pods(runtime, folder.name)
         _remove_cgroups(cgroup_root)
-    return Shown(_changes(log.read_text(encoding="utf-8")), live)
+    return Shown(_changes(log.read_text(encoding="utf-8")), live, explanation)
 
 
 @contextlib.contextmanager
@@ -374,7 +392,7 @@ def _run_pod(
     uid = str(uuid.uuid4())
     config = pod_sandbox_config(
         pod.name,
-        namespace="demo",
+        namespace=NAMESPACE,
         uid=uid,
         qos=pod.qos,
         labels={RUN_LABEL: run},
@@ -446,7 +464,7 @@ def _changes(log: str) -> list[Change]:
     return changes
 
 
-def _report(changes: list[Change], live: list[LiveChange]) -> int:
+def _report(changes: list[Change], live: list[LiveChange], explanation: ExplainResponse | None = None) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
     policies = built_in()
     names = max(len(policy.name) for policy in policies)
@@ -477,6 +495,9 @@ def _report(changes: list[Change], live: list[LiveChange]) -> int:
     total, changed = len(DEMO_PODS) + 1, len(touched)
     print("\n-: not set; -1: unlimited; <set>: values of variables are never logged")
     print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")
+    if explanation is not None:
+        print(f"\nkoord-runtime-proxy explain {NAMESPACE}/{EXPLAINED_POD}, while it ran:\n", flush=True)
+        show_explanation(explanation, Page())
     return 0 if changed else 1
 
 
