@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SESSIONS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean command-files
+.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean command-files session
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -86,6 +86,9 @@ proto: $(INSTALLED)  ## regenerate the stubs from the .proto files
 
 command-files: $(INSTALLED)  ## make man page and completions of the command line anew
 	$(BIN)/python -m tests.systemd.command_files
+
+session: $(INSTALLED)  ## record the terminal session of the README anew
+	$(BIN)/python -m tests.demo.session
 
 lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv

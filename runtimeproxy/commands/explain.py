@@ -24,6 +24,8 @@ from runtimeproxy.commands.values import enum_name
 
 _COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
 _GAP: Final = "  "
+_ID_LENGTH: Final = 13
+"""Of an id that is shown. Source: crictl."""
 _EFFECT_STYLES: Final = {
     api_pb2.ExplainedClaim.EFFECT_USED: GOOD,
     api_pb2.ExplainedClaim.EFFECT_LOST: FAINT,
@@ -101,7 +103,7 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
     pod = found.pod
     qos = ", ".join(part for part in (pod.qos_class or "no QoS class", pod.kube_qos_class) if part)
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), f"  {qos}"))
-    page.line(Cell(f"uid {pod.uid}, sandbox {pod.sandbox_id}", FAINT))
+    page.line(Cell(f"uid {pod.uid}, sandbox {pod.sandbox_id[:_ID_LENGTH]}", FAINT))
     if found.is_skipped:
         page.line(Cell("policies leave it alone: it has the skip label", DOUBTFUL))
     for problem in found.problems:
@@ -111,16 +113,13 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
         fields = [each for each in target.fields if is_everything or is_changed(each)]
         hidden += len(target.fields) - len(fields)
         page.gap()
-        page.line((Cell(_title(target), STRONG), Cell(f"  {target.cgroup}", FAINT)))
+        page.line((Cell(_title(target), STRONG), Cell(f"  {target.container_id[:_ID_LENGTH]}", FAINT)))
+        if is_everything and target.cgroup:
+            page.line(Cell(target.cgroup, FAINT), indent=2)
         if target.problem:
             page.entry(Cell("problem", BAD), target.problem, indent=2)
         _show_fields(fields, page)
-        for answer in target.policies:
-            if is_everything or answer.outcome in _TOLD:
-                outcome = enum_name(api_pb2.PolicyAnswer.Outcome, answer.outcome)
-                style = BAD if answer.outcome in _WRONG else FAINT
-                words = (Cell(outcome, style), f": {answer.reason}" if answer.reason else "")
-                page.entry(answer.policy, words, indent=2)
+        _show_answers([each for each in target.policies if is_everything or each.outcome in _TOLD], page)
     if hidden:
         page.gap()
         page.line(Cell(f"{hidden} more that nothing changes: --all", FAINT))
@@ -168,6 +167,15 @@ def _show_fields(fields: Sequence[api_pb2.ExplainedField], page: Page) -> None:
         widest = max((len(about.text) for about, _ in remarks), default=0)
         for about, words in remarks:
             page.entry(about, words, indent=4, label_width=widest)
+
+
+def _show_answers(answers: Sequence[api_pb2.PolicyAnswer], page: Page) -> None:
+    widest = max((len(each.policy) for each in answers), default=0)
+    for answer in answers:
+        outcome = enum_name(api_pb2.PolicyAnswer.Outcome, answer.outcome)
+        style = BAD if answer.outcome in _WRONG else FAINT
+        words = (Cell(outcome, style), f": {answer.reason}" if answer.reason else "")
+        page.entry(answer.policy, words, indent=2, label_width=widest)
 
 
 _HEADER: Final = tuple(Cell(column, STRONG) for column in _COLUMNS)

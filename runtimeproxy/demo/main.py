@@ -62,6 +62,7 @@ CGROUP_TREE: Final = "koordproxydemo"
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
 _PROBE_TIMEOUT_S: Final = 5.0
+_WIDTH: Final = 80
 _SOCKET: Final = "proxy.sock"
 _NOTIFY_SOCKET: Final = "notify"
 _NOTIFICATION_BYTES: Final = 4_096
@@ -497,7 +498,7 @@ def _report(changes: list[Change], live: list[LiveChange], explanation: ExplainR
     print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")
     if explanation is not None:
         print(f"\nkoord-runtime-proxy explain {NAMESPACE}/{EXPLAINED_POD}, while it ran:\n", flush=True)
-        show_explanation(explanation, Page())
+        show_explanation(explanation, Page(width=_WIDTH))
     return 0 if changed else 1
 
 

@@ -75,6 +75,41 @@ def test_status(ask: Run, daemon: ProxyProcess) -> None:
     assert any(line.startswith("batch-resource  ") for line in lines)
 
 
+def test_pods_and_why_their_values_are_what_they_are(ask: Run) -> None:
+    (header, row) = ask("pods").out.splitlines()
+    assert header.split()[0] == "NAMESPACE"
+    assert row.split()[:3] == ["default", "spark", "BE"]
+    assert row.split()[-1] == "batch-resource"
+    uid = json.loads(ask("pods", "--output", "json").out)["pods"][0]["uid"]
+    for name in ("spark", "default/spark", uid, uid[:8], "default/spark/main", "spark/main"):
+        done = ask("explain", name)
+        assert (done.code, done.err) == (0, "")
+        assert "  cpu.shares  " in done.out
+    found = json.loads(ask("explain", "spark/main", "--output", "json").out)
+    (target,) = [each for each in found["targets"] if each["level"] == "LEVEL_CONTAINER"]
+    (shares,) = [each for each in target["fields"] if each["name"] == "cpu.shares"]
+    assert (shares["requested"], shares["resolved"], shares["applied"]) == ("2", "512", "512")
+    assert shares["claims"][0]["owner"] == "batch-resource"
+    assert f"    batch-resource  512: {shares['claims'][0]['reason']}" in ask("explain", "spark/main").out
+
+
+def test_a_pod_that_is_not_there(ask: Run) -> None:
+    for name in ("nothing", "default/nothing", "default/spark/nothing"):
+        done = ask("explain", name)
+        assert done.code == 4
+        assert "nothing" in done.err
+
+
+def test_the_audit(ask: Run) -> None:
+    entries = [json.loads(line) for line in ask("audit", "--output", "json").out.splitlines()]
+    shares = [each for each in entries if each["field"] == "resources.cpu_shares"]
+    assert [(each["policy"], each["before"], each["after"]) for each in shares] == [
+        ("batch-resource", "2", "512")
+    ]
+    assert "batch-resource  resources.cpu_shares 2 -> 512: " in ask("audit", "--pod", "default/spark").out
+    assert ask("audit", "--policy", "cpuset").out == ""
+
+
 def test_the_bypass_is_seen(ask: Run, daemon: ProxyProcess) -> None:
     assert ask("bypass", "on").out == f"process {daemon.pid}: bypass is on\n"
     try:

@@ -166,7 +166,7 @@ def test_an_explanation() -> None:
         "demo/spark  BE, BestEffort",
         "uid uid-1, sandbox s1",
         "",
-        "container main  kubepods/besteffort/pod1/c1",
+        "container main  c1",
         "  FIELD             REQUESTED  RESOLVED  APPLIED  NOW",
         "  cpu.shares        2          512       512      512",
         "    batch-resource  512: batch resources of a best-effort pod [cluster strategy of cm.yaml]",
@@ -183,7 +183,8 @@ def test_an_explanation() -> None:
 def test_an_explanation_of_everything() -> None:
     text = explanation(explained_pod(), is_everything=True)
     assert "  memory.min        -          -         -        0\n" in text
-    assert "  cpuset  nothing\n" in text
+    assert "container main  c1\n  kubepods/besteffort/pod1/c1\n" in text
+    assert "  cpuset     nothing\n" in text
     assert "--all" not in text
 
 

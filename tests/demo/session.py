@@ -41,7 +41,10 @@ def main() -> None:
             console.print(Text.assemble(("$ ", "bold green"), (f"{PROGRAM} {command}", "bold")))
             console.print(Text.from_ansi(output))
             console.print()
-    svg = console.export_svg(title=PROGRAM, unique_id="session")
+    # Without the fonts, which a browser would have to load from elsewhere.
+    svg = re.sub(
+        r"@font-face \{.*?\}\s*", "", console.export_svg(title=PROGRAM, unique_id="session"), flags=re.S
+    )
     IMAGE.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
 
 

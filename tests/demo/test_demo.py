@@ -13,10 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.demo.live import LiveChange
 from runtimeproxy.demo.main import (
@@ -34,6 +36,7 @@ from runtimeproxy.demo.main import (
 from runtimeproxy.testing import CallError, CgroupDriver, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos
 from runtimeproxy.testing.services import RUNTIME_VERSION
+from tests.demo.session import COMMANDS, IMAGE
 from tests.lab.deadline import quickest_s, time_s
 from tests.lab.programs import REPOSITORY
 
@@ -43,6 +46,11 @@ README = REPOSITORY / "README.md"
 
 def demo_command(runtime: str) -> list[str]:
     return [sys.executable, "-m", "runtimeproxy", "demo", "--remote-runtime-service-endpoint", runtime]
+
+
+def without_ids(text: str) -> str:
+    """A text without the ids of pods, which differ in each run."""
+    return re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b[0-9a-f]{13}\b", "id", text)
 
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -82,7 +90,8 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     assert ["group-identity", "this", "node", "has", "no", "strategies"] in shown["web"]
     assert ["memory-qos", "off", "by", "default"] in shown["web"]
     # This runtime makes no cgroups, so the strategy has no files to change.
-    assert done.stdout.endswith("7 pods ran through the proxy: 4 changed, 3 untouched\n")
+    assert "\n7 pods ran through the proxy: 4 changed, 3 untouched\n" in done.stdout
+    assert "\ndemo/spark  BE, BestEffort\n" in done.stdout
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert "\x1b" not in done.stdout
     assert not fake_runtime.state.sandboxes
@@ -100,7 +109,7 @@ def test_a_runtime_that_refuses_a_pod_is_cleaned_up_and_replaced_by_the_fake(
     assert "the runtime refused a pod: UNKNOWN: no space left" in shown
     assert "runtime: the built-in fake (that runtime cannot run the pods of the demo)" in shown
     (recorded,) = re.findall(r"```\nruntime: .*?\n(.*?)```", README.read_text(), re.DOTALL)
-    assert shown.endswith(recorded)
+    assert without_ids(shown).endswith(without_ids(recorded))
     assert not fake_runtime.state.sandboxes
 
 
@@ -252,3 +261,14 @@ def test_a_proxy_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pyte
         assert runtime is not None
         with pytest.raises(DemoError, match=r"did not start: .*WORKER_THREADS"):
             _drive(tmp_path, runtime)
+
+
+def test_the_recorded_session_is_an_image_that_loads_nothing() -> None:
+    image = ElementTree.parse(IMAGE).getroot()  # noqa: S314  # a file of this repository
+    assert image.tag == "{http://www.w3.org/2000/svg}svg"
+    text = IMAGE.read_text()
+    assert "url(" not in re.sub(r"url\(#", "", text)
+    shown = "".join(image.itertext()).replace("\xa0", " ")
+    for command in COMMANDS:
+        assert f"{PROGRAM} {command}" in shown
+    assert "cluster strategy" in shown
