@@ -213,6 +213,17 @@ class AuditSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """`[api]`: the daemon's own API. Its reads are on the socket of `proxy.endpoint`."""
+
+    admin_socket: str = "admin/api.sock"
+    """Socket of the calls that change something (`SetPolicyMode`, `SetBypass`), with mode 0600: an absolute
+    path, or one below the folder of `proxy.endpoint`. Only the daemon's user can enter its folder, which is
+    made. Empty for none: whoever may connect to a CRI socket is root on this node, but need not be an
+    operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
     """`[metrics]`: metrics for Prometheus."""
 
@@ -235,6 +246,7 @@ class Settings:
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
+    api: ApiSettings = field(default_factory=ApiSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -247,6 +259,7 @@ GROUPS: Final = {
     "ledger": LedgerSettings,
     "state": StateSettings,
     "audit": AuditSettings,
+    "api": ApiSettings,
     "metrics": MetricsSettings,
     "log": LogSettings,
 }
@@ -256,7 +269,7 @@ _NEED_RESTART: Final = frozenset(
     (
         *(
             (group, key)
-            for group in ("proxy", "cgroups", "node", "state", "metrics")
+            for group in ("proxy", "cgroups", "node", "state", "api", "metrics")
             for key in GROUPS[group].__annotations__
         ),
         ("hooks", "worker_threads"),

@@ -60,6 +60,10 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     proxy = _with_paths(settings.proxy, problems)
     if not problems:
         problems += _own_socket_problems(proxy)
+        try:
+            admin_socket(settings)
+        except ValueError as error:
+            problems.append((("api", "admin_socket"), str(error)))
     try:
         parse_listen(settings.metrics.listen)
     except ValueError as error:
@@ -141,6 +145,21 @@ def parse_listen(text: str) -> TcpAddress | str | None:
     if (address.version == 6) is not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"{text!r}: write an IPv6 address in brackets, and no other one")
     return TcpAddress(str(address), int(digits))
+
+
+def admin_socket(settings: Settings) -> str:
+    """The absolute path of the admin socket; empty for none.
+
+    Raises:
+        ValueError: it cannot be one; says why.
+    """
+    text = settings.api.admin_socket
+    if not text:
+        return ""
+    if ":" in text.partition("/")[0] or text.startswith("/"):
+        return parse_endpoint(text, spare_bytes=TEMPORARY_SUFFIX_BYTES)
+    folder = os.path.dirname(settings.proxy.endpoint.removeprefix("unix://").removeprefix("unix:"))  # noqa: PTH120
+    return parse_endpoint(f"{folder}/{text}", spare_bytes=TEMPORARY_SUFFIX_BYTES)
 
 
 def is_same_socket(one: str, other: str) -> bool:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from runtimeproxy import __version__
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.config.settings import reloaded
-from runtimeproxy.config.validation import parse_listen
+from runtimeproxy.config.validation import admin_socket, parse_listen
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.logs import dropped_lines, flush_failures
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.service.api.loading import READ_SERVICE, loader
+from runtimeproxy.service.api.admin_socket import AdminSocket
+from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE, loader
 from runtimeproxy.service.api.sources import ApiSources, Reloaded
 from runtimeproxy.service.audit_file import AuditFile
 from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
@@ -31,6 +32,7 @@ from runtimeproxy.service.bypass import Bypass, Cause
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import report_to_predecessor
 from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
+from runtimeproxy.service.local_server import LocalServer
 from runtimeproxy.service.metrics.server import serve_metrics
 from runtimeproxy.service.metrics.sources import ServiceCounts, Sources
 from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.kubelet import KubeletSetting
-    from runtimeproxy.service.local_server import LocalServer
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,9 @@ class Daemon:
         self._notifier.is_muted = self._predecessor is not None
         self._upgrade: Upgrade | None = None
         self._local: LocalServer | None = None
+        path = admin_socket(settings)
+        self._admin = AdminSocket(path) if path else None
+        self._admin_server: LocalServer | None = None
         self._server: RelayServer | None = None
         self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
@@ -334,8 +338,11 @@ class Daemon:
         exact_timers()
         self._executor.submit(wake_soon, threading.get_native_id())
         self._spawn(self._keep_status(engine))
+        apis = self._api(engine, listener)
+        if self._admin is not None:
+            self._spawn(self._publish_admin(engine, apis))
         if self._local is not None:
-            api = self._api(engine, listener)
+            api = {READ_SERVICE: apis[READ_SERVICE]}
             self._spawn(self._local.start(self._executor, engine.runtime_answers, self._stopping, api))
         if (interval_s := watchdog_interval_s(self._environ)) is not None:
             self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
@@ -362,7 +369,7 @@ class Daemon:
         await serve_metrics(sources, address, self._executor, self._stopping)
 
     def _api(self, engine: Engine, listener: Listener) -> dict[str, Load]:
-        """The services of the API on the kubelet's socket; loaded at their first calls."""
+        """The services of the API; loaded at their first calls."""
         assert self._server is not None  # noqa: S101 - it serves
         assert self._upgrade is not None  # noqa: S101 - made with the server
         predecessor = self._predecessor
@@ -379,10 +386,33 @@ class Daemon:
             config_path=self._config_path,
             last_reload=lambda: self._last_reload,
             has_predecessor=lambda: predecessor is not None and predecessor.is_draining,
+            admin=self._admin,
+            changing=self._changing,
         )
         module = "runtimeproxy.service.api.servicer"
         executor = self._executor
-        return {READ_SERVICE: loader(executor, module, lambda it: it.RuntimeProxyServicer(sources, executor))}
+        return {
+            READ_SERVICE: loader(executor, module, lambda it: it.RuntimeProxyServicer(sources, executor)),
+            ADMIN_SERVICE: loader(
+                executor, "runtimeproxy.service.api.admin", lambda it: it.AdminServicer(sources)
+            ),
+        }
+
+    async def _publish_admin(self, engine: Engine, apis: dict[str, Load]) -> None:
+        """Publishes the admin socket; its server is made at the first connection."""
+        admin, lock = self._admin, asyncio.Lock()
+        assert admin is not None  # noqa: S101 - the caller has looked
+
+        async def start() -> str:
+            async with lock:
+                if self._admin_server is None:
+                    server = LocalServer()
+                    await server.start(self._executor, engine.runtime_answers, self._stopping, apis)
+                    self._admin_server = server
+                return self._admin_server.socket_path
+
+        admin.start = start
+        await admin.publish(replaces=self._predecessor is not None)
 
     # Service
 
@@ -483,6 +513,9 @@ class Daemon:
     async def _take_back_state(self) -> None:
         if self._engine is not None:
             await self._engine.take_back_state()
+        if self._admin is not None:
+            # The successor's is there, or its remains.
+            await self._admin.publish(replaces=True)
 
     # End
 
@@ -495,12 +528,15 @@ class Daemon:
         self._notifier.stopping("draining")
         server.stop_accepting()
         address = listener.address
+        if self._admin is not None:
+            await self._admin.stop()
         kubelets = None if upgrade.has_moved else self._find_kubelets(address, listener.path is None)
         listener.release()
         await server.drain(self._settings.proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
-        if self._local is not None:
-            await self._local.stop()
+        for local in (self._local, self._admin_server):
+            if local is not None:
+                await local.stop()
         if self._engine is not None:
             await self._engine.close()
         self._audit_file.close()

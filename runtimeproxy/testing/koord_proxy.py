@@ -16,6 +16,7 @@ import grpc
 
 from cri_api.runtime.v1 import api_pb2_grpc
 from runtimeproxy.config.settings import (
+    ApiSettings,
     CgroupsSettings,
     HooksSettings,
     NodeSettings,
@@ -231,6 +232,7 @@ class KoordProxy:
                 objects_dir=str(folder.absolute() / "node.d"),
                 kubelet_dir=str(folder.absolute() / "kubelet"),
             ),
+            api=ApiSettings(admin_socket=""),
             state=StateSettings(dir=str(folder.absolute() / f"{self.socket_path.stem}.state")),
         )
 

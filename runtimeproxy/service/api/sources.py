@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallInterceptor
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.service.api.admin_socket import AdminSocket
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.handover.upgrade import Upgrade
@@ -43,8 +44,8 @@ class ApiSources:
         config_path: the configuration file; empty for none.
         stopping: set when it ends.
         last_reload: the last reload of the configuration; None if there was none.
-        admin_endpoint: socket of the service Admin; empty for none.
-        admin_problem: why that does not serve; empty if it does.
+        admin: the socket of the service Admin; None for none.
+        changing: held by reloads, upgrades and changes of modes: one at a time.
         has_predecessor: whether calls still run in the process before this one.
     """
 
@@ -59,6 +60,6 @@ class ApiSources:
     stopping: asyncio.Event
     config_path: str = ""
     last_reload: Callable[[], Reloaded | None] = lambda: None
-    admin_endpoint: str = ""
-    admin_problem: str = ""
+    admin: AdminSocket | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     has_predecessor: Callable[[], bool] = lambda: False

@@ -1,0 +1,128 @@
+"""The admin socket, and what is changed there."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.service.api.admin_socket import AdminSocket
+from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
+from tests.daemon.test_reload import UNTOUCHED
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+from tests.service.api.conftest import status_of
+
+
+def socket_of(daemon: ProxyProcess) -> Path:
+    return daemon.folder / "admin" / "api.sock"
+
+
+@pytest.fixture
+def channel(daemon: ProxyProcess) -> Iterator[grpc.Channel]:
+    """To the admin socket."""
+    wait_until(socket_of(daemon).exists, "the admin socket")
+    with grpc.insecure_channel(f"unix:{socket_of(daemon)}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def admin(channel: grpc.Channel) -> Any:
+    return api_pb2_grpc.AdminStub(channel)
+
+
+def test_only_the_daemons_user_gets_there(daemon: ProxyProcess, own_api: Any) -> None:
+    wait_until(socket_of(daemon).exists, "the admin socket")
+    assert stat.S_IMODE(socket_of(daemon).stat().st_mode) == 0o600
+    assert stat.S_IMODE(socket_of(daemon).parent.stat().st_mode) == 0o700
+    wait_until(lambda: not status_of(own_api).daemon.admin_problem, "it serves")
+    assert status_of(own_api).daemon.admin_endpoint == str(socket_of(daemon))
+    daemon.terminate()
+    assert not socket_of(daemon).exists()
+
+
+def test_reflection_lists_both_services_there(channel: grpc.Channel) -> None:
+    services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {READ_SERVICE, ADMIN_SERVICE} <= set(services)
+
+
+def test_the_bypass(admin: Any, channel: grpc.Channel, client: CriClient) -> None:
+    api: Any = api_pb2_grpc.RuntimeProxyStub(channel)
+    asked = api_pb2.SetBypassRequest(is_on=True, reason="ticket 7")
+    answer = admin.SetBypass(asked, timeout=30, wait_for_ready=True).bypass
+    assert (answer.is_on, answer.cause, answer.reason) == (True, api_pb2.Bypass.CAUSE_COMMAND, "ticket 7")
+    assert status_of(api).bypass == answer
+    assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
+    assert not admin.SetBypass(api_pb2.SetBypassRequest(), timeout=30).bypass.is_on
+    assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES
+
+
+def test_a_reason_that_is_too_long(admin: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        admin.SetBypass(api_pb2.SetBypassRequest(reason="x" * 257), timeout=30, wait_for_ready=True)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_none_is_made_where_it_is_off(daemons: Daemons) -> None:
+    daemon = daemons.start('[api]\nadmin_socket = ""\n')
+    with CriClient(daemon.socket) as client:
+        status = status_of(api_pb2_grpc.RuntimeProxyStub(client.channel))
+    assert status.daemon.admin_endpoint == status.daemon.admin_problem == ""
+    assert not socket_of(daemon).parent.exists()
+
+
+def test_a_path_that_cannot_be_used_costs_the_admin_socket_only(daemons: Daemons) -> None:
+    daemon = daemons.start('[api]\nadmin_socket = "/proc/no/api.sock"\n')
+    with CriClient(daemon.socket) as client:
+        api: Any = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        wait_until(lambda: "/proc/no" in status_of(api).daemon.admin_problem, "the problem")
+        assert any("admin socket" in each for each in status_of(api).problems)
+
+
+class TestSocket:
+    """The socket alone."""
+
+    async def test_one_of_another_process_stays(self, socket_folder: Path) -> None:
+        path = socket_folder / "admin" / "api.sock"
+        first, second = AdminSocket(str(path)), AdminSocket(str(path))
+        await first.publish()
+        await second.publish()
+        assert (first.problem, "another process listens" in second.problem) == ("", True)
+        await second.publish(replaces=True)
+        assert second.problem == ""
+        await first.stop()
+        assert path.exists()
+        await second.stop()
+        assert not path.exists()
+
+    async def test_the_socket_of_a_killed_process_is_replaced(self, socket_folder: Path) -> None:
+        path = socket_folder / "admin" / "api.sock"
+        path.parent.mkdir()
+        server = await asyncio.start_unix_server(lambda *_: None, path=path)
+        server.close()
+        if not path.exists():  # newer interpreters remove it
+            path.touch()
+            path.unlink()
+        socket = AdminSocket(str(path))
+        await socket.publish()
+        assert socket.problem == ""
+        await socket.stop()
+
+    async def test_what_is_no_socket_stays(self, socket_folder: Path) -> None:
+        path = socket_folder / "admin" / "api.sock"
+        path.parent.mkdir()
+        path.write_text("a file")
+        socket = AdminSocket(str(path))
+        await socket.publish()
+        assert "is not a socket" in socket.problem
+        assert path.read_text() == "a file"
