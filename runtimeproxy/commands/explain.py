@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.client import reading
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.commands.fields import FieldRow, claim_text, show_fields
 from runtimeproxy.commands.output import (
     BAD,
     DOUBTFUL,
@@ -23,7 +24,6 @@ from runtimeproxy.commands.output import (
 from runtimeproxy.commands.values import enum_name
 
 _COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
-_GAP: Final = "  "
 _ID_LENGTH: Final = 13
 """Of an id that is shown. Source: crictl."""
 _EFFECT_STYLES: Final = {
@@ -148,25 +148,10 @@ def _title(target: api_pb2.ExplainedTarget) -> str:
 
 
 def _show_fields(fields: Sequence[api_pb2.ExplainedField], page: Page) -> None:
-    rows = [_values(each) for each in fields]
-    if not rows:
+    if not fields:
         page.line("nothing is changed here", indent=2)
         return
-    widths = [max(len(row[number].text) for row in (_HEADER, *rows)) for number in range(len(_COLUMNS))]
-    is_wide = 2 + sum(widths) + len(_GAP) * (len(widths) - 1) <= page.width
-    if is_wide:
-        page.line(_row(_HEADER, widths), indent=2)
-    for field, row in zip(fields, rows, strict=True):
-        if is_wide:
-            page.line(_row(row, widths), indent=2)
-        else:
-            page.line(row[0], indent=2)
-            for label, value in zip(_COLUMNS[1:], row[1:], strict=True):
-                page.entry(Cell(label.lower(), FAINT), value, indent=4, label_width=9)
-        remarks = list(_remarks(field))
-        widest = max((len(about.text) for about, _ in remarks), default=0)
-        for about, words in remarks:
-            page.entry(about, words, indent=4, label_width=widest)
+    show_fields(_COLUMNS, [FieldRow(_values(each), list(_remarks(each))) for each in fields], page)
 
 
 def _show_answers(answers: Sequence[api_pb2.PolicyAnswer], page: Page) -> None:
@@ -178,16 +163,6 @@ def _show_answers(answers: Sequence[api_pb2.PolicyAnswer], page: Page) -> None:
         page.entry(answer.policy, words, indent=2, label_width=widest)
 
 
-_HEADER: Final = tuple(Cell(column, STRONG) for column in _COLUMNS)
-
-
-def _row(cells: Sequence[Cell], widths: Sequence[int]) -> Words:
-    parts: list[str | Cell] = []
-    for cell, width in zip(cells, widths, strict=True):
-        parts += [cell, " " * (width - len(cell.text)) + _GAP]
-    return parts
-
-
 def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
     """The cells of a field, in the order of the columns."""
     requested = field.requested if field.HasField("requested") else ("?" if field.is_request_unknown else "-")
@@ -195,8 +170,7 @@ def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
     applied = field.applied if field.HasField("applied") else "-"
     now = field.observed_value if field.HasField("observed_value") else "-"
     style = BAD if field.is_different else ""
-    cells = (Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style))
-    return tuple(Cell(" ".join(cell.text.split()) or "''", cell.style) for cell in cells)
+    return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style)
 
 
 def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
@@ -217,11 +191,9 @@ def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
 def _claim(claim: api_pb2.ExplainedClaim) -> str:
     """One claim: what is wanted, why, where that comes from, and whether it counts."""
     value = _ROLES.get(claim.role, "{}").format(claim.value) if claim.HasField("value") else "cleared"
-    text = f"{value}: {claim.reason}" if claim.reason else value
-    sources = dict.fromkeys(each.provenance.text or each.path for each in claim.strategies)
-    if sources:
-        text += f" [{'; '.join(sources)}]"
+    sources = (each.provenance.text or each.path for each in claim.strategies)
+    effect = ""
     if claim.effect not in (api_pb2.ExplainedClaim.EFFECT_USED, api_pb2.ExplainedClaim.EFFECT_UNSPECIFIED):
-        effect = enum_name(api_pb2.ExplainedClaim.Effect, claim.effect)
-        text += f" ({': '.join(part for part in (effect, claim.effect_reason) if part)})"
-    return text
+        name = enum_name(api_pb2.ExplainedClaim.Effect, claim.effect)
+        effect = ": ".join(part for part in (name, claim.effect_reason) if part)
+    return claim_text(value, claim.reason, sources, effect)

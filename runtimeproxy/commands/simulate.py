@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import load_policies, load_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
+from runtimeproxy.commands.fields import FieldRow, claim_text, show_fields
+from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, STRONG, Cell, Page, Words, print_value
 from runtimeproxy.config.sources import FLAGS
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.simulate.kubelet import PodCalls
+    from runtimeproxy.simulate.result import PolicyChange, SimulatedField, SimulatedPod, Simulation, Target
 
 
 _OBJECTS_DIR: Final = next(each.destination for each in FLAGS if each.name == "node.objects_dir")
 _NOTHING_KNOWN: Final = (
     "node and strategies are not known; --node-objects-dir names a folder of their objects"
 )
+
+
+_COLUMNS: Final = ("FIELD", "REQUESTED", "RESULT", "CERTAINTY")
+_ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_most": "at most {}"}
 
 
 def simulate(arguments: Namespace) -> int:
@@ -34,10 +41,9 @@ def simulate(arguments: Namespace) -> int:
     _make_absolute(arguments)
     settings = load_settings(arguments)
     from runtimeproxy.node.snapshot import Input, InputState
-    from runtimeproxy.simulate import simulation, text
+    from runtimeproxy.simulate import simulation
     from runtimeproxy.simulate.files import UsageError, registered_servers
     from runtimeproxy.simulate.result import simulation_as_json
-    from runtimeproxy.slo.reading import printable
 
     try:
         node = _node(arguments, settings)
@@ -58,15 +64,13 @@ def simulate(arguments: Namespace) -> int:
         budget_s=hooks.budget_s,
     )
     if arguments.output == "text":
+        page = Page()
         if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN:
-            print(f"note: {_NOTHING_KNOWN}")
-        print("\n".join(map(printable, text.lines_of(found))))
-    elif arguments.output == "json":
-        print(json.dumps(simulation_as_json(found), indent=2))
+            page.entry(Cell("note", DOUBTFUL), _NOTHING_KNOWN)
+            page.gap()
+        show_simulation(found, page)
     else:
-        import yaml
-
-        print(yaml.safe_dump(simulation_as_json(found), sort_keys=False), end="")
+        print_value(simulation_as_json(found), arguments.output)
     return ExitCode.FAILED if found.is_refused else ExitCode.OK
 
 
@@ -98,3 +102,71 @@ def _calls(name: str, node: Node, *, webhook: bool) -> list[PodCalls]:
         return pod_calls(data, source, node, webhook=webhook)
     except InputError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def show_simulation(found: Simulation, page: Page) -> None:
+    """Prints a section for each pod, with a table for its sandbox and for each container."""
+    for number, pod in enumerate(found.pods):
+        if number:
+            page.gap()
+        _show_pod(pod, page)
+
+
+def _show_pod(pod: SimulatedPod, page: Page) -> None:
+    qos = f"  {pod.qos or 'no QoS class'}, {pod.kube_qos}"
+    page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), qos))
+    page.line(Cell(pod.source, FAINT))
+    for each in pod.added:
+        page.entry(Cell("webhook", FAINT), each)
+    for each in pod.notes:
+        page.entry(Cell("note", DOUBTFUL), each)
+    for target in pod.targets:
+        page.gap()
+        _show_target(target, page)
+
+
+def _show_target(target: Target, page: Page) -> None:
+    page.line(Cell("pod" if target.kind == "pod" else f"{target.kind} {target.name}", STRONG))
+    if target.refusal:
+        page.entry(Cell("refused", BAD), target.refusal, indent=2)
+    if target.fields:
+        rows = [FieldRow(_values(each), list(_remarks(each))) for each in target.fields]
+        show_fields(_COLUMNS, rows, page)
+    elif not target.refusal:
+        page.line("nothing is changed here", indent=2)
+    width = max((len(each.policy) for each in target.remarks), default=0)
+    for remark in target.remarks:
+        what = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
+        words = (Cell(remark.kind.value, FAINT), f": {what}")
+        page.entry(remark.policy, words, indent=2, label_width=width)
+    for each in target.not_simulated:
+        page.entry(Cell("not simulated", DOUBTFUL), each, indent=2)
+
+
+def _values(field: SimulatedField) -> tuple[Cell, ...]:
+    """The cells of a field, in the order of the columns; of a file the value before may not be known."""
+    unknown = "?" if field.name.startswith("cgroup[") else "-"
+    style = DOUBTFUL if field.depends_on else GOOD
+    return (
+        Cell(field.name),
+        Cell(unknown if field.before is None else field.before),
+        Cell("-" if field.after is None else field.after),
+        Cell(field.certainty.value, style),
+    )
+
+
+def _remarks(field: SimulatedField) -> Iterator[tuple[Cell, Words]]:
+    for change in field.changes:
+        yield Cell(change.policy, GOOD if change.counts else FAINT), _change(change)
+    if field.depends_on:
+        yield Cell("depends on", DOUBTFUL), ", ".join(field.depends_on)
+
+
+def _change(change: PolicyChange) -> str:
+    value = "cleared" if change.wanted is None else _ROLES[change.role].format(change.wanted)
+    effect = change.note
+    if change.mode.value != "enforce":
+        effect = "; ".join(filter(None, ("dry-run", effect)))
+    elif not change.counts:
+        effect = effect or "does not count"
+    return claim_text(value, change.reason, change.provenance, effect)
