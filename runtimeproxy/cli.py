@@ -50,6 +50,8 @@ examples:
       serve in front of CRI-O
   {PROGRAM} check-config --config /etc/koord-runtime-proxy/config.toml
       check a configuration without serving
+  {PROGRAM} explain default/web --output json
+      show why the values of a pod are what they are, for a program
 
 signals:
   SIGTERM       drains and ends

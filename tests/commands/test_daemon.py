@@ -128,6 +128,31 @@ def test_the_doctor_asks_the_daemon(ask: Run) -> None:
     assert answer["text"].startswith(f"version {__version__} serves on ")
 
 
+def test_what_is_audited_is_followed_until_the_end(daemon: ProxyProcess) -> None:
+    words = ("audit", "--follow", "--pod", "default/followed", "--endpoint", str(daemon.socket))
+    command = [sys.executable, "-m", "runtimeproxy", *words]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following,
+        CriClient(daemon.socket) as client,
+    ):
+        batch_pod(client, "followed").run().create()
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert "default/followed" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        assert (following.wait(30), following.stderr.read()) == (130, "")
+
+
+def test_the_daemon_does_not_load_what_only_commands_need() -> None:
+    code = (
+        "import sys\nfrom runtimeproxy.cli import main\nmain(['version'])\n"
+        "import runtimeproxy.service.daemon, runtimeproxy.service.engine, runtimeproxy.service.local_services\n"
+        "print({'rich', 'shtab', 'runtimeproxy.doctor', 'runtimeproxy.commands.client'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def test_a_terminal_has_colours_and_a_pipe_has_none(daemon: ProxyProcess) -> None:
     command = [sys.executable, "-m", "runtimeproxy", "status", "--endpoint", str(daemon.socket)]
     environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
