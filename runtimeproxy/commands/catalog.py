@@ -130,6 +130,7 @@ COMMANDS: Final = (
                 "help": "end after this time, such as 10m",
             },
             **_REASON,
+            "--endpoint": _READING["--endpoint"],
             **_ADMIN_SOCKET,
             **_TIMEOUT,
             **_OUTPUT,

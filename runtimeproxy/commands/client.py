@@ -8,12 +8,13 @@ import stat
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
-from runtimeproxy.config.validation import parse_endpoint
+from runtimeproxy.config.validation import admin_socket, parse_endpoint
 from runtimeproxy.errors import MESSAGE_PREFIX
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub, RuntimeProxyStub
     from runtimeproxy.config.settings import Settings
-
-DEFAULT_ADMIN_SOCKET: Final = "/run/koord-runtimeproxy/admin/api.sock"
 
 _UNBOUNDED: Final = -1
 """Of gRPC's option for the size of a response: the daemon is trusted."""
@@ -104,12 +103,24 @@ def _connected(path: str) -> Iterator[grpc.Channel]:
 
 
 def admin_socket_of(arguments: Namespace) -> str:
-    """The path of the socket of the service that writes.
+    """The path of the socket of the service that writes: `--admin-socket`, or that of the configuration.
 
     Raises:
-        CommandError: it is no path of a socket.
+        CommandError: it is no path of a socket, or there is none.
     """
-    return _parsed("--admin-socket", arguments.admin_socket or DEFAULT_ADMIN_SOCKET)
+    if arguments.admin_socket is not None:
+        return _parsed("--admin-socket", arguments.admin_socket)
+    settings = client_settings(arguments)
+    if arguments.endpoint is not None:
+        endpoint = _parsed("--endpoint", arguments.endpoint)
+        settings = replace(settings, proxy=replace(settings.proxy, endpoint=endpoint))
+    try:
+        path = admin_socket(settings)
+    except ValueError as error:
+        raise CommandError(f"api.admin_socket: {error}", ExitCode.USAGE) from error
+    if not path:
+        raise CommandError("api.admin_socket is empty: the daemon takes no commands", ExitCode.NO_DAEMON)
+    return path
 
 
 def _parsed(option: str, text: str) -> str:

@@ -109,6 +109,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l 
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l selector -x -d 'only for pods with these labels, as kubectl takes them: app=web,tier!=front'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l for -x -d 'end after this time, such as 10m'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l reason -x -d 'why, for the status; at most 256 characters'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s admin socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'

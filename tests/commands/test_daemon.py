@@ -122,6 +122,16 @@ def test_the_bypass_is_seen(ask: Run, daemon: ProxyProcess) -> None:
     wait_until(lambda: not status(ask)["bypass"]["isOn"], "the bypass to be off")
 
 
+def test_the_bypass_with_a_reason(ask: Run) -> None:
+    try:
+        done = ask("bypass", "on", "--reason", "ticket 7")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith("bypass is on by command since ")
+        assert "ticket 7" in ask("status").out
+    finally:
+        assert ask("bypass", "off", "--reason", "done").out == "bypass is off\n"
+
+
 def test_the_doctor_asks_the_daemon(ask: Run) -> None:
     found = json.loads(ask("doctor", "--output", "json").out)
     (answer,) = [each for each in found if each["check"] == "daemon" and each["level"] == "ok"]
@@ -146,7 +156,7 @@ def test_what_is_audited_is_followed_until_the_end(daemon: ProxyProcess) -> None
 def test_the_daemon_does_not_load_what_only_commands_need() -> None:
     code = (
         "import sys\nfrom runtimeproxy.cli import main\nmain(['version'])\n"
-        "import runtimeproxy.service.daemon, runtimeproxy.service.engine, runtimeproxy.service.local_services\n"
+        "from runtimeproxy.service import daemon, engine, local_services\n"
         "print({'rich', 'shtab', 'runtimeproxy.doctor', 'runtimeproxy.commands.client'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

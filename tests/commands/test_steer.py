@@ -99,3 +99,17 @@ def test_the_bypass_when_the_api_does_not_answer(run: Run, socket_folder: Path) 
     assert done.out == f"process {os.getpid()}: bypass is on\n"
     assert "a signal is sent, without the reason" in done.err
     assert done.code == 0
+
+
+def test_the_admin_socket_is_that_of_the_configuration(
+    run: Run, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.api.answers["SetPolicyMode"] = api_pb2.SetPolicyModeResponse(policy=CPUSET)
+    # Below the folder of the endpoint.
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_API_ADMIN_SOCKET", served.path.name)
+    endpoint = str(served.path.with_name("proxy.sock"))
+    assert run("policy", "cpuset", "off", "--endpoint", endpoint).code == 0
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_API_ADMIN_SOCKET", "")
+    done = run("policy", "cpuset", "off", "--endpoint", endpoint)
+    assert done.code == 3
+    assert "api.admin_socket is empty: the daemon takes no commands" in done.err
