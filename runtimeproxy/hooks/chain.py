@@ -87,7 +87,7 @@ _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
 
 
-_NO_SELECTORS: Final[Mapping[str, PodSelector]] = {}
+_NO_SELECTORS: Final[Mapping[int, PodSelector]] = {}
 
 
 class _OnNode:
@@ -95,7 +95,8 @@ class _OnNode:
 
     Attributes:
         node: The node.
-        selectors: Of the policies whose selector is not their usual one.
+        selectors: Of the policies whose selector is not their usual one, by `id`: a policy whose mode differs
+            between pods has several entries.
         unsettled: See `Chain.unsettled`.
     """
 
@@ -103,7 +104,7 @@ class _OnNode:
 
     def __init__(self, node: Node, policies: Iterable[LoadedPolicy] = ()) -> None:
         self.node = node
-        self.selectors = {each.name: each.selector_on(node) for each in policies if each.selector_without}
+        self.selectors = {id(each): each.selector_on(node) for each in policies if each.selector_without}
         self.unsettled = unsettled(policies, node)
 
 
@@ -194,7 +195,7 @@ class Chain:
         if not policies or (self._skip_label is not None and self._is_skipped(*self._skip_label, pod)):
             return ()
         selectors = self._present().selectors if self._has_inputs else _NO_SELECTORS
-        matching = [policy for policy in policies if selectors.get(policy.name, policy.selector).matches(pod)]
+        matching = [policy for policy in policies if selectors.get(id(policy), policy.selector).matches(pod)]
         return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
 
     def _is_skipped(self, key: str, value: str, pod: PodTraits) -> bool:

@@ -432,6 +432,7 @@ class Daemon:
         while True:
             self._bypass.update()
             engine.prune()
+            engine.end_modes()
             flush_failures()
             if self._server is not None:
                 self._counts.is_runtime_away = await self._server.is_runtime_away()

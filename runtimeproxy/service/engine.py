@@ -30,8 +30,10 @@ from runtimeproxy.hooks.audit_ring import AuditRing
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
-from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources
+from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources, is_enabled
+from runtimeproxy.hooks.modes import Override, SetMode, needed, present, with_modes
 from runtimeproxy.hooks.remote.servers import HookServers
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.allocations import AllocationFile, NodeAllocations
 from runtimeproxy.ledger.checkpoint import CheckpointSync
@@ -47,6 +49,7 @@ from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.service.mode_file import ModeFile
 from runtimeproxy.service.process import give_back_memory
 
 if TYPE_CHECKING:
@@ -90,6 +93,8 @@ class Engine:
         client: the runtime, for calls of the daemon's own.
         audit_ring: the last audit entries, and numbers of failures.
         classes: all classes of policies that were found; disabled ones, too.
+        disabled: policies that the configuration disables; some may be loaded for an override.
+        overrides: the modes that operators have set, oldest first.
         changed_code: imported code that differs from the installed code.
         runtime_away_since_s: since when the runtime does not answer, in seconds since the epoch; None if it
             does, as far as known.
@@ -154,6 +159,11 @@ class Engine:
         self._loader.on_late = partial(_in_loop, self._loop, self._load_again)
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
+        self._mode_file = ModeFile(Path(settings.state.dir))
+        self._has_modes = False
+        self._ending_modes: asyncio.Task[None] | None = None
+        self.overrides: tuple[Override, ...] = ()
+        self.disabled: frozenset[str] = frozenset()
         self.problems: tuple[LoadProblem, ...] = ()
         self.classes: tuple[type[Policy], ...] = ()
         self.changed_code: tuple[str, ...] = ()
@@ -267,9 +277,19 @@ class Engine:
         sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
         try:
             run = asyncio.get_running_loop().run_in_executor
-            result = await run(thread, self._loader.load, sources, settings.policies)
+            if not self._has_modes:
+                self.overrides = present(await run(thread, self._mode_file.load), time.time())
+                self._has_modes = True
+            wanted = needed(settings.policies, self.overrides)
+            result = await run(thread, self._loader.load, sources, wanted)
         finally:
             thread.shutdown()
+        # That an operator once set the mode of a policy which is gone now is no problem of the configuration.
+        known = {each.name for each in result.classes} | settings.policies.keys()
+        of_modes = {each.policy for each in self.overrides} - known
+        result = result._replace(
+            problems=tuple(each for each in result.problems if each.name not in of_modes)
+        )
         if result.problems and hooks.on_load_error == "stop":
             raise PolicyLoadError("; ".join(map(str, result.problems)))
         for problem in result.problems:
@@ -281,6 +301,11 @@ class Engine:
         self._loader.use(result)
         self._settings, self.policies, self.problems = settings, result.policies, result.problems
         self.classes, self.changed_code = result.classes, result.changed_code
+        self.disabled = frozenset(
+            each.name
+            for each in result.classes
+            if not is_enabled(each, settings.policies.get(each.name, PolicySettings()))
+        )
         # Calls that are being decided keep the old chain.
         self.services.chain = self._chain(settings)
         self.has_policies = True
@@ -288,10 +313,56 @@ class Engine:
         self.upkeep.on_servers([policy.name for policy in self.servers.policies])
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self.policies]})
 
+    def configured(self, policy: str) -> PolicySettings:
+        """What the configuration says of a policy."""
+        return self._settings.policies.get(policy, PolicySettings())
+
+    async def set_modes(self, overrides: tuple[Override, ...]) -> None:
+        """Replaces the modes that operators have set, on disk first.
+
+        What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
+
+        Raises:
+            OSError: They cannot be saved: nothing has changed.
+            PolicyLoadError: A policy that the configuration disables cannot be loaded.
+        """
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._executor, self._mode_file.save, overrides)
+        self.overrides = overrides
+        loaded = {each.name for each in self.policies}
+        found = {each.name for each in self.classes}
+        if any(each.mode is not SetMode.OFF for each in overrides if each.policy in found - loaded):
+            await self.load_policies(self._settings)
+            return
+        async with self._loading:
+            self.services.chain = self._chain(self._settings)
+            self.upkeep.on_policies(problem.name for problem in self.problems)
+
+    def end_modes(self) -> None:
+        """Ends modes whose time is over; cheap, to be called about every second."""
+        left = present(self.overrides, time.time())
+        if len(left) < len(self.overrides) and (self._ending_modes is None or self._ending_modes.done()):
+            self._ending_modes = self._spawn(self._end_modes(left))
+
+    async def _end_modes(self, left: tuple[Override, ...]) -> None:
+        for each in self.overrides:
+            if each not in left:
+                text = "policy %s: the mode %s that was set by command has ended"
+                logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
+        try:
+            await self.set_modes(left)
+        except (OSError, PolicyLoadError) as error:
+            # The next second tries again.
+            logger.warning("modes of policies cannot be ended: %s", error)
+
+    def _in_use(self) -> tuple[LoadedPolicy, ...]:
+        """The policies with the modes that operators have set, and the hook servers."""
+        return (*with_modes(self.policies, self.overrides, self.disabled), *self.servers.policies)
+
     def _chain(self, settings: Settings) -> Chain:
         hooks = settings.hooks
         return Chain(
-            (*self.policies, *self.servers.policies),
+            self._in_use(),
             self.workers,
             sink=self._sink,
             rule=hooks.conflicts,
@@ -404,7 +475,7 @@ class Engine:
     def _use_servers(self) -> None:
         """The hook servers have changed; they run after the policies of this process."""
         if self.has_policies:
-            self.services.chain.use((*self.policies, *self.servers.policies))
+            self.services.chain.use(self._in_use())
             self.upkeep.on_servers([policy.name for policy in self.servers.policies])
 
     async def _on_compared(self) -> None:

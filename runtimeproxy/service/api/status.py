@@ -20,7 +20,14 @@ from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.ledger.failures import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
-from runtimeproxy.service.api.values import FAILURE_POLICIES, MODES, duration, timestamp
+from runtimeproxy.service.api.values import (
+    FAILURE_POLICIES,
+    MODES,
+    SET_MODES,
+    duration,
+    selector_message,
+    timestamp,
+)
 from runtimeproxy.service.bypass import MOST_FAILURES, Cause
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditEntry
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LoadProblem
+    from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.remote.servers import Server
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.snapshot import Node
@@ -117,11 +125,45 @@ def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
     node = engine.node.latest
     problems = {each.name: each for each in engine.problems}
     found = [_policy(engine, each, node, problems.pop(each.name, None)) for each in engine.policies]
+    loaded = {each.name for each in engine.policies} | problems.keys()
+    found += [_disabled(engine, each) for each in engine.classes if each.name not in loaded]
     failed = [
         api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
         for each in problems.values()
     ]
     return [*found, *failed]
+
+
+def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
+    """A policy that the configuration disables, or that is so by default."""
+    is_configured = engine.configured(policy.name).enabled is False
+    source = api_pb2.MODE_SOURCE_CONFIGURATION if is_configured else api_pb2.MODE_SOURCE_DEFAULT
+    return api_pb2.PolicyStatus(
+        name=policy.name,
+        state=api_pb2.PolicyStatus.STATE_DISABLED,
+        reason="disabled by the configuration" if is_configured else "disabled by default",
+        origin=f"{policy.__module__}:{policy.__qualname__}",
+        priority=policy.priority,
+        mode=api_pb2.MODE_OFF,
+        mode_source=source,
+        configured_mode=api_pb2.MODE_OFF,
+        overrides=overrides_of(engine, policy.name),
+    )
+
+
+def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
+    """The modes that operators have set for a policy, oldest first."""
+    return [
+        api_pb2.ModeOverride(
+            mode=SET_MODES[each.mode],
+            selector=None if each.is_for_all else selector_message(each.selector),
+            set_at=timestamp(each.set_s),
+            until=timestamp(each.until_s),
+            reason=each.reason,
+        )
+        for each in engine.overrides
+        if each.policy == policy
+    ]
 
 
 def _policy(
@@ -137,6 +179,17 @@ def _policy(
     reason = note.partition(": ")[2]
     if problem is not None:
         reason = f"{problem}; {reason}" if reason else str(problem)
+    overrides = overrides_of(engine, policy.name)
+    configured = api_pb2.MODE_OFF if policy.name in engine.disabled else MODES[policy.mode]
+    is_default = policy.mode is Mode.ENFORCE and engine.configured(policy.name).enabled is None
+    source = api_pb2.MODE_SOURCE_DEFAULT if is_default else api_pb2.MODE_SOURCE_CONFIGURATION
+    mode, until = configured, None
+    for each in overrides:
+        if not each.HasField("selector"):
+            mode, source = each.mode, api_pb2.MODE_SOURCE_COMMAND
+            until = each.until if each.HasField("until") else None
+    if mode == api_pb2.MODE_OFF and all(each.mode == api_pb2.MODE_OFF for each in overrides):
+        state = api_pb2.PolicyStatus.STATE_DISABLED
     failures, entries = _counts(engine, policy.name)
     return api_pb2.PolicyStatus(
         name=policy.name,
@@ -144,11 +197,11 @@ def _policy(
         reason=reason,
         origin=policy.origin,
         priority=policy.priority,
-        mode=MODES[policy.mode],
-        mode_source=api_pb2.MODE_SOURCE_CONFIGURATION
-        if policy.mode is not Mode.ENFORCE
-        else api_pb2.MODE_SOURCE_DEFAULT,
-        configured_mode=MODES[policy.mode],
+        mode=mode,
+        mode_source=source,
+        mode_until=until,
+        configured_mode=configured,
+        overrides=overrides,
         failure_policy=FAILURE_POLICIES[policy.failure_policy],
         timeout=duration(policy.timeout_s),
         inputs=map(str, inputs),

@@ -8,17 +8,25 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.hooks.modes import SetMode, selector_of
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
+from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from runtimeproxy.hooks.algebra import Claim
+    from runtimeproxy.hooks.selector import PodSelector
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 _NANOS: Final = 1_000_000_000
 
 MODES: Final = {Mode.ENFORCE: api_pb2.MODE_ENFORCE, Mode.DRY_RUN: api_pb2.MODE_DRY_RUN}
+SET_MODES: Final = {
+    SetMode.ENFORCE: api_pb2.MODE_ENFORCE,
+    SetMode.DRY_RUN: api_pb2.MODE_DRY_RUN,
+    SetMode.OFF: api_pb2.MODE_OFF,
+}
 FAILURE_POLICIES: Final = {
     FailurePolicy.IGNORE: api_pb2.FAILURE_POLICY_IGNORE,
     FailurePolicy.FAIL: api_pb2.FAILURE_POLICY_FAIL,
@@ -52,3 +60,32 @@ def pod_name(pod: PodRecord, container: ContainerRecord | None = None) -> str:
     """Namespace and name, and the container's name behind them."""
     name = f"{pod.namespace}/{pod.name}"
     return name if container is None else f"{name}/{container.name}"
+
+
+def selector_message(selector: PodSelector) -> api_pb2.PodSelector:
+    labels = selector.labels
+    return api_pb2.PodSelector(
+        namespaces=sorted(selector.namespaces or ()),
+        match_labels=labels.match_labels,
+        match_expressions=[
+            api_pb2.LabelRequirement(key=each.key, operator=each.operator, values=each.values)
+            for each in labels.match_expressions
+        ],
+    )
+
+
+def selector_from(message: api_pb2.PodSelector) -> PodSelector:
+    """The pods that a message names.
+
+    Raises:
+        ValueError: An operator is none.
+    """
+    expressions = []
+    for each in message.match_expressions:
+        if each.operator not in {operator.value for operator in LabelOperator}:
+            names = ", ".join(operator.value for operator in LabelOperator)
+            raise ValueError(f"{each.operator!r} is not one of {names}")
+        operator = LabelOperator(each.operator)
+        expressions.append(LabelRequirement(key=each.key, operator=operator, values=tuple(each.values)))
+    labels = LabelSelector(match_labels=dict(message.match_labels), match_expressions=tuple(expressions))
+    return selector_of(message.namespaces, labels)
