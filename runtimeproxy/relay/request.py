@@ -59,9 +59,12 @@ _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
 _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
-    """What a request's header block means; remembered with the block, so that repeated ones cost little."""
+    """What a request's header block means; remembered with the block, so that repeated ones cost little.
+
+    Never changed; not frozen, because that takes longer to make, for each call of a client that traces.
+    """
 
     upstream: Upstream
     call: CallHead

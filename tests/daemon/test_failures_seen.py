@@ -1,0 +1,416 @@
+"""What `systemd/FAILURES.md` describes is seen in the metrics that it names."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.service.metrics.table import METRICS
+from runtimeproxy.service.signals import BYPASS_ON, UPGRADE
+from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import Pod, batch_pod, pod
+from tests.daemon.hook_servers import use
+from tests.daemon.scraping import scrape, socket_of, wait_for
+from tests.hooks.remote.behaviours import Behaviour
+from tests.hooks.remote.hook_server_process import HookServerProcess
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+from tests.node.objects_of import config_map, write
+from tests.peers.wire import Frame, wire
+
+DOCUMENT = Path(__file__).parents[2] / "systemd" / "FAILURES.md"
+OF_PROMETHEUS = {"up", "process_start_time_seconds"}
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def rows() -> dict[str, list[str]]:
+    """The metrics of each row, by the text of its first cell."""
+    found = {}
+    for line in DOCUMENT.read_text().splitlines():
+        cells = line.strip("|").split(" | ")
+        if line.startswith("| ") and len(cells) == 3 and cells[0].strip() not in ("failure", "event", "---"):
+            found[cells[0].strip()] = re.findall(r"`(\w+)`", cells[2])
+    return found
+
+
+@dataclass
+class Scene:
+    """What a failure is made of."""
+
+    daemons: Daemons
+    runtime: FakeRuntime
+    files: CgroupFiles
+    folder: Path
+
+    def prepare(self, config: str = "") -> ProxyProcess:
+        """A daemon with metrics that is not started."""
+        daemon = self.daemons.prepare(config)
+        self.daemons.environment["KOORD_RUNTIMEPROXY_METRICS_LISTEN"] = str(socket_of(daemon))
+        return daemon
+
+    def start(self, config: str = "") -> ProxyProcess:
+        daemon = self.prepare(config)
+        daemon.start()
+        return daemon
+
+    def run_batch_pod(self, client: CriClient) -> tuple[Pod, Path]:
+        """A pod with values of a policy, and the file of its weight, which held 100 before."""
+        made = batch_pod(client)
+        parent = made.config.linux.cgroup_parent
+        self.files.make(parent)
+        weight = self.files.folder(parent) / "cpu.weight"
+        weight.write_text("100\n")
+        made.run().create().start()
+        wait_until(lambda: weight.read_text() != "100\n", "the policy's weight")
+        return made, weight
+
+
+@pytest.fixture
+def scene(daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path) -> Scene:
+    return Scene(daemons, runtime, cgroup_files, socket_folder)
+
+
+def write_policy(daemon: ProxyProcess, body: str) -> None:
+    daemon.policies_folder.mkdir(exist_ok=True)
+    path = daemon.policies_folder / "broken.py"
+    path.write_text(
+        "from runtimeproxy.hooks import ContainerChange, Policy\n"
+        "class Broken(Policy):\n"
+        "    name = 'broken'\n"
+        f"    def container(self, container, node):\n        {body}\n"
+    )
+    path.chmod(0o644)
+
+
+# The failures
+
+
+def not_loaded(scene: Scene) -> None:
+    daemon = scene.prepare()
+    write_policy(daemon, "return (")
+    daemon.start()
+    wait_for(daemon, "policy_state", state="not_loaded")
+
+
+def raises(scene: Scene) -> None:
+    daemon = scene.prepare()
+    write_policy(daemon, "raise RuntimeError")
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        pod(client).run().create()
+        wait_for(daemon, "policy_failures_total", policy="broken", cause="failed")
+
+
+def fails_for_what_runs(scene: Scene) -> None:
+    daemon = scene.prepare()
+    write_policy(daemon, "return 1 / len(container.id and ())")
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        made, _ = scene.run_batch_pod(client)
+        daemon.signal(signal.SIGHUP)
+        wait_for(daemon, "policy_failures_total", policy="broken", hook="evaluate_container")
+        assert made.container
+
+
+def field_left_out(scene: Scene) -> None:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        batch_pod(client).run().create().start()
+        wait_for(daemon, "policy_fields_left_out_total", policy="batch-resource")
+
+
+def bypassed(scene: Scene) -> None:
+    daemon = scene.start()
+    daemon.signal(signal.Signals(BYPASS_ON))
+    wait_for(daemon, "bypass", cause="operator")
+
+
+def reset(scene: Scene) -> None:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        ours = weight.read_text()
+        weight.write_text("100\n")
+        found = wait_for(daemon, "ledger_repairs_total", level="pod", found_by="comparison")
+        assert weight.read_text() == ours
+        assert found.of("ledger_overwrites_total") == 0
+
+
+def overwritten(scene: Scene) -> None:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        weight.write_text("77\n")
+        wait_for(daemon, "ledger_overwrites_total", parameter="cpu.shares")
+
+
+def koordlet_is_registered(scene: Scene) -> None:
+    daemon = scene.start()
+    with HookServerProcess(scene.folder / "hook.sock", Behaviour()) as server:
+        server.register(daemon.hook_folder, "koordlet.json", "PreCreateContainer")
+        wait_for(daemon, "ledger_observed_parameters")
+
+
+def disable(daemon: ProxyProcess) -> None:
+    (daemon.folder / "config.toml").write_text("[policies.batch-resource]\nenabled = false\n")
+    daemon.signal(signal.SIGHUP)
+
+
+def policy_is_disabled(scene: Scene) -> None:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        disable(daemon)
+        wait_for(daemon, "ledger_given_back_total", level="pod")
+        assert weight.read_text() == "100\n"
+
+
+def changed_before_it_is_given_back(scene: Scene) -> None:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        weight.write_text("77\n")
+        # The next comparison of pods is 10 s after the one that finds this.
+        wait_for(daemon, "ledger_repairs_total", level="pod")
+        weight.write_text("78\n")
+        disable(daemon)
+        wait_for(daemon, "ledger_left_alone_total", reason="changed_since")
+        assert weight.read_text() == "78\n"
+
+
+def server_crashes(scene: Scene) -> None:
+    daemon = scene.start()
+    with HookServerProcess(scene.folder / "hook.sock", Behaviour(kind="crash")) as server:
+        server.register(daemon.hook_folder, "crashing.json", "PreCreateContainer")
+        use(daemon, "crashing.json")
+        with CriClient(daemon.socket) as client:
+            pod(client).run().create()
+            wait_for(daemon, "policy_failures_total", policy="crashing.json")
+
+
+def server_fails_three_times(scene: Scene) -> None:
+    daemon = scene.start()
+    with HookServerProcess(scene.folder / "hook.sock", Behaviour(kind="crash")) as server:
+        server.register(daemon.hook_folder, "crashing.json", "PreCreateContainer")
+        use(daemon, "crashing.json")
+        with CriClient(daemon.socket) as client:
+            for number in range(3):
+                pod(client, f"pod-{number}").run().create()
+            found = wait_for(daemon, "hook_server_skipped", server="crashing.json")
+    assert found.of("hook_server_breaker_openings_total", server="crashing.json") == 1
+
+
+def registration_is_bad(scene: Scene) -> None:
+    daemon = scene.start()
+    (daemon.hook_folder / "koordlet.json").touch()
+    wait_for(daemon, "hook_server_registration_problems_total")
+
+
+def objects_are_bad(scene: Scene, text: str) -> None:
+    daemon = scene.prepare()
+    daemon.objects_folder.mkdir()
+    (daemon.objects_folder / "slo.yaml").write_text(text)
+    daemon.start()
+    wait_for(daemon, "node_problems")
+
+
+def object_file_is_broken(scene: Scene) -> None:
+    objects_are_bad(scene, "a: [")
+
+
+def object_is_bad(scene: Scene) -> None:
+    objects_are_bad(scene, "apiVersion: v1\nkind: Node\nmetadata: {name: 1}\n")
+
+
+def object_file_is_cut(scene: Scene) -> None:
+    daemon = scene.start()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    file = daemon.objects_folder / "slo.yaml"
+    write(file, config_map(cpu_burst_config="{}"))
+    wait_for(daemon, "node_input_state", input="strategies", state="known")
+    file.write_text("apiVersion: v1\ndata:\n  cpu-burst-config: '{}'\n")
+    wait_for(daemon, "node_problems")
+
+
+def key_is_bad(scene: Scene) -> None:
+    daemon = scene.start()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    write(daemon.objects_folder / "slo.yaml", config_map(cpu_burst_config="{nonsense"))
+    wait_for(daemon, "node_problems")
+
+
+def never_read_well(scene: Scene) -> None:
+    daemon = scene.prepare()
+    daemon.objects_folder.mkdir()
+    (daemon.objects_folder / "slo.yaml").write_text("a: [")
+    daemon.start()
+    wait_for(daemon, "node_input_state", input="strategies", state="unknown")
+
+
+def unreadable_request(scene: Scene) -> None:
+    daemon = scene.start()
+    with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        call = channel.unary_unary("/runtime.v1.RuntimeService/CreateContainer")
+        with pytest.raises(grpc.RpcError):
+            call(b"\xff\xff\xff", timeout=CALL_TIMEOUT_S)
+    wait_for(daemon, "call_problems_total", method="CreateContainer", cause="unreadable")
+
+
+def request_is_too_large(scene: Scene) -> None:
+    daemon = scene.start("[proxy]\nmax_message_bytes = 65536\n")
+    with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        call = channel.unary_unary("/runtime.v1.RuntimeService/CreateContainer")
+        with pytest.raises(grpc.RpcError):
+            call(bytes(100_000), timeout=CALL_TIMEOUT_S)
+    wait_for(daemon, "refusals_total", method="CreateContainer", code="RESOURCE_EXHAUSTED")
+
+
+def garbage(scene: Scene) -> None:
+    daemon = scene.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(daemon.socket))
+        client.sendall(PREFACE + wire(Frame(4, 0, 0, b""), Frame(1, 4, 1, b"\xff" * 9)))
+        assert client.recv(65_536)
+        wait_for(daemon, "connections_ended_total", cause="protocol_error")
+
+
+def too_many_connections(scene: Scene) -> None:
+    daemon = scene.start("[proxy]\nmax_connections_per_process = 1\n")
+    with CriClient(daemon.socket) as client:
+        client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(30)
+            other.connect(str(daemon.socket))
+            assert other.recv(1) == b""
+        wait_for(daemon, "connections_refused_total", cause="process")
+
+
+def runtime_is_away(scene: Scene) -> None:
+    daemon = scene.start("[proxy]\nupstream_wait_s = 0.2\n")
+    scene.runtime.kill()
+    with CriClient(daemon.socket) as client, pytest.raises(grpc.RpcError):
+        client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+    found = wait_for(daemon, "calls_without_upstream_total")
+    assert found.of("upstream_failures_total", upstream="runtime") >= 1
+    wait_until(lambda: scrape(daemon).of("runtime_up") == 0, "the runtime is away")
+
+
+def runtime_comes_back(scene: Scene) -> None:
+    daemon = scene.start()
+    scene.runtime.kill()
+    with CriClient(daemon.socket) as client:
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+        wait_until(lambda: scrape(daemon).of("runtime_up") == 0, "the runtime is away")
+        scene.runtime.start()
+        waiting.result(30)
+        found = wait_for(daemon, "runtime_up")
+    assert found.of("upstream_wait_seconds_sum", upstream="runtime") > 0
+
+
+def killed(scene: Scene) -> None:
+    daemon = scene.start()
+    before = scrape(daemon).of("process_start_time_seconds")
+    daemon.kill()
+    daemon.start()
+    wait_for(daemon, "records_recovered")
+    assert scrape(daemon).of("process_start_time_seconds") > before
+
+
+def checkpoint_is_damaged(scene: Scene) -> None:
+    daemon = scene.prepare()
+    daemon.state_folder.mkdir()
+    (daemon.state_folder / "records.db").write_text("no database " * 1000)
+    daemon.start()
+    wait_for(daemon, "checkpoint_set_aside_total")
+
+
+def state_cannot_be_saved(scene: Scene) -> None:
+    daemon = scene.start()
+    (daemon.state_folder / "records.db").unlink()
+    daemon.state_folder.rename(daemon.folder / "moved")
+    # Neither a folder nor a name for one.
+    daemon.state_folder.write_text("")
+    with CriClient(daemon.socket) as client:
+        pod(client).run().create()
+        wait_for(daemon, "checkpoint_unsaved")
+
+
+def configuration_is_wrong(scene: Scene) -> None:
+    daemon = scene.start()
+    (daemon.folder / "config.toml").write_text("[hooks]\nbudget = 1\n")
+    daemon.signal(signal.SIGHUP)
+    wait_until(lambda: scrape(daemon).of("config_reload_successful") == 0, "a failed reload")
+
+
+def successor_does_not_come_up(scene: Scene) -> None:
+    daemon = scene.start()
+    (daemon.folder / "config.toml").write_text("[hooks]\nbudget = 1\n")
+    daemon.signal(signal.Signals(UPGRADE))
+    wait_for(daemon, "upgrades_failed_total")
+
+
+SEEN: Final[dict[str, Callable[[Scene], None]]] = {
+    "a policy cannot be loaded": not_loaded,
+    "it raises, hangs": raises,
+    "a policy fails, hangs": fails_for_what_runs,
+    "a field of its answer": field_left_out,
+    "the proxy's own code keeps failing": bypassed,
+    "systemd, the kernel or the runtime": reset,
+    "another program writes a value": overwritten,
+    "koordlet is registered": koordlet_is_registered,
+    "a policy is removed, disabled": policy_is_disabled,
+    "another program has changed a value": changed_before_it_is_given_back,
+    "a server hangs, dies": server_crashes,
+    "it fails three times": server_fails_three_times,
+    "its registration file is bad": registration_is_bad,
+    "a file is empty or broken": object_file_is_broken,
+    "one object of it": object_is_bad,
+    "one key of": key_is_bad,
+    "a file is cut off": object_file_is_cut,
+    "something was never read well": never_read_well,
+    "a request cannot be parsed": unreadable_request,
+    "a request of an intercepted call is larger": request_is_too_large,
+    "a client sends garbage": garbage,
+    "a client has too many": too_many_connections,
+    "it is away": runtime_is_away,
+    "it comes back": runtime_comes_back,
+    "it is killed;": killed,
+    "the checkpoint is damaged": checkpoint_is_damaged,
+    "the disk is full": state_cannot_be_saved,
+    "a wrong configuration": configuration_is_wrong,
+    "the successor does not": successor_does_not_come_up,
+}
+"""By the beginning of the row's first cell."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", SEEN)
+def test_a_failure_is_seen(scene: Scene, row: str) -> None:
+    SEEN[row](scene)
+
+
+def test_every_row_names_metrics_that_exist() -> None:
+    found = rows()
+    assert len(found) > 50
+    for row, names in found.items():
+        assert names, row
+        assert set(names) <= METRICS.keys() | OF_PROMETHEUS, row
+
+
+def test_every_failure_made_here_is_a_row() -> None:
+    for row in SEEN:
+        assert any((each + ";").startswith(row) for each in rows()), row
