@@ -2765,7 +2765,6 @@ class SimulateRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     ENFORCE_ALL_FIELD_NUMBER: _builtins.int
     WITH_WEBHOOK_FIELD_NUMBER: _builtins.int
-    PROFILES_FIELD_NUMBER: _builtins.int
     manifest: _builtins.str
     """A Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or CronJob as YAML or JSON; several
     documents are several pods.
@@ -2776,8 +2775,6 @@ class SimulateRequest(_message.Message):
     """Whether a policy in dry-run, or off, counts as one that enforces."""
     with_webhook: _builtins.bool
     """Whether what Koordinator's webhook would add to the pod is added first."""
-    profiles: _builtins.str
-    """ClusterColocationProfiles for the webhook, as YAML or JSON; empty for none."""
     @_builtins.property
     def call(self) -> Global___CriCall:
         """A recorded call of the kubelet."""
@@ -2790,11 +2787,10 @@ class SimulateRequest(_message.Message):
         policy: _builtins.str = ...,
         enforce_all: _builtins.bool = ...,
         with_webhook: _builtins.bool = ...,
-        profiles: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "input", b"input", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "enforce_all", b"enforce_all", "input", b"input", "manifest", b"manifest", "policy", b"policy", "profiles", b"profiles", "with_webhook", b"with_webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "enforce_all", b"enforce_all", "input", b"input", "manifest", b"manifest", "policy", b"policy", "with_webhook", b"with_webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["manifest", "call"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

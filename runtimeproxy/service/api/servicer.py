@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from runtimeproxy.node.documents import InputError
 from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import node_of
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
+from runtimeproxy.service.api.simulate import Simulator
 from runtimeproxy.service.api.status import Look, read_memory, status_of
 from runtimeproxy.service.api.watching import SlowWatcherError, TooManyWatchersError, WatchEndedError
 
@@ -40,6 +42,7 @@ class RuntimeProxyServicer:
         self._sources = sources
         self._executor = executor
         self._explainer = Explainer(sources.engine, executor)
+        self._simulator = Simulator(sources.engine)
         self._pods = PodFeed(sources.engine)
         self._audit = AuditFeed(sources.engine.audit_ring)
         # Watchers would keep a process whose successor serves, or that drains.
@@ -85,6 +88,14 @@ class RuntimeProxyServicer:
     ) -> AsyncIterator[api_pb2.WatchAuditResponse]:
         async for response in _watched(self._audit.watch(request), context):
             yield response
+
+    async def Simulate(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.SimulateRequest, context: Context
+    ) -> api_pb2.SimulateResponse:
+        try:
+            return await self._simulator.simulate(request)
+        except InputError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def Explain(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.ExplainRequest, context: Context

@@ -1,0 +1,226 @@
+"""Simulate: what the policies in use would do to a pod that does not exist."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from cri_api.runtime.v1 import api_pb2 as cri_pb2
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.node.documents import InputError
+from runtimeproxy.service.api.values import MODES
+from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.simulate.reading import pod_calls
+from runtimeproxy.simulate.result import Certainty, PolicyChange, Remark, SimulatedField, SimulatedPod, Target
+from runtimeproxy.simulate.simulation import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.settings import ConflictRule
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.simulate.result import Simulation
+
+MESSAGES: Final[Mapping[str, Any]] = {
+    "RunPodSandbox": cri_pb2.RunPodSandboxRequest,
+    "CreateContainer": cri_pb2.CreateContainerRequest,
+}
+_SOURCE: Final = "request"
+_ROLES: Final = {
+    "set": api_pb2.ExplainedClaim.ROLE_SET,
+    "scale": api_pb2.ExplainedClaim.ROLE_SCALE,
+    "add": api_pb2.ExplainedClaim.ROLE_ADD,
+    "at_most": api_pb2.ExplainedClaim.ROLE_AT_MOST,
+}
+_OUTCOMES: Final = {
+    AuditKind.OFF: api_pb2.PolicyAnswer.OUTCOME_OFF,
+    AuditKind.FAILED: api_pb2.PolicyAnswer.OUTCOME_FAILED,
+    AuditKind.INVALID: api_pb2.PolicyAnswer.OUTCOME_FAILED,
+    AuditKind.REFUSED: api_pb2.PolicyAnswer.OUTCOME_REFUSES,
+    AuditKind.LEFT_OUT: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+}
+
+
+class Simulator:
+    """Simulates one request after the other, in a thread of its own.
+
+    Args:
+        engine: Policies and node.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = BackgroundThreads(1, "simulate")
+        self._lock = asyncio.Lock()
+
+    async def simulate(self, request: api_pb2.SimulateRequest) -> api_pb2.SimulateResponse:
+        """See the proto.
+
+        Raises:
+            InputError: The input is not a pod, or no policy has the given name.
+        """
+        engine = self._engine
+        policies = chosen(engine.policies, engine.services.chain.policies, request)
+        work = partial(
+            _simulated,
+            request,
+            policies,
+            engine.node.latest,
+            engine.services.chain.rule,
+            engine.skip_label,
+        )
+        async with self._lock:
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return api_pb2.SimulateResponse(pods=map(pod_message, found.pods))
+
+
+def _simulated(
+    request: api_pb2.SimulateRequest,
+    policies: tuple[LoadedPolicy, ...],
+    node: Node,
+    rule: ConflictRule,
+    skip_label: tuple[str, str] | None,
+) -> Simulation:
+    """In a worker thread."""
+    calls = pod_calls(data_of(request), _SOURCE, node, webhook=request.with_webhook)
+    return simulate(calls, policies, node, rule=rule, skip_label=skip_label)
+
+
+def chosen(
+    loaded: Iterable[LoadedPolicy], in_use: Iterable[LoadedPolicy], request: api_pb2.SimulateRequest
+) -> tuple[LoadedPolicy, ...]:
+    """The policies to simulate.
+
+    Raises:
+        InputError: No policy has the given name.
+    """
+    policies = tuple(in_use)
+    if request.enforce_all:
+        servers = (each for each in policies if each.remote_hooks)
+        policies = (*(replace(each, mode=Mode.ENFORCE) for each in loaded), *servers)
+    if not request.policy:
+        return policies
+    found = tuple(each for each in policies if each.name == request.policy)
+    if not found:
+        names = ", ".join(sorted({each.name for each in policies})) or "none"
+        raise InputError(f"no policy in use is named {request.policy}; there are: {names}")
+    return found
+
+
+def data_of(request: api_pb2.SimulateRequest) -> bytes:
+    """The input as the text of a manifest or of a recorded call.
+
+    Raises:
+        InputError: There is none, or the message cannot be read.
+    """
+    if request.WhichOneof("input") == "manifest":
+        return request.manifest.encode()
+    call = request.call
+    if request.WhichOneof("input") != "call":
+        raise InputError("no manifest and no call is given")
+    if call.WhichOneof("content") == "json":
+        return call.json.encode()
+    if call.method not in MESSAGES:
+        raise InputError(
+            f"calls of {call.method or 'no method'} are not simulated, only {', '.join(MESSAGES)}"
+        )
+    try:
+        message = MESSAGES[call.method].FromString(call.message)
+    except DecodeError as error:
+        raise InputError(f"the message is no request of {call.method}") from error
+    return json_format.MessageToJson(message, preserving_proto_field_name=True).encode()
+
+
+# --- messages ----------------------------------------------------------------------------------------------
+
+
+def pod_message(pod: SimulatedPod) -> api_pb2.SimulatedPod:
+    return api_pb2.SimulatedPod(
+        namespace=pod.namespace,
+        name=pod.name,
+        made_by=pod.source.removeprefix(f"{_SOURCE}: "),
+        qos_class=pod.qos,
+        kube_qos_class=pod.kube_qos,
+        targets=map(_target, pod.targets),
+        notes=[*pod.notes, *(f"the webhook adds {each}" for each in pod.added)],
+    )
+
+
+def _target(target: Target) -> api_pb2.SimulatedTarget:
+    is_pod = target.kind == "pod"
+    answers = {each.policy: _answer(each) for each in target.remarks}
+    for field in target.fields:
+        for change in field.changes:
+            answers.setdefault(
+                change.policy,
+                api_pb2.SimulatedPolicy(
+                    policy=change.policy,
+                    mode=MODES[change.mode],
+                    outcome=api_pb2.PolicyAnswer.OUTCOME_CHANGES,
+                    reason=change.reason,
+                    certainty=api_pb2.SimulatedField.CERTAINTY_EXACT,
+                ),
+            )
+    unknown = [
+        api_pb2.SimulatedPolicy(
+            policy=each, certainty=api_pb2.SimulatedField.CERTAINTY_NOT_SIMULATED, certainty_reason=each
+        )
+        for each in target.not_simulated
+    ]
+    return api_pb2.SimulatedTarget(
+        level=api_pb2.LEVEL_POD if is_pod else api_pb2.LEVEL_CONTAINER,
+        container="" if is_pod else target.name,
+        fields=map(_field, target.fields),
+        policies=[*answers.values(), *unknown],
+        refusal=target.refusal,
+    )
+
+
+def _answer(remark: Remark) -> api_pb2.SimulatedPolicy:
+    outcome = _OUTCOMES.get(remark.kind, api_pb2.PolicyAnswer.OUTCOME_UNSPECIFIED)
+    reason = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
+    return api_pb2.SimulatedPolicy(policy=remark.policy, outcome=outcome, reason=reason)
+
+
+def _field(field: SimulatedField) -> api_pb2.SimulatedField:
+    is_exact = field.certainty is Certainty.EXACT
+    certainty = api_pb2.SimulatedField.CERTAINTY_DEPENDS_ON
+    counting = [each for each in field.changes if each.counts] or list(field.changes)
+    return api_pb2.SimulatedField(
+        name=field.name,
+        before=field.before,
+        after=field.after,
+        policy=field.owner,
+        reason=counting[0].reason if counting else "",
+        certainty=api_pb2.SimulatedField.CERTAINTY_EXACT if is_exact else certainty,
+        certainty_reason="; ".join(field.depends_on),
+        mode=MODES[Mode.ENFORCE] if field.owner or not counting else MODES[counting[0].mode],
+        claims=map(_claim, field.changes),
+    )
+
+
+def _claim(change: PolicyChange) -> api_pb2.ExplainedClaim:
+    effect = api_pb2.ExplainedClaim.EFFECT_USED if change.counts else api_pb2.ExplainedClaim.EFFECT_VOID
+    if change.mode is Mode.DRY_RUN:
+        effect = api_pb2.ExplainedClaim.EFFECT_DRY_RUN
+    return api_pb2.ExplainedClaim(
+        owner=change.policy,
+        role=_ROLES.get(change.role, api_pb2.ExplainedClaim.ROLE_UNSPECIFIED),
+        value=change.wanted,
+        reason=change.reason,
+        effect=effect,
+        effect_reason=change.note,
+        mode=MODES[change.mode],
+        strategies=[
+            api_pb2.StrategyField(provenance=api_pb2.Provenance(text=each)) for each in change.provenance
+        ],
+    )
