@@ -42,10 +42,6 @@ def mutated(pod: Pod) -> tuple[Pod, tuple[str, ...]]:
     if priority is PriorityClass.BATCH and QOS_CLASS_LABEL not in labels:
         labels[QOS_CLASS_LABEL] = QoSClass.BE.value
         added.append(f"label {QOS_CLASS_LABEL}: {QoSClass.BE}")
-    if priority is not PriorityClass.NONE and PRIORITY_CLASS_LABEL not in labels:
-        # The node knows neither `spec.priority` nor the class's name.
-        labels[PRIORITY_CLASS_LABEL] = priority.value
-        added.append(f"label {PRIORITY_CLASS_LABEL}: {priority}")
     names = _NAMES.get(priority, {})
     containers = tuple(_replaced(each, names) for each in pod.containers)
     if containers != pod.containers:

@@ -41,7 +41,7 @@ def pod(resources: dict[str, Any], spec: dict[str, Any] | None = None, **labels:
 )
 def test_a_batch_pod_gets_batch_resources(given: Pod) -> None:
     found, added = mutated(given)
-    assert found.labels == {"koordinator.sh/qosClass": "BE", "koordinator.sh/priority-class": "koord-batch"}
+    assert found.labels == {"koordinator.sh/qosClass": "BE", **given.labels}
     # A memory limit is the request, as that of an extended resource must be; init containers have no entry.
     assert json.loads(found.annotations[EXTENDED_RESOURCE_SPEC]) == {
         "containers": {

@@ -122,14 +122,18 @@ def _resources() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={**scalars, "unified": unified})
 
 
-_entries = st.dictionaries(st.sampled_from(["x", "y", "koordinator.sh/qosClass"]), _texts, max_size=2)
+_entries = st.dictionaries(st.sampled_from(["x", "y"]), _texts, max_size=2)
+QOS_CLASS, CPUS = "koordinator.sh/qosClass", "scheduling.koordinator.sh/resource-status"
+# The policies of the pod's containers see these changes.
+_labels = _entries | st.sampled_from(["BE", "LS", "LSR", "clear"]).map(lambda qos: {QOS_CLASS: qos})
+_annotations = _entries | st.sampled_from(['{"cpuset": "1"}', "clear"]).map(lambda cpus: {CPUS: cpus})
 _cgroup = st.fixed_dictionaries({}, optional={"cpu.cfs_burst_us": _amounts, "memory.min": _numbers})
 _of_pod = st.fixed_dictionaries(
     {},
     optional={
         "resources": _resources(),
-        "labels": _entries,
-        "annotations": _entries,
+        "labels": _labels,
+        "annotations": _annotations,
         "cgroup_parent": st.sampled_from(["/elsewhere", "/kubepods/besteffort/other"]),
         "cgroup": _cgroup,
     },
