@@ -96,8 +96,7 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
         error = found.upgrade.error
         result = Cell(error, BAD) if error else f"process {found.upgrade.successor_pid}"
         yield "upgrade", (_when(found.upgrade, "time", now), ": ", result)
-    decided = f"{calls.decided} decided, {calls.changed} changed, {calls.refused} refused"
-    yield "calls", f"{decided}, {calls.undecided} without a decision"
+    yield "calls", f"{calls.decided} decided, {calls.refused} refused, {calls.undecided} without a decision"
     refused = f", {clients.refused} refused" if clients.refused else ""
     in_progress = counted(clients.streams, "call")
     yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
@@ -206,9 +205,12 @@ def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str
     if policy.reason:
         yield policy.reason
     for each in policy.overrides:
+        reason = f": {each.reason}" if each.reason else ""
         if each.HasField("selector"):
             until = _when(each, "until", now, " until ")
-            yield f"{mode_name(each.mode)} for {shown_selector(each.selector)}{until}"
+            yield f"{mode_name(each.mode)} for {shown_selector(each.selector)}{until}{reason}"
+        elif reason:
+            yield f"{mode_name(each.mode)}{reason}"
     if policy.hanging_threads:
         yield f"{counted(policy.hanging_threads, 'thread')} hang in it"
     last = policy.last_failure

@@ -17,13 +17,15 @@ import pytest
 from runtimeproxy import __version__
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
 from tests.commands.conftest import Done, Run
-from tests.daemon.driving import batch_pod
+from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.service.conftest import module_folder
 
 __all__ = ["module_folder"]
+
+UNTOUCHED = 2
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,8 @@ def test_status(ask: Run, daemon: ProxyProcess) -> None:
     assert "bypass    off" in lines
     assert "records   1 pod, 1 container" in lines
     assert any(line.startswith("batch-resource  ") for line in lines)
+    (policy,) = [each for each in found["policies"] if each["name"] == "batch-resource"]
+    assert int(policy["runs"]) >= 2
 
 
 def test_pods_and_why_their_values_are_what_they_are(ask: Run) -> None:
@@ -187,3 +191,46 @@ def test_a_command_for_an_instance_that_is_stopped_gives_up(daemon: ProxyProcess
         daemon.signal(signal.SIGCONT)
     assert done.code == 3
     assert "the daemon did not answer in time" in done.err
+
+
+def policy_status(ask: Run) -> dict[str, Any]:
+    (found,) = [each for each in status(ask)["policies"] if each["name"] == "batch-resource"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_mode_of_a_policy(ask: Run, daemon: ProxyProcess) -> None:
+    try:
+        done = ask("policy", "batch-resource", "dry-run", "--for", "10m", "--reason", "ticket 7")
+        assert (done.code, done.err) == (0, "")
+        assert "batch-resource  loaded  dry-run by command until " in done.out
+        assert policy_status(ask)["mode"] == "MODE_DRY_RUN"
+        shown = ask("status").out
+        assert "dry-run by command until " in shown
+        assert "dry-run: ticket 7" in shown
+        with CriClient(daemon.socket) as client:
+            assert shares_of(batch_pod(client, "tried").run().create()) == UNTOUCHED
+        kinds = {line.split()[1] for line in ask("audit", "--pod", "default/tried").out.splitlines()}
+        assert kinds == {"would-change"}
+    finally:
+        done = ask("policy", "batch-resource", "reset")
+    assert "batch-resource  loaded  enforce  20 " in done.out
+    assert policy_status(ask)["modeSource"] != "MODE_SOURCE_COMMAND"
+
+
+def test_the_mode_for_some_pods(ask: Run, daemon: ProxyProcess) -> None:
+    try:
+        done = ask("policy", "batch-resource", "off", "--selector", "app in (web),!old", "--namespace", "a")
+        assert "off for namespace a and app in (web),!old" in done.out
+        with CriClient(daemon.socket) as client:
+            assert shares_of(batch_pod(client, "other").run().create()) == BATCH_SHARES
+    finally:
+        ask("policy", "batch-resource", "reset")
+    assert policy_status(ask)["overrides"] == []
+
+
+def test_bad_input_for_a_policy(ask: Run) -> None:
+    done = ask("policy", "batch-resorce", "off")
+    assert done.code == 4
+    assert "batch-resorce" in done.err
+    assert ask("policy", "batch-resource", "off", "--for", "40d").code == 2

@@ -30,6 +30,7 @@ COMMANDS: Final = (
     "pods",
     "explain demo/spark",
     "explain demo/shop/main",
+    "policy batch-resource dry-run --namespace canary --for 30m",
 )
 
 

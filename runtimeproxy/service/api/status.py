@@ -207,6 +207,7 @@ def _policy(
         inputs=map(str, inputs),
         unknown_inputs=[str(each) for each in unknown if each not in _OF_PODS],
         missing_features=sorted(missing_features(policy.features | policy.optional_features, node)),
+        runs=_runs(engine, policy.name),
         failures=api_pb2.FailureCounts(
             raised=failures[FailureKind.FAILED],
             invalid=failures[FailureKind.INVALID],
@@ -224,6 +225,11 @@ def _policy(
 
 _OF_PODS: Final = frozenset({Input.PRIORITY, Input.POD_REQUESTS})
 """Known or not for each pod."""
+
+
+def _runs(engine: Engine, policy: str) -> int:
+    durations = engine.counts.durations.items()
+    return sum(sum(each.counts) for (name, _), each in durations if name == policy)
 
 
 def _counts(engine: Engine, policy: str) -> tuple[Counter[str], Counter[AuditKind]]:
