@@ -18,9 +18,16 @@ TEST_FOLDER ?= $(shell $(PYTHON) -c '$(IN_MEMORY)')
 unexport PYTHONDONTWRITEBYTECODE
 # Of `make fuzz`: hostile clients; SEED repeats a run, FUZZERS names some of the fuzzers.
 SESSIONS ?= 20000
+PACKAGES := systemd/packages
+# The newest one.
+WHEEL = $$(ls -t dist/koord_runtime_proxy-*.whl | head -n 1)
+BASE ?= debian:bookworm-slim
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel lint format bench readability restarts fuzz tools e2e e2e-node proto lock clean command-files session
+.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability restarts fuzz tools e2e e2e-node \
+	proto lock clean command-files session
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -47,6 +54,25 @@ test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second even
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+sdist: $(INSTALLED)  ## build the source distribution into dist/
+	$(BIN)/python -m hatchling build -t sdist -d dist
+
+deb: wheel  ## build the Debian package into dist/ (ARCH=arm64: for the other machine)
+	sh $(PACKAGES)/build_deb.sh $(BIN)/python $(WHEEL) dist
+
+image: wheel  ## build the container image (needs buildah; BASE is its Debian 12)
+	rm -rf dist/image
+	PYTHONS=3.11 sh $(PACKAGES)/build_deb.sh $(BIN)/python $(WHEEL) dist/image
+	buildah build --file $(PACKAGES)/Containerfile --build-arg BASE=$(BASE) --tag koord-runtime-proxy \
+		--build-arg PACKAGE=$$(basename dist/image/*.deb) dist/image
+
+sbom: $(INSTALLED)  ## list all dependencies with their hashes in dist/, as CycloneDX
+	@mkdir -p dist .tools
+	@$(PYTHON) -m venv --clear .tools/sbom 2>/dev/null || sh tests/lab/install_venv.sh $(PYTHON) .tools/sbom
+	.tools/sbom/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(PACKAGES)/sbom.lock
+	.tools/sbom/bin/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml \
+		--output-file dist/koord-runtime-proxy.cyclonedx.json $(PACKAGES)/requirements.lock
 
 lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, drift of generated code
 	$(BIN)/ruff check .
@@ -92,8 +118,9 @@ session: $(INSTALLED)  ## record the terminal session of the README anew
 
 lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--no-emit-find-links --no-header --extra dev pyproject.toml -o requirements.lock
+	$(LOCK) --extra dev pyproject.toml -o requirements.lock
+	$(LOCK) --constraint requirements.lock --no-annotate pyproject.toml -o $(PACKAGES)/requirements.lock
+	echo cyclonedx-bom | $(LOCK) --no-annotate - -o $(PACKAGES)/sbom.lock
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -229,5 +229,11 @@ COMMANDS: Final = (
         "[--dry-run] ",
         {"--dry-run": {"action": "store_true", "help": "only show the changes"}},
     ),
+    Command(
+        "check-removal",
+        "process:check_removal",
+        "fail while a kubelet's endpoint is the proxy's socket; packages ask before they are removed",
+        ". Names the file or flag, and what to set instead.",
+    ),
 )
 """In the order of the help."""

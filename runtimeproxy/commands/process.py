@@ -11,7 +11,7 @@ from pathlib import Path
 from runtimeproxy import __version__
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import load_settings
-from runtimeproxy.commands.exit_codes import ExitCode
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.config.sources import config_path
 
 
@@ -54,6 +54,21 @@ def restore(arguments: Namespace) -> int:
     lines = restore(settings, dry_run=arguments.dry_run)
     print("\n".join(table(lines)) if lines else "nothing to restore")
     return ExitCode.OK if is_complete(lines) else ExitCode.FAILED
+
+
+def check_removal(arguments: Namespace) -> int:
+    """Fails while a kubelet needs the proxy: packages ask before they are removed.
+
+    Raises:
+        CommandError: settings of kubelets name the proxy's socket.
+    """
+    proxy = load_settings(arguments).proxy
+    from runtimeproxy.service.kubelet import kubelet_settings
+
+    if found := kubelet_settings(proxy.endpoint):
+        raise CommandError("\n".join(each.advice(proxy) for each in found))
+    print(f"no kubelet uses {proxy.endpoint}")
+    return ExitCode.OK
 
 
 def version(_: Namespace) -> int:

@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/koord-runtime-proxy
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore)
+_shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal)
 
 _shtab_koord_runtime_proxy_status_option_strings=(-h --help --config --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --endpoint --timeout --output)
@@ -22,6 +22,7 @@ _shtab_koord_runtime_proxy_demo_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_bypass_option_strings=(-h --help --config --endpoint --reason --admin-socket --timeout)
 _shtab_koord_runtime_proxy_upgrade_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_restore_option_strings=(-h --help --config --dry-run)
+_shtab_koord_runtime_proxy_check_removal_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_option_strings=(-h --help --koord-runtimeproxy-endpoint --remote-runtime-service-endpoint --remote-image-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --hook-config-dir --policies-dir --node-objects-dir --state-dir --log-level --log-format --backend-runtime-mode --config --version)
 
 _shtab_koord_runtime_proxy_status___config_COMPGEN=_shtab_compgen_files
@@ -52,6 +53,7 @@ _shtab_koord_runtime_proxy_bypass___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_bypass___admin_socket_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_upgrade___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_restore___config_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_check_removal___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy___koord_runtimeproxy_endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy___remote_runtime_service_endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy___remote_image_service_endpoint_COMPGEN=_shtab_compgen_files
@@ -71,7 +73,7 @@ _shtab_koord_runtime_proxy_doctor___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_check_slo___output_choices=(text json)
 _shtab_koord_runtime_proxy_simulate___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_bypass_pos_0_choices=(on off)
-_shtab_koord_runtime_proxy_pos_0_choices=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore)
+_shtab_koord_runtime_proxy_pos_0_choices=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal)
 _shtab_koord_runtime_proxy___log_level_choices=(debug info warning error)
 _shtab_koord_runtime_proxy___log_format_choices=(auto text json)
 
@@ -110,6 +112,8 @@ _shtab_koord_runtime_proxy_upgrade___help_nargs=0
 _shtab_koord_runtime_proxy_restore__h_nargs=0
 _shtab_koord_runtime_proxy_restore___help_nargs=0
 _shtab_koord_runtime_proxy_restore___dry_run_nargs=0
+_shtab_koord_runtime_proxy_check_removal__h_nargs=0
+_shtab_koord_runtime_proxy_check_removal___help_nargs=0
 _shtab_koord_runtime_proxy_pos_0_nargs=A...
 _shtab_koord_runtime_proxy__h_nargs=0
 _shtab_koord_runtime_proxy___help_nargs=0

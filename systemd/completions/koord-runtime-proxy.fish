@@ -50,7 +50,7 @@ function _shtab_koord_runtime_proxy_using
   test "$_shtab_koord_runtime_proxy_cmdpath" = "$argv"
 end
 
-set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore
+set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal
 set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --namespace --node-annotations --node-labels --node-objects-dir --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout -f
 
 complete -c koord-runtime-proxy -e
@@ -162,3 +162,6 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -l dry-run -d 'only show the changes'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a check-removal -d 'fail while a kubelet'"'"'s endpoint is the proxy'"'"'s socket; packages ask before they are removed'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-removal' -s h -l help -d 'show this help message and exit'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-removal' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, Prometheus, a TCP bridge,
-# systemd-analyze, man, shells.
+# systemd-analyze, man, shells, shellcheck.
 set -eu
 
-packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd man-db zsh fish"
+packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd man-db zsh fish
+shellcheck"
 
 missing=""
 for package in $packages; do

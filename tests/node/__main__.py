@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from tests.node.report import rows, table
 from tests.node.wheels import gather_wheels
 
 _CACHE = REPOSITORY / ".tools" / "node"
+_PACKAGES = _CACHE / "packages"
 _PROGRAMS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs")
 # What the checks import from this repository's tests; the product comes from the installed wheel.
 _SHARED = ("lab", "e2e", "hooks", "node")
@@ -59,10 +61,20 @@ def _built() -> Image:
     began = time.monotonic()
     _CACHE.mkdir(parents=True, exist_ok=True)
     wheels = _CACHE / "wheels"
-    gather_wheels(wheels)
+    wheel = gather_wheels(wheels)
     image = build_image(_CACHE, wheels)
+    _build_packages(wheel)
     print(f"image {image.disk.name} in {time.monotonic() - began:.0f} s", flush=True)
     return image
+
+
+def _build_packages(wheel: Path) -> None:
+    """Two packages of the same program: the second one is an upgrade of the first."""
+    shutil.rmtree(_PACKAGES, ignore_errors=True)
+    builder = REPOSITORY / "systemd" / "packages" / "build_deb.sh"
+    for revision in ("1", "2"):
+        environ = {**os.environ, "REVISION": revision, "ARCH": "amd64"}
+        subprocess.run(["sh", builder, sys.executable, wheel, _PACKAGES], check=True, env=environ)
 
 
 def _fill(share: Path, names: Sequence[str]) -> None:
@@ -77,6 +89,7 @@ def _fill(share: Path, names: Sequence[str]) -> None:
             target = tests / name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
+    shutil.copytree(_PACKAGES, share / "packages")
     (share / "names.json").write_text(json.dumps(names))
 
 

@@ -35,6 +35,8 @@ _INSTALLED = {
     "node-checks": "usr/local/sbin/node-checks",
 }
 _PREFIX = "opt/koord-runtime-proxy"
+_CHECKS = "opt/checks"
+"""A copy of the environment, for the checks: those of packages replace the other one."""
 _DISK_SIZE = "4G"
 
 
@@ -88,7 +90,8 @@ def _install_files(root: Path) -> None:
 
 def _install_wheels(root: Path, wheels: Path) -> None:
     """What the README's installation does, with the wheels instead of an index."""
-    shutil.rmtree(root / _PREFIX, ignore_errors=True)
+    for folder in (_PREFIX, _CHECKS):
+        shutil.rmtree(root / folder, ignore_errors=True)
     inside = root / "opt" / "wheels"
     shutil.copytree(wheels, inside, dirs_exist_ok=True)
     try:
@@ -97,6 +100,7 @@ def _install_wheels(root: Path, wheels: Path) -> None:
         _run("chroot", root, f"/{_PREFIX}/bin/pip", "install", "--quiet", *source, "koord-runtime-proxy")
     finally:
         shutil.rmtree(inside)
+    shutil.copytree(root / _PREFIX, root / _CHECKS, symlinks=True)
 
 
 def _make_disk(root: Path, disk: Path) -> None:

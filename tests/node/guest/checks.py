@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.node.guest import hook_servers, installation, pods, removal, service, strategies
+from tests.node.guest import hook_servers, installation, packages, pods, removal, service, strategies
 from tests.node.guest.node import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -14,6 +14,8 @@ CHECKS: tuple[Check, ...] = (
     *strategies.CHECKS,
     *service.CHECKS,
     *removal.CHECKS,
+    *packages.CHECKS,
+    *removal.LAST,
 )
 
 

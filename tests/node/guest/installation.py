@@ -29,7 +29,7 @@ from tests.node.guest.machine import (
 from tests.node.guest.node import Check, Node
 
 _SHARE = PREFIX / "share" / "koord-runtime-proxy" / "systemd"
-_UNITS = Path("/etc/systemd/system")
+UNITS = Path("/etc/systemd/system")
 
 
 def the_runtime_has_an_image(node: Node) -> str:
@@ -45,9 +45,9 @@ def the_runtime_has_an_image(node: Node) -> str:
 
 def units_are_installed_and_valid(_: Node) -> str:
     """`install` from the wheel's share folder; systemd finds nothing wrong."""
-    run("install", "-m", "0644", _SHARE / SERVICE, _SHARE / SOCKET_UNIT, _UNITS)
+    run("install", "-m", "0644", _SHARE / SERVICE, _SHARE / SOCKET_UNIT, UNITS)
     run("install", "-m", "0644", "-D", _SHARE / "config.toml", CONFIG)
-    complaints = run("systemd-analyze", "verify", _UNITS / SERVICE, _UNITS / SOCKET_UNIT)
+    complaints = run("systemd-analyze", "verify", UNITS / SERVICE, UNITS / SOCKET_UNIT)
     expect("complaints", complaints, "")
     return run(PROGRAM, "check-config")
 

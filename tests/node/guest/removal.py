@@ -91,5 +91,6 @@ CHECKS = (
     Check("systemctl disable --now touches no container", stop_touches_no_container),
     Check("restore gives back what the kubelet asked for", restore_gives_back_what_the_kubelet_wanted),
     Check("rollback: the runtime serves alone", the_runtime_serves_alone),
-    Check("no traceback in the journal", nothing_went_wrong_unseen),
 )
+LAST = (Check("no traceback in the journal", nothing_went_wrong_unseen),)
+"""When all others have been made."""

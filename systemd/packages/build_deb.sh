@@ -1,0 +1,96 @@
+#!/bin/sh
+# Builds the Debian package into a folder: build_deb.sh PYTHON WHEEL FOLDER
+#
+# PYTHON has pip; WHEEL is this project's. Variables:
+#   ARCH      amd64 or arm64 (default: this machine's)
+#   PYTHONS   versions of Debian's python3 to build for (default: 3.11 of Debian 12, 3.13 of Debian 13)
+#   REVISION  of the package (default: 1)
+set -eu
+
+python=$1 wheel=$2 folder=$3
+here=$(cd "$(dirname "$0")" && pwd)
+systemd=$(dirname "$here")
+name=koord-runtime-proxy
+arch=${ARCH:-$(dpkg --print-architecture)}
+version=$(basename "$wheel" | cut -d- -f2)
+package_version=$version-${REVISION:-1}
+case $arch in
+amd64) machine=x86_64 ;;
+arm64) machine=aarch64 ;;
+*) echo "build_deb.sh: ARCH is $arch: the dependencies are built for amd64 and arm64 only" >&2; exit 2 ;;
+esac
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+umask 022
+root=$work/root
+prefix=$root/opt/$name
+share=$prefix/share
+
+# An environment as venv makes it, for each Python in a folder of its own: python3 takes the one of its version.
+mkdir -p "$prefix/bin"
+ln -s /usr/bin/python3 "$prefix/bin/python3"
+ln -s python3 "$prefix/bin/python"
+printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >"$prefix/pyvenv.cfg"
+install_into() { # PYTHON_VERSION FOLDER ARGUMENT...
+    for_python=$1 target=$2
+    shift 2
+    "$python" -m pip --quiet --disable-pip-version-check install --no-deps --no-compile --only-binary=:all: \
+        --platform "manylinux_2_35_$machine" --platform "manylinux_2_28_$machine" \
+        --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" \
+        --implementation cp --python-version "$for_python" --target "$target" --upgrade "$@"
+}
+depends="" last=""
+for each in ${PYTHONS:-3.11 3.13}; do
+    site=$prefix/lib/python$each/site-packages
+    install_into "$each" "$site" --require-hashes --requirement "$here/requirements.lock"
+    rm -rf "${site:?}/bin"
+    install_into "$each" "$site" --no-index --find-links "$(dirname "$wheel")" "$name==$version"
+    rm -rf "$share" "${site:?}/bin"
+    mv "$site/share" "$share"
+    # Of the first version on, but not of those between: (>= 3.11), (<< 3.12) | (>= 3.13), (<< 3.14).
+    depends="${depends:+$depends | }python3 (>= $each~)"
+    last=3.$((${each#3.} + 1))
+    depends="$depends, python3 (<< $last~)"
+done
+cat >"$prefix/bin/$name" <<END
+#!/opt/$name/bin/python3
+import sys
+
+from runtimeproxy.__main__ import main
+
+sys.exit(main())
+END
+chmod 755 "$prefix/bin/$name"
+
+# Where the distribution looks for things.
+rm -rf "$share/man" "$share/bash-completion" "$share/zsh" "$share/fish"
+install -D -m 644 -t "$root/usr/lib/systemd/system" "$systemd/$name.service" "$systemd/$name.socket"
+install -D -m 644 -t "$root/etc/$name" "$systemd/config.toml"
+install -D -m 644 -t "$root/usr/share/man/man8" "$systemd/man/$name.8"
+gzip -9n "$root/usr/share/man/man8/$name.8"
+install -D -m 644 "$systemd/completions/$name.bash" "$root/usr/share/bash-completion/completions/$name"
+install -D -m 644 -t "$root/usr/share/zsh/vendor-completions" "$systemd/completions/_$name"
+install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" "$systemd/completions/$name.fish"
+install -D -m 644 "$here/debian/copyright" "$root/usr/share/doc/$name/copyright"
+install -D -m 644 "$systemd/../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
+gzip -9n "$root/usr/share/doc/$name/changelog"
+mkdir -p "$root/usr/sbin"
+ln -s "/opt/$name/bin/$name" "$root/usr/sbin/$name"
+
+size=$(du --summarize --block-size=1024 "$root" | cut -f1)
+mkdir "$root/DEBIAN"
+sed -e "s/@VERSION@/$package_version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" -e "s/@PYTHONS@/$depends/" \
+    "$here/debian/control.in" >"$root/DEBIAN/control"
+echo "/etc/$name/config.toml" >"$root/DEBIAN/conffiles"
+install -m 755 -t "$root/DEBIAN" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm"
+(cd "$root" && find . -type f ! -path './DEBIAN/*' ! -path './etc/*' -printf '%P\0' | sort -z | xargs -0 md5sum) \
+    >"$work/md5sums"
+mv "$work/md5sums" "$root/DEBIAN/md5sums"
+
+# The same sources give the same package.
+if [ -z "${SOURCE_DATE_EPOCH:-}" ] && changed=$(git -C "$here" log -1 --format=%ct 2>/dev/null); then
+    export SOURCE_DATE_EPOCH="$changed"
+fi
+mkdir -p "$folder"
+dpkg-deb --root-owner-group --build "$root" "$folder/${name}_${package_version}_$arch.deb"
