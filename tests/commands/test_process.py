@@ -10,8 +10,8 @@ from tests.daemon.kubelet import kubelet
 
 def test_removal_waits_for_the_kubelet(run: Run, tmp_path: Path) -> None:
     ours, others = (f"unix://{tmp_path}/{name}.sock" for name in ("proxy", "runtime"))
-    flags = ("--koord-runtimeproxy-endpoint", f"{tmp_path}/proxy.sock")
-    flags += ("--remote-runtime-service-endpoint", f"{tmp_path}/runtime.sock")
+    flags = [f"--koord-runtimeproxy-endpoint={tmp_path}/proxy.sock"]
+    flags.append(f"--remote-runtime-service-endpoint={tmp_path}/runtime.sock")
     with kubelet(tmp_path, f"--container-runtime-endpoint={ours}") as pid:
         done = run("check-removal", *flags)
     assert (done.code, done.out) == (1, "")

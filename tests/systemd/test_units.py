@@ -126,7 +126,8 @@ def test_the_service_may_write_what_the_daemon_writes() -> None:
     assert folders == {of_config, settings.node.objects_dir, settings.hooks.server_config_dir}
 
 
-def test_the_readme_names_every_file() -> None:
-    text = (UNITS / "README.md").read_text()
-    for path in UNITS.rglob("*"):
-        assert path.is_dir() or path.name == "README.md" or path.name in text
+def test_the_readmes_name_every_file() -> None:
+    for path in (path for path in UNITS.rglob("*") if path.is_file() and path.name != "README.md"):
+        readmes = [folder / "README.md" for folder in path.parents if folder.is_relative_to(UNITS)]
+        texts = [readme.read_text() for readme in readmes if readme.exists()]
+        assert any(path.name in text for text in texts), path
