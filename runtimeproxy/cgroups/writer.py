@@ -140,7 +140,7 @@ class WriteResult:
     """The cgroup as the caller named it."""
     name: str
     value: Value
-    """The wanted value, as given; the parent's list for an empty one that the kernel does not take."""
+    """The wanted value, as given; the whole node's list for an empty one that the kernel does not take."""
     outcome: WriteOutcome
     old: Value | None = None
     """What the file held before; None when that is not known."""
@@ -485,15 +485,16 @@ def _compare(target: _Target, batch: _Batch) -> None:
 
 
 def _inherit(target: _Target, old: Value | None, batch: _Batch) -> WriteResult:
-    """Gives a cgroup what its parent has, in place of an empty list.
+    """Gives a cgroup what the whole node has, in place of an empty list: it has its parent's then.
 
     Version 2 has an empty list in a new cgroup, and takes one back only while no process is in it or below.
-    Source: Linux, kernel/cgroup/cpuset.c, validate_change.
+    A list may have more than the parent's, what counts is what both have. A copy of the parent's would hold
+    when that grows.
+    Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
     """
-    file, path = target.format.file, target.key.path
+    file = target.format.file
     try:
-        parent = batch.folders.open(target.folder, path[:-1])
-        value = target.format.decode(_read(f"{file}.effective", parent))
+        value = target.format.decode(_read(f"{file}.effective", batch.folders.open(target.folder, ())))
         inherited = replace(target, given=value)
         if value == old:
             return inherited.result(WriteOutcome.UNCHANGED, old)

@@ -142,6 +142,8 @@ class Resolved(NamedTuple):
     """For the operator: a list that shares no member with its bound."""
     is_clear: bool = False
     """Whether the value is what is left when it is taken away: CLEAR counts, and nothing else."""
+    is_bounded: bool = False
+    """Whether an at_most holds for the value, even one that is above it."""
 
     @property
     def owner(self) -> str:
@@ -208,9 +210,10 @@ def resolve(
         s3 = run.add(s2)
         s4 = run.bound(s3)
     if not run.used:
-        return Resolved(base, (), tuple(run.notes), (s1, s2, s3, s4))
+        return Resolved(base, (), tuple(run.notes), (s1, s2, s3, s4), is_bounded=run.is_bounded)
     is_clear = len(run.used) == 1 and run.used[0].value is CLEAR
-    return Resolved(s4, tuple(run.used), tuple(run.notes), (s1, s2, s3, s4), run.problem, is_clear)
+    steps = s1, s2, s3, s4
+    return Resolved(s4, tuple(run.used), tuple(run.notes), steps, run.problem, is_clear, run.is_bounded)
 
 
 _Amount: TypeAlias = Value | Clear | None
@@ -236,6 +239,7 @@ class _Run:
         used: The claims that count so far.
         notes: The claims without their whole effect so far.
         problem: See `Resolved.problem`.
+        is_bounded: See `Resolved.is_bounded`.
     """
 
     def __init__(self, parameter: str, claims: Sequence[Claim]) -> None:
@@ -247,6 +251,7 @@ class _Run:
         self.used: list[Claim] = []
         self.notes: list[Note] = []
         self.problem = ""
+        self.is_bounded = False
 
     def set_value(self, base: Value | None, neutral: Value | None, *, is_base_known: bool) -> _Amount:
         winner: Claim | None = None
@@ -319,6 +324,7 @@ class _Run:
                 self._note(claim, Outcome.VOID, problem)
             else:
                 bounds.append((claim.value, claim))
+        self.is_bounded = bool(bounds)
         result = value
         for bound, _ in bounds:
             if self._is_unlimited(result) or (isinstance(result, int) and bound < result):
@@ -332,6 +338,7 @@ class _Run:
 
     def bound_list(self, value: _Amount) -> _Amount:
         bounding, shared = self._bounds_of_list(value)
+        self.is_bounded = bool(bounding)
         if not bounding:
             return value
         wanted = _members(value) or frozenset()

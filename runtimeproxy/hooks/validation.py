@@ -130,6 +130,7 @@ _RANGES: Final[Mapping[str, _Range]] = {
 (tg_set_cfs_bandwidth, sched_group_set_shares), include/uapi/linux/oom.h; policies spec 5.5."""
 
 _IDLE: Final = "cpu.idle"
+_IDENTITY: Final = "cpu.bvt_warp_ns"
 _UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
     "cpu.weight": _Range(units.MIN_CPU_WEIGHT, units.MAX_CPU_WEIGHT),
     "cpu.idle": _Range(0, 1),
@@ -385,6 +386,9 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.unified_problem(name)
     if problem:
         raise ValueError(problem)
+    if name == _IDENTITY:
+        # A message carries it whatever the mode is, and the kernel refuses it without the mode.
+        raise ValueError("counts in one CPU mode only: it has to stand in cgroup, where it waits for that")
     _check_idle(name, value)
     if name in _LISTS:
         return _fitted_value(name, value, node)

@@ -108,11 +108,11 @@ class Barrier:
     async def _clear(self, found: Switch, roots: Collection[str]) -> str:
         """Has the excluded parameters neutral everywhere; returns what is in the way."""
         self._excluded = frozenset()
-        if holders := self._ledger.holders(names=found.excluded):
-            await self._release("a change of the CPU mode", holders, names=found.excluded)
-            if left := self._ledger.holders(names=found.excluded):
-                self._excluded = found.excluded
-                return f"values of {len(left)} cgroups cannot be given back, such as those of {left[0]}"
+        holders = self._ledger.holders(names=found.excluded)
+        await self._release("a change of the CPU mode", holders, names=found.excluded)
+        if left := self._ledger.holders(names=found.excluded):
+            self._excluded = found.excluded
+            return f"values of {len(left)} cgroups cannot be given back, such as those of {left[0]}"
         # What another agent of this node writes is its own business.
         names = found.excluded - self._ledger.observed
         differs = partial(self._sysctls.differs, found.sysctls, SYSCTLS)

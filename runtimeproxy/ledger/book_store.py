@@ -185,8 +185,9 @@ class BookStore:
             CgroupPathError: The cgroup's path is none.
         """
         path = cgroup_path(wanted.target.cgroup)
-        wanted = self._taken(wanted)
         with self._lock:
+            # What is closed meanwhile is either not claimed, or found by `holders` afterwards.
+            wanted = self._taken(wanted)
             held = self._held.get(path)
             before = self._blank(path, wanted.target) if held is None else held.book
             after = books.with_wanted(before, wanted)

@@ -103,10 +103,8 @@ class Plan(NamedTuple):
     """Parameters that no longer hold a value of ours."""
     used: Mapping[str, tuple[Claim, ...]] = {}
     """The claims that count, by parameter; none for those that are given back."""
-
-    def is_bounded(self, name: str) -> bool:
-        """Whether a value is an at_most's."""
-        return any(claim.role is Role.AT_MOST for claim in self.used.get(name, ()))
+    bounded: frozenset[str] = frozenset()
+    """Parameters with an at_most, whether their value is lower because of it or not."""
 
 
 def with_wanted(book: Book, wanted: Wanted) -> Book:
@@ -248,7 +246,7 @@ def plan(
         rule: Whose value counts when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
-    used: dict[str, tuple[Claim, ...]] = {}
+    results: dict[str, Resolved] = {}
     entries: dict[str, Entry] = {}
     originals = dict(book.originals)
     new: dict[str, Original] = {}
@@ -266,8 +264,7 @@ def plan(
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
                 originals[found.file] = new[found.file] = original
-        result = resolved(book.level, name, entry, originals, found, formats, rule)
-        used[name] = result.used
+        result = results[name] = resolved(book.level, name, entry, originals, found, formats, rule)
         value = fitted[name] if name in fitted else _in_range(name, result)
         problem = _problem(name, value)
         if problem or not isinstance(value, int | str):
@@ -289,12 +286,16 @@ def plan(
         name: value
         for name, value in values.items()
         if name in entries and entries[name].claims and book.entries[name].resolved != value
+        # The kernel may hold another list in place of an empty one, which is always known for a reset.
+        if value != ""
     }
     noted = None
     if new or changed:
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
-    return Plan(after, values, raw, noted, left, given_back, used)
+    used = {name: result.used for name, result in results.items()}
+    bounded = frozenset(name for name, result in results.items() if result.is_bounded)
+    return Plan(after, values, raw, noted, left, given_back, used, bounded)
 
 
 def _problem(name: str, value: Value | Clear | None) -> str:

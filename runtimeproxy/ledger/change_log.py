@@ -95,15 +95,20 @@ def log_values(level: int, text: str, applied: Sequence[Applied], **about: str) 
         about: More fields of the line.
     """
     if logger.isEnabledFor(level):
-        values = [_text(each) for each in applied[:MOST_VALUES]]
-        if len(applied) > MOST_VALUES:
-            values.append(f"{len(applied) - MOST_VALUES} more")
-        target = applied[0].target
-        whose = f"pod {_pod(target)}" if target.name else f"cgroup {target.cgroup}"
-        if target.level < Level.POD:
-            whose = "cgroups of the node"
-        fields = {**pod_fields(target), **about, "changes": [_row(each) for each in applied]}
-        logger.log(level, text, whose, ", ".join(values), extra=fields)
+        whose, values, fields = described(applied)
+        logger.log(level, text, whose, values, extra={**fields, **about})
+
+
+def described(applied: Sequence[Applied]) -> tuple[str, str, dict[str, Any]]:
+    """Whose values these are, at least one, the values, and the fields of a log line about them."""
+    values = [_text(each) for each in applied[:MOST_VALUES]]
+    if len(applied) > MOST_VALUES:
+        values.append(f"{len(applied) - MOST_VALUES} more")
+    target = applied[0].target
+    whose = f"pod {_pod(target)}" if target.name else f"cgroup {target.cgroup}"
+    if target.level < Level.POD:
+        whose = "cgroups of the node"
+    return whose, ", ".join(values), {**pod_fields(target), "changes": [_row(each) for each in applied]}
 
 
 def pod_fields(target: Target) -> dict[str, str]:

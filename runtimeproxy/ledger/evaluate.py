@@ -208,20 +208,23 @@ class Evaluator:
             pod, partial(self._ledger.change, found.wanted), ChangeLog()
         )
 
-    async def _up_to_date(self, changed: _Changed) -> _Changed | None:
+    async def _up_to_date(self, found: _Changed) -> _Changed | None:
         """What is wanted of a pod now, if something has changed meanwhile; None if it is gone."""
-        if self._is_current(changed):
-            return changed
-        pod = self._store.pods.get(changed.pod.id)
-        return await self._wanted(pod) if pod is not None and _is_evaluated(pod) else None
+        is_old = found.request != self._requests
+        while is_old or not self._is_current(found):
+            await self._rest()
+            pod = self._store.pods.get(found.pod.id)
+            if pod is None or not _is_evaluated(pod):
+                return None
+            # Of requests that never end each is for the next evaluation; calls that change a pod do end.
+            found, is_old = await self._wanted(pod), False
+        return found
 
     async def _change(self, log: ChangeLog, changed: _Changed) -> bool | None:
         """Writes the values of a pod, with rests; see `Changes.make`."""
         # Requests that never end leave no pod without an answer: those that were written wait for the next
         # evaluation, the others get the newest values now.
         found = await self._up_to_date(changed)
-        if found is not changed:
-            await self._rest()
         if found is None or not any(map(self._ledger.differs, found.wanted)):
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
@@ -268,10 +271,9 @@ class Evaluator:
         return _Changed(pod, containers, tuple(wanted), tuple(found), request)
 
     def _is_current(self, changed: _Changed) -> bool:
-        """Whether nothing was requested and no call has changed the pod since it was evaluated."""
+        """Whether no call has changed the pod since it was evaluated."""
         return (
-            changed.request == self._requests
-            and self._store.pods.get(changed.pod.id) is changed.pod
+            self._store.pods.get(changed.pod.id) is changed.pod
             and all(self._store.containers.get(box.id) is box for box in changed.containers)
             and all(
                 self._ledger.record(wanted.target.cgroup) is book

@@ -106,7 +106,7 @@ def _tree_values(job: Job, formats: Formats) -> Iterator[tuple[str, TreeValue]]:
         if name in plan.values:
             is_claimed = name in plan.book.entries and bool(plan.book.entries[name].claims)
             # What was there before goes back as it was, even where nothing else could be written.
-            yield name, TreeValue(plan.values[name], is_claimed, plan.is_bounded(name), name in plan.raw)
+            yield name, TreeValue(plan.values[name], is_claimed, name in plan.bounded, name in plan.raw)
         else:
             value = formats.decode(name, job.present[name].text)
             if value is not None:

@@ -22,7 +22,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
-from runtimeproxy.ledger.change_log import FAILURES, Applied, log_values, pod_fields
+from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
 from runtimeproxy.ledger.failures import LedgerFailures
@@ -211,11 +211,10 @@ class Ledger(BookStore):
 
     def start(self, wanted: Wanted) -> tuple[WriteResult, ...]:
         """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
-        wanted = self._taken(wanted)
         with self._lock:
             held = self._find(wanted.target.cgroup)
             if held is not None:
-                book = books.with_missing(held.book, wanted.claims)
+                book = books.with_missing(held.book, self._taken(wanted).claims)
                 self._held[cgroup_path(wanted.target.cgroup)] = held._replace(book=book)
         if held is None:
             return self.claim([wanted])
@@ -364,6 +363,15 @@ class Ledger(BookStore):
                         self._executor.weights[level] = formula
                         return
 
+    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+        """Forgets also what was left alone in cgroups that are gone; see `BookStore.forget_gone`."""
+        live = paths_of(pod_cgroups)
+        super().forget_gone(map(identity_of, live), container_ids)
+        for cgroup in {result.cgroup for result in self.failures.left}:
+            path = cgroup_path(cgroup)
+            if path not in self._held and live.isdisjoint((path, path[:-1])):
+                self.failures.forget(cgroup)
+
     # --- checkpoint --------------------------------------------------------------------------------------
 
     def note_saved(self, identity: str, book: Book | None) -> None:
@@ -488,7 +496,7 @@ class Ledger(BookStore):
         later = [each for each in written if each.change is Change.NONE and not each.is_held_up]
         if changed:
             self.counts.repairs.add((held.book.level, cause), len(changed))
-            log_values(level, "cgroup values of %s had been changed, and are set again: %s", changed)
+            self._log_repair(level, changed)
         if later:
             later_level = min(level, logging.INFO)
             log_values(later_level, "cgroup values of %s could be written only now: %s", later)
@@ -496,6 +504,16 @@ class Ledger(BookStore):
             text = f"{result.name} cannot be set: {result.error}"
             fields: dict[str, Any] = {**pod_fields(held.target), "field": result.name, "value": result.value}
             self._failures.report(result.cgroup, (result.name, result.error), text, **fields)
+
+    def _log_repair(self, level: int, changed: Sequence[Applied]) -> None:
+        if level < logging.WARNING:
+            log_values(level, "cgroup values of %s had been changed, and are set again: %s", changed)
+            return
+        # A look follows every second, and a reset may follow every repair.
+        whose, values, fields = described(changed)
+        cause = tuple((each.result.cgroup, each.result.name) for each in changed)
+        text = f"had been changed, and are set again: {values}"
+        self._failures.report(f"cgroup values of {whose}", cause, text, level=level, **fields)
 
     def _forget(self, path: Path) -> None:
         super()._forget(path)
@@ -632,7 +650,7 @@ class Ledger(BookStore):
             if now is not None and not is_same:
                 after = books.with_written(now.book, after)
             if not after.entries and is_same:
-                del self._held[job.path]
+                self._forget(job.path)
             elif now is not None and after != now.book:
                 self._held[job.path] = now._replace(book=after)
         is_noted = job.plan.noted is not None

@@ -38,7 +38,7 @@ class TreeValue(NamedTuple):
     is_claimed: bool = True
     """Whether claims led to it. Others are there because their children or parents depend on them."""
     is_bound: bool = False
-    """Whether an at_most led to it: it then bounds all descendants, too."""
+    """Whether an at_most bounds it: the value then bounds all descendants, too."""
     is_new: bool = False
     """Whether the cgroup is about to be created: the value goes into a message, not into a file."""
 

@@ -328,9 +328,9 @@ class Upkeep:
 
     async def _prepare(self) -> None:
         """What comes before all values: those of hook servers that are gone, the CPU mode, the sysctls."""
-        if gone := self._gone_servers():
-            cgroups = self._ledger.holders(owners=gone)
-            await self._release("the end of a hook server's values", cgroups, owners=gone)
+        gone = self._gone_servers()
+        holders = self._ledger.holders(owners=gone)
+        await self._release("the end of a hook server's values", holders, owners=gone)
         if self._barrier is None:
             return
         chain = self._chain()

@@ -288,12 +288,14 @@ def populated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CgroupWriter:
     monkeypatch.setattr(writer_module, "_write", write)
     root = make_v2(tmp_path, POD)
     fill(tmp_path / POD[1:], {"cpuset.cpus": "0"})
-    fill((tmp_path / POD[1:]).parent, {"cpuset.cpus": "", "cpuset.cpus.effective": "0-3"})
+    # The parent's own list may grow later.
+    fill((tmp_path / POD[1:]).parent, {"cpuset.cpus": "0-1", "cpuset.cpus.effective": "0-1"})
+    fill(tmp_path, {"cpuset.cpus.effective": "0-3"})
     return CgroupWriter(root)
 
 
 @pytest.mark.parametrize("raw", [{}, {"cpuset.cpus": "\n"}], ids=["cleared", "given back"])
-def test_an_empty_list_that_the_kernel_does_not_take_is_the_parents(
+def test_an_empty_list_that_the_kernel_does_not_take_is_the_nodes(
     populated: CgroupWriter, tmp_path: Path, raw: dict[str, str]
 ) -> None:
     wanted = [[CgroupValues(POD, {"cpuset.cpus": ""}, raw=raw)]]
@@ -312,7 +314,7 @@ def test_an_empty_list_that_the_kernel_takes_stays_empty(tmp_path: Path) -> None
     assert text(tmp_path, POD[1:], "cpuset.cpus") == ""
 
 
-def test_a_parents_list_that_cannot_be_read_fails_one_value(populated: CgroupWriter, tmp_path: Path) -> None:
-    (tmp_path / POD[1:]).parent.joinpath("cpuset.cpus.effective").unlink()
+def test_a_nodes_list_that_cannot_be_read_fails_one_value(populated: CgroupWriter, tmp_path: Path) -> None:
+    tmp_path.joinpath("cpuset.cpus.effective").unlink()
     results = populated.write(POD, {"cpuset.cpus": "", "cpu.shares": 512})
     assert outcomes(results) == {"cpuset.cpus": "missing", "cpu.shares": "written"}

@@ -163,6 +163,7 @@ def test_values_of_cgroups(
         ("a/b", "1", None),
         ("memory.min", CLEAR, CLEAR),
         ("memory.low", "1\0", None),
+        ("cpu.bvt_warp_ns", "2", None),
     ],
 )
 def test_values_of_unified(name: str, value: Any, expected: Any) -> None:

@@ -57,6 +57,18 @@ def sets(value: Value) -> tuple[Claim, ...]:
             id="it-makes-unlimited-finite",
         ),
         pytest.param(
+            QUOTA,
+            {CLASS: (*most(140_000), *sets(100_000)), POD: sets(200_000), BOX: sets(30_000)},
+            {CLASS: 100_000, POD: -1, BOX: -1},
+            id="one-that-lowers-nothing-bounds-too",
+        ),
+        pytest.param(
+            CPUS,
+            {CLASS: (*most("0-3"), *sets("0-1")), POD: sets("1-5"), BOX: sets("1")},
+            {CLASS: "0-1", POD: "1", BOX: "1"},
+            id="a-list-that-lowers-nothing-bounds-too",
+        ),
+        pytest.param(
             CPUS,
             {CLASS: most("0-3"), POD: sets("2-5"), BOX: sets("3"), NEW: sets("4-5")},
             {CLASS: "0-3", POD: "0-3", BOX: "3", NEW: "0-3"},

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView, ResourceChange
+from runtimeproxy.hooks.fields import Merged
+from runtimeproxy.hooks.validation import usable
 from runtimeproxy.ledger.cpu_mode import (
     CORE_SCHED_SYSCTL,
     GROUP_IDENTITY_SYSCTL,
@@ -14,6 +17,8 @@ from runtimeproxy.ledger.cpu_mode import (
     plan,
 )
 
+POD = PodView(id="s", name="web", namespace="shop", uid="u")
+BOX = ContainerView(id="c", name="main", pod=POD)
 IDENTITY, CORE, OFF = CpuMode.GROUP_IDENTITY, CpuMode.CORE_SCHEDULING, CpuMode.OFF
 NOTHING: frozenset[str] = frozenset()
 
@@ -71,3 +76,11 @@ def test_two_modes_are_none(written: dict[str, str]) -> None:
     found = plan(sysctls(1, 1), written)
     assert found == plan(written, written)._replace(problem=found.problem)
     assert "group identity and core scheduling" in found.problem
+
+
+@pytest.mark.parametrize("name", sorted(OF_MODES))
+def test_a_message_carries_no_value_of_a_mode(name: str) -> None:
+    """It would be written whatever the mode is."""
+    change = ContainerChange(resources=ResourceChange(unified={name: "1"}))
+    found = usable(Hook.PRE_CREATE_CONTAINER, change, Merged(BOX))
+    assert (found.fields, len(found.left_out)) == ({}, 1)

@@ -436,6 +436,24 @@ async def test_a_call_that_came_meanwhile_counts(scene: Scene) -> None:
     assert scene.quotas() == ["70000", "70000"]
 
 
+async def test_a_call_that_came_while_a_pod_was_asked_about_again_counts(scene: Scene) -> None:
+    scene.add(1)
+
+    def ask(name: str) -> None:
+        scene.asked.append(name)
+        scene.pod_claims = quota(40_000 + 10_000 * len(scene.asked))
+        if len(scene.asked) == 1:
+            scene.evaluator.request("something else")
+        elif len(scene.asked) == 2:
+            pod = scene.store.pods.get("s0")
+            assert pod is not None
+            scene.store.pods.put(replace(pod, labels={"a": "b"}))
+
+    scene.on_asked = ask
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["70000"]
+
+
 async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
     scene.add(1)
     before = scene.texts()

@@ -474,7 +474,7 @@ def test_a_reset_is_repaired(ledger: Ledger, files: CgroupFiles, caplog: pytest.
         ledger.verify({Level.POD}, [OTHER])
         assert caplog.records == []
         ledger.verify({Level.POD}, [POD])
-    assert "cgroup values of pod default/web had been changed, and are set again" in caplog.text
+    assert "cgroup values of pod default/web: had been changed, and are set again" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         ledger.verify({Level.POD})
@@ -1163,6 +1163,38 @@ def test_a_value_that_is_refused_for_ever_does_not_fill_the_log(
     ]
 
 
+def test_what_is_left_alone_is_forgotten_with_its_pod(ledger: Ledger, files: CgroupFiles) -> None:
+    ledger.claim([pod(sets(quota=50_000))])
+    put(files, POD, "cpu.cfs_quota_us", 80_000)
+    ledger.claim([pod({})])
+    assert len(ledger) == 0
+    ledger.forget_gone([POD])
+    assert [each.cgroup for each in ledger.failures.left] == [POD]
+    ledger.forget_gone([OTHER])
+    assert ledger.failures.left == ()
+
+
+def test_what_is_closed_while_it_is_claimed_is_not_claimed_any_more(
+    ledger: Ledger, files: CgroupFiles
+) -> None:
+    class Closing:
+        """Another thread comes first."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+            ledger.closed = frozenset({"cpu.shares"})
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    lock, ledger._lock = ledger._lock, Closing()  # type: ignore[assignment]
+    ledger.claim([pod(sets(cpu_shares=512))])
+    assert ledger.holders(names={"cpu.shares"}) == ()
+    ledger.book(pod(sets(quota=50_000)))
+    ledger.start(pod(sets(cpu_shares=512)))
+    assert ledger.holders(names={"cpu.shares"}) == ()
+
+
 def test_a_value_that_is_refused_for_ever_does_not_fill_the_disk(
     files: CgroupFiles, journal: Journal, tmp_path: Path
 ) -> None:
@@ -1349,12 +1381,15 @@ def test_a_reset_is_repaired_while_a_value_is_left_to_another_program(
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
 
 
-def test_resets_are_repaired_for_ever(ledger: Ledger, files: CgroupFiles) -> None:
+def test_resets_are_repaired_for_ever_and_do_not_fill_the_log(
+    ledger: Ledger, files: CgroupFiles, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger.claim([pod(sets(quota=50_000))])
     for _ in range(10):
         put(files, POD, "cpu.cfs_quota_us", -1)
         ledger.verify({Level.POD})
         assert number(files, POD, "cpu.cfs_quota_us") == 50_000
+    assert len(caplog.records) == 1
 
 
 def test_an_overwrite_after_a_call_does_not_count(ledger: Ledger, files: CgroupFiles) -> None:

@@ -210,6 +210,19 @@ async def test_values_of_a_hook_server_are_given_back_at_a_rate_and_not_where_th
     assert {scene.quota(pod) for pod in pods} == {"max"}
 
 
+async def test_a_change_that_has_ended_is_no_problem_once_nothing_is_left_to_change(scene: Scene) -> None:
+    problem = "the end of a hook server's values"
+
+    async def fails(_: int) -> bool:
+        return False
+
+    await scene.upkeep.evaluator.changes.make(problem, range(30), fails, of=30)
+    assert problem in scene.upkeep.summary
+    # Its pods are gone, or the server is there again.
+    await scene.upkeep.evaluator.evaluate_all()
+    assert scene.upkeep.summary == ""
+
+
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     burst = {"cpu.cfs_burst_us": (Claim("burst", Role.SET, 1000),)}
     with caplog.at_level(logging.INFO):
