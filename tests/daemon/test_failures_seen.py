@@ -1,7 +1,8 @@
-"""What `systemd/FAILURES.md` describes is seen in the metrics that it names."""
+"""What `systemd/FAILURES.md` describes is seen in the metrics that it names, and in the status."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,9 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2 as runtimeproxy_pb2
+from cri_api.runtimeproxy.v1 import api_pb2_grpc as runtimeproxy_pb2_grpc
+from cri_api.runtimeproxy.v1.api_pb2 import NodeInput, PolicyStatus
 from runtimeproxy.service.metrics.table import METRICS
 from runtimeproxy.service.signals import BYPASS_ON, UPGRADE
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
@@ -41,6 +45,23 @@ def rows() -> dict[str, list[str]]:
         cells = line.strip("|").split(" | ")
         if line.startswith("| ") and len(cells) == 3 and cells[0].strip() not in ("failure", "event", "---"):
             found[cells[0].strip()] = re.findall(r"`(\w+)`", cells[2])
+    return found
+
+
+Seen = Callable[[runtimeproxy_pb2.GetStatusResponse], bool]
+
+
+def failures(status: runtimeproxy_pb2.GetStatusResponse, policy: str) -> runtimeproxy_pb2.FailureCounts:
+    (found,) = (each.failures for each in status.policies if each.name == policy)
+    return found
+
+
+def has_node_problem(status: runtimeproxy_pb2.GetStatusResponse) -> bool:
+    return bool(status.node.problems or status.node.strategy_problems)
+
+
+def state_of(status: runtimeproxy_pb2.GetStatusResponse, name: str) -> NodeInput.State.ValueType:
+    (found,) = (each.state for each in status.node.inputs if each.name == name)
     return found
 
 
@@ -96,23 +117,25 @@ def write_policy(daemon: ProxyProcess, body: str) -> None:
 # The failures
 
 
-def not_loaded(scene: Scene) -> None:
+def not_loaded(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     write_policy(daemon, "return (")
     daemon.start()
     wait_for(daemon, "policy_state", state="not_loaded")
+    return daemon
 
 
-def raises(scene: Scene) -> None:
+def raises(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     write_policy(daemon, "raise RuntimeError")
     daemon.start()
     with CriClient(daemon.socket) as client:
         pod(client).run().create()
         wait_for(daemon, "policy_failures_total", policy="broken", cause="failed")
+    return daemon
 
 
-def fails_for_what_runs(scene: Scene) -> None:
+def fails_for_what_runs(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     write_policy(daemon, "return 1 / len(container.id and ())")
     daemon.start()
@@ -121,22 +144,25 @@ def fails_for_what_runs(scene: Scene) -> None:
         daemon.signal(signal.SIGHUP)
         wait_for(daemon, "policy_failures_total", policy="broken", hook="evaluate_container")
         assert made.container
+    return daemon
 
 
-def field_left_out(scene: Scene) -> None:
+def field_left_out(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
         batch_pod(client).run().create().start()
         wait_for(daemon, "policy_fields_left_out_total", policy="batch-resource")
+    return daemon
 
 
-def bypassed(scene: Scene) -> None:
+def bypassed(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
-    daemon.signal(signal.Signals(BYPASS_ON))
+    daemon.signal(BYPASS_ON)
     wait_for(daemon, "bypass", cause="operator")
+    return daemon
 
 
-def reset(scene: Scene) -> None:
+def reset(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
         _, weight = scene.run_batch_pod(client)
@@ -145,21 +171,24 @@ def reset(scene: Scene) -> None:
         found = wait_for(daemon, "ledger_repairs_total", level="pod", found_by="comparison")
         assert weight.read_text() == ours
         assert found.of("ledger_overwrites_total") == 0
+    return daemon
 
 
-def overwritten(scene: Scene) -> None:
+def overwritten(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
         _, weight = scene.run_batch_pod(client)
         weight.write_text("77\n")
         wait_for(daemon, "ledger_overwrites_total", parameter="cpu.shares")
+    return daemon
 
 
-def koordlet_is_registered(scene: Scene) -> None:
+def koordlet_is_registered(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with HookServerProcess(scene.folder / "hook.sock", Behaviour()) as server:
         server.register(daemon.hook_folder, "koordlet.json", "PreCreateContainer")
         wait_for(daemon, "ledger_observed_parameters")
+    return daemon
 
 
 def disable(daemon: ProxyProcess) -> None:
@@ -167,16 +196,17 @@ def disable(daemon: ProxyProcess) -> None:
     daemon.signal(signal.SIGHUP)
 
 
-def policy_is_disabled(scene: Scene) -> None:
+def policy_is_disabled(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
         _, weight = scene.run_batch_pod(client)
         disable(daemon)
         wait_for(daemon, "ledger_given_back_total", level="pod")
         assert weight.read_text() == "100\n"
+    return daemon
 
 
-def changed_before_it_is_given_back(scene: Scene) -> None:
+def changed_before_it_is_given_back(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
         _, weight = scene.run_batch_pod(client)
@@ -187,9 +217,10 @@ def changed_before_it_is_given_back(scene: Scene) -> None:
         disable(daemon)
         wait_for(daemon, "ledger_left_alone_total", reason="changed_since")
         assert weight.read_text() == "78\n"
+    return daemon
 
 
-def server_crashes(scene: Scene) -> None:
+def server_crashes(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with HookServerProcess(scene.folder / "hook.sock", Behaviour(kind="crash")) as server:
         server.register(daemon.hook_folder, "crashing.json", "PreCreateContainer")
@@ -197,9 +228,10 @@ def server_crashes(scene: Scene) -> None:
         with CriClient(daemon.socket) as client:
             pod(client).run().create()
             wait_for(daemon, "policy_failures_total", policy="crashing.json")
+    return daemon
 
 
-def server_fails_three_times(scene: Scene) -> None:
+def server_fails_three_times(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with HookServerProcess(scene.folder / "hook.sock", Behaviour(kind="crash")) as server:
         server.register(daemon.hook_folder, "crashing.json", "PreCreateContainer")
@@ -209,31 +241,34 @@ def server_fails_three_times(scene: Scene) -> None:
                 pod(client, f"pod-{number}").run().create()
             found = wait_for(daemon, "hook_server_skipped", server="crashing.json")
     assert found.of("hook_server_breaker_openings_total", server="crashing.json") == 1
+    return daemon
 
 
-def registration_is_bad(scene: Scene) -> None:
+def registration_is_bad(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     (daemon.hook_folder / "koordlet.json").touch()
     wait_for(daemon, "hook_server_registration_problems_total")
+    return daemon
 
 
-def objects_are_bad(scene: Scene, text: str) -> None:
+def objects_are_bad(scene: Scene, text: str) -> ProxyProcess:
     daemon = scene.prepare()
     daemon.objects_folder.mkdir()
     (daemon.objects_folder / "slo.yaml").write_text(text)
     daemon.start()
     wait_for(daemon, "node_problems")
+    return daemon
 
 
-def object_file_is_broken(scene: Scene) -> None:
-    objects_are_bad(scene, "a: [")
+def object_file_is_broken(scene: Scene) -> ProxyProcess:
+    return objects_are_bad(scene, "a: [")
 
 
-def object_is_bad(scene: Scene) -> None:
-    objects_are_bad(scene, "apiVersion: v1\nkind: Node\nmetadata: {name: 1}\n")
+def object_is_bad(scene: Scene) -> ProxyProcess:
+    return objects_are_bad(scene, "apiVersion: v1\nkind: Node\nmetadata: {name: 1}\n")
 
 
-def object_file_is_cut(scene: Scene) -> None:
+def object_file_is_cut(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     daemon.objects_folder.mkdir(exist_ok=True)
     file = daemon.objects_folder / "slo.yaml"
@@ -241,24 +276,27 @@ def object_file_is_cut(scene: Scene) -> None:
     wait_for(daemon, "node_input_state", input="strategies", state="known")
     file.write_text("apiVersion: v1\ndata:\n  cpu-burst-config: '{}'\n")
     wait_for(daemon, "node_problems")
+    return daemon
 
 
-def key_is_bad(scene: Scene) -> None:
+def key_is_bad(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     daemon.objects_folder.mkdir(exist_ok=True)
     write(daemon.objects_folder / "slo.yaml", config_map(cpu_burst_config="{nonsense"))
     wait_for(daemon, "node_problems")
+    return daemon
 
 
-def never_read_well(scene: Scene) -> None:
+def never_read_well(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     daemon.objects_folder.mkdir()
     (daemon.objects_folder / "slo.yaml").write_text("a: [")
     daemon.start()
     wait_for(daemon, "node_input_state", input="strategies", state="unknown")
+    return daemon
 
 
-def unreadable_request(scene: Scene) -> None:
+def unreadable_request(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
@@ -266,9 +304,10 @@ def unreadable_request(scene: Scene) -> None:
         with pytest.raises(grpc.RpcError):
             call(b"\xff\xff\xff", timeout=CALL_TIMEOUT_S)
     wait_for(daemon, "call_problems_total", method="CreateContainer", cause="unreadable")
+    return daemon
 
 
-def request_is_too_large(scene: Scene) -> None:
+def request_is_too_large(scene: Scene) -> ProxyProcess:
     daemon = scene.start("[proxy]\nmax_message_bytes = 65536\n")
     with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
@@ -276,9 +315,10 @@ def request_is_too_large(scene: Scene) -> None:
         with pytest.raises(grpc.RpcError):
             call(bytes(100_000), timeout=CALL_TIMEOUT_S)
     wait_for(daemon, "refusals_total", method="CreateContainer", code="RESOURCE_EXHAUSTED")
+    return daemon
 
 
-def garbage(scene: Scene) -> None:
+def garbage(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
@@ -286,9 +326,10 @@ def garbage(scene: Scene) -> None:
         client.sendall(PREFACE + wire(Frame(4, 0, 0, b""), Frame(1, 4, 1, b"\xff" * 9)))
         assert client.recv(65_536)
         wait_for(daemon, "connections_ended_total", cause="protocol_error")
+    return daemon
 
 
-def too_many_connections(scene: Scene) -> None:
+def too_many_connections(scene: Scene) -> ProxyProcess:
     daemon = scene.start("[proxy]\nmax_connections_per_process = 1\n")
     with CriClient(daemon.socket) as client:
         client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
@@ -297,9 +338,10 @@ def too_many_connections(scene: Scene) -> None:
             other.connect(str(daemon.socket))
             assert other.recv(1) == b""
         wait_for(daemon, "connections_refused_total", cause="process")
+    return daemon
 
 
-def runtime_is_away(scene: Scene) -> None:
+def runtime_is_away(scene: Scene) -> ProxyProcess:
     daemon = scene.start("[proxy]\nupstream_wait_s = 0.2\n")
     scene.runtime.kill()
     with CriClient(daemon.socket) as client, pytest.raises(grpc.RpcError):
@@ -307,9 +349,10 @@ def runtime_is_away(scene: Scene) -> None:
     found = wait_for(daemon, "calls_without_upstream_total")
     assert found.of("upstream_failures_total", upstream="runtime") >= 1
     wait_until(lambda: scrape(daemon).of("runtime_up") == 0, "the runtime is away")
+    return daemon
 
 
-def runtime_comes_back(scene: Scene) -> None:
+def runtime_comes_back(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     scene.runtime.kill()
     with CriClient(daemon.socket) as client:
@@ -319,26 +362,29 @@ def runtime_comes_back(scene: Scene) -> None:
         waiting.result(30)
         found = wait_for(daemon, "runtime_up")
     assert found.of("upstream_wait_seconds_sum", upstream="runtime") > 0
+    return daemon
 
 
-def killed(scene: Scene) -> None:
+def killed(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     before = scrape(daemon).of("process_start_time_seconds")
     daemon.kill()
     daemon.start()
     wait_for(daemon, "records_recovered")
     assert scrape(daemon).of("process_start_time_seconds") > before
+    return daemon
 
 
-def checkpoint_is_damaged(scene: Scene) -> None:
+def checkpoint_is_damaged(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     daemon.state_folder.mkdir()
     (daemon.state_folder / "records.db").write_text("no database " * 1000)
     daemon.start()
     wait_for(daemon, "checkpoint_set_aside_total")
+    return daemon
 
 
-def state_cannot_be_saved(scene: Scene) -> None:
+def state_cannot_be_saved(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     (daemon.state_folder / "records.db").unlink()
     daemon.state_folder.rename(daemon.folder / "moved")
@@ -347,60 +393,94 @@ def state_cannot_be_saved(scene: Scene) -> None:
     with CriClient(daemon.socket) as client:
         pod(client).run().create()
         wait_for(daemon, "checkpoint_unsaved")
+    return daemon
 
 
-def configuration_is_wrong(scene: Scene) -> None:
+def configuration_is_wrong(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     (daemon.folder / "config.toml").write_text("[hooks]\nbudget = 1\n")
     daemon.signal(signal.SIGHUP)
     wait_until(lambda: scrape(daemon).of("config_reload_successful") == 0, "a failed reload")
+    return daemon
 
 
-def successor_does_not_come_up(scene: Scene) -> None:
+def successor_does_not_come_up(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     (daemon.folder / "config.toml").write_text("[hooks]\nbudget = 1\n")
-    daemon.signal(signal.Signals(UPGRADE))
+    os.kill(daemon.pid, UPGRADE)
     wait_for(daemon, "upgrades_failed_total")
+    return daemon
 
 
-SEEN: Final[dict[str, Callable[[Scene], None]]] = {
-    "a policy cannot be loaded": not_loaded,
-    "it raises, hangs": raises,
-    "a policy fails, hangs": fails_for_what_runs,
-    "a field of its answer": field_left_out,
-    "the proxy's own code keeps failing": bypassed,
-    "systemd, the kernel or the runtime": reset,
-    "another program writes a value": overwritten,
-    "koordlet is registered": koordlet_is_registered,
-    "a policy is removed, disabled": policy_is_disabled,
-    "another program has changed a value": changed_before_it_is_given_back,
-    "a server hangs, dies": server_crashes,
-    "it fails three times": server_fails_three_times,
-    "its registration file is bad": registration_is_bad,
-    "a file is empty or broken": object_file_is_broken,
-    "one object of it": object_is_bad,
-    "one key of": key_is_bad,
-    "a file is cut off": object_file_is_cut,
-    "something was never read well": never_read_well,
-    "a request cannot be parsed": unreadable_request,
-    "a request of an intercepted call is larger": request_is_too_large,
-    "a client sends garbage": garbage,
-    "a client has too many": too_many_connections,
-    "it is away": runtime_is_away,
-    "it comes back": runtime_comes_back,
-    "it is killed;": killed,
-    "the checkpoint is damaged": checkpoint_is_damaged,
-    "the disk is full": state_cannot_be_saved,
-    "a wrong configuration": configuration_is_wrong,
-    "the successor does not": successor_does_not_come_up,
+SEEN: Final[dict[str, tuple[Callable[[Scene], ProxyProcess], Seen]]] = {
+    "a policy cannot be loaded": (
+        not_loaded,
+        lambda s: any(each.state == PolicyStatus.STATE_FAILED for each in s.policies),
+    ),
+    "it raises, hangs": (raises, lambda s: failures(s, "broken").raised > 0),
+    "a policy fails, hangs": (fails_for_what_runs, lambda s: failures(s, "broken").raised > 0),
+    "a field of its answer": (field_left_out, lambda s: failures(s, "batch-resource").left_out > 0),
+    "the proxy's own code keeps failing": (bypassed, lambda s: s.bypass.is_on),
+    "systemd, the kernel or the runtime": (reset, lambda s: s.ledger.counts.repairs > 0),
+    "another program writes a value": (overwritten, lambda s: s.ledger.counts.overwrites > 0),
+    "koordlet is registered": (koordlet_is_registered, lambda s: len(s.ledger.observed) > 0),
+    "a policy is removed, disabled": (policy_is_disabled, lambda s: s.ledger.counts.given_back > 0),
+    "another program has changed a value": (
+        changed_before_it_is_given_back,
+        lambda status: status.ledger.counts.overwrites > 0,
+    ),
+    "a server hangs, dies": (server_crashes, lambda s: s.hook_servers[0].failures > 0),
+    "it fails three times": (server_fails_three_times, lambda s: s.hook_servers[0].is_breaker_open),
+    "its registration file is bad": (
+        registration_is_bad,
+        lambda status: len(status.registration_problems) > 0,
+    ),
+    "a file is empty or broken": (object_file_is_broken, has_node_problem),
+    "one object of it": (object_is_bad, has_node_problem),
+    "one key of": (key_is_bad, has_node_problem),
+    "a file is cut off": (object_file_is_cut, has_node_problem),
+    "something was never read well": (
+        never_read_well,
+        lambda status: state_of(status, "strategies") == NodeInput.STATE_UNKNOWN,
+    ),
+    "a request cannot be parsed": (unreadable_request, lambda s: s.calls.unparsable > 0),
+    "a request of an intercepted call is larger": (
+        request_is_too_large,
+        lambda status: status.calls.too_large > 0,
+    ),
+    "a client sends garbage": (garbage, lambda s: s.clients.protocol_errors > 0),
+    "a client has too many": (too_many_connections, lambda s: s.clients.refused > 0),
+    "it is away": (
+        runtime_is_away,
+        lambda status: not status.runtime.answers and status.runtime.refused_calls > 0,
+    ),
+    "it comes back": (runtime_comes_back, lambda s: s.runtime.answers),
+    "it is killed;": (killed, lambda s: s.records.is_recovered),
+    "the checkpoint is damaged": (
+        checkpoint_is_damaged,
+        lambda s: bool(s.records.checkpoint_set_aside),
+    ),
+    "the disk is full": (state_cannot_be_saved, lambda s: bool(s.records.checkpoint_problem)),
+    "a wrong configuration": (configuration_is_wrong, lambda s: s.last_reload.has_failed),
+    "the successor does not": (successor_does_not_come_up, lambda s: bool(s.upgrade.error)),
 }
-"""By the beginning of the row's first cell."""
+"""By the beginning of the row's first cell: what makes it happen and looks at the metrics, and how it is seen
+in the status."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SEEN)
 def test_a_failure_is_seen(scene: Scene, row: str) -> None:
-    SEEN[row](scene)
+    make, is_seen = SEEN[row]
+    daemon = make(scene)
+    with CriClient(daemon.socket) as client:
+        api = runtimeproxy_pb2_grpc.RuntimeProxyStub(client.channel)
+
+        def status_shows_it() -> bool:
+            request = runtimeproxy_pb2.GetStatusRequest()
+            return is_seen(api.GetStatus(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True))
+
+        wait_until(status_shows_it, "the status")
 
 
 def test_every_row_names_metrics_that_exist() -> None:
