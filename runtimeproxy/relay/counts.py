@@ -62,6 +62,7 @@ class RelayCounts:
         waits: how long connections waited for their upstream, in seconds, by its name.
         upstream_failures: connections whose upstream stayed away, by its name.
         without_upstream: calls that were refused because of that.
+        too_large: calls that were refused because of the size of their message.
     """
 
     def __init__(self, methods: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -74,7 +75,7 @@ class RelayCounts:
         self.client_bytes = self.runtime_bytes = 0
         self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.upstream_failures: Counter[str] = Counter()
-        self.without_upstream = 0
+        self.without_upstream = self.too_large = 0
 
     def of(self, path: str) -> MethodCounts:
         """The counts for calls of a `:path`."""

@@ -472,6 +472,7 @@ class RequestBody:
         if self._held_bytes >= PREFIX_BYTES and not self._expected_bytes:
             self._expected_bytes = PREFIX_BYTES + int.from_bytes(self.content[1:PREFIX_BYTES], "big")
         if max(self._expected_bytes, self._held_bytes) > self._limit_bytes:
+            self._relay.options.counts.too_large += 1
             return f"request message is larger than {self._limit_bytes - PREFIX_BYTES} bytes"
         if self._charge():
             return "too many requests wait on this connection"

@@ -64,6 +64,7 @@ def test_refusals_are_counted_by_their_code() -> None:
     play.hold(5)
     play.client(data(5, message(bytes(11))[:5]))
     assert counts_of(play).refused == {9: 1, 8: 1}
+    assert play.relay.options.counts.too_large == 1
     assert counts_of(play).cancelled == 0
 
 

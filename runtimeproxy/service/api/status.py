@@ -494,13 +494,13 @@ def _calls(sources: ApiSources) -> api_pb2.CallStatus:
     for each in methods:
         refused.update(each.refused)
     late = sum(sources.interceptor.late.values())
+    too_large = problems["too_large"] + sources.server.counts.too_large
     return api_pb2.CallStatus(
         decided=sum(sum(each.held.counts) for each in methods),
         refused=refused.total(),
         unparsable=problems["unreadable"],
-        too_large=problems["too_large"],
-        no_memory=sum(each.refused[StatusCode.RESOURCE_EXHAUSTED] for each in methods)
-        - problems["too_large"],
+        too_large=too_large,
+        no_memory=refused[StatusCode.RESOURCE_EXHAUSTED] - too_large,
         undecided=late + problems["not_in_time"] + problems["internal_error"],
     )
 
