@@ -412,6 +412,50 @@ def successor_does_not_come_up(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def cannot_be_written(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        scene.files.make(made.config.linux.cgroup_parent)
+        weight = scene.files.folder(made.config.linux.cgroup_parent) / "cpu.weight"
+        weight.unlink()
+        # No part of a cgroup's path is followed out of the tree.
+        weight.symlink_to(scene.folder / "elsewhere")
+        made.run()
+        wait_for(daemon, "cgroup_writes_total", parameter="cpu.shares", outcome="refused")
+    return daemon
+
+
+def cgroup_is_made_anew(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made, weight = scene.run_batch_pod(client)
+        weight.parent.rename(weight.parent.with_name("old"))
+        scene.files.make(made.config.linux.cgroup_parent)
+        wait_for(daemon, "ledger_renewed_cgroups_total", level="pod")
+    return daemon
+
+
+def too_many_object_files(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    daemon.objects_folder.mkdir()
+    for number in range(300):
+        (daemon.objects_folder / f"{number}.yaml").touch()
+    daemon.start()
+    wait_for(daemon, "node_problems")
+    return daemon
+
+
+def interpreter_crashes(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    before = scrape(daemon).of("process_start_time_seconds")
+    daemon.signal(signal.SIGSEGV)
+    assert daemon.wait() == -signal.SIGSEGV
+    daemon.start()
+    assert scrape(daemon).of("process_start_time_seconds") > before
+    return daemon
+
+
 SEEN: Final[dict[str, tuple[Callable[[Scene], ProxyProcess], Seen]]] = {
     "a policy cannot be loaded": (
         not_loaded,
@@ -456,6 +500,10 @@ SEEN: Final[dict[str, tuple[Callable[[Scene], ProxyProcess], Seen]]] = {
     ),
     "it comes back": (runtime_comes_back, lambda s: s.runtime.answers),
     "it is killed;": (killed, lambda s: s.records.is_recovered),
+    "a value cannot be written": (cannot_be_written, lambda status: len(status.ledger.failed_writes) > 0),
+    "the node is rebooted": (cgroup_is_made_anew, lambda status: status.ledger.counts.writes > 0),
+    "the folder has more than": (too_many_object_files, has_node_problem),
+    "the interpreter crashes": (interpreter_crashes, lambda status: status.records.is_recovered),
     "the checkpoint is damaged": (
         checkpoint_is_damaged,
         lambda s: bool(s.records.checkpoint_set_aside),
