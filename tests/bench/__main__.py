@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import beside, datapath, lifetime, storm, table
+from tests.bench import beside, datapath, lifetime, storm, table, watched
 from tests.bench.bench import Bench, Options
 from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
@@ -22,7 +22,19 @@ from tests.bench.load import h2load_is_there
 from tests.bench.stands import containerd_is_there
 from tests.peers.load_client import LoadError
 
-ROWS = ("version", "kubelet", "beside", "list", "held", "evaluated", "hooked", "storm", "start", "memory")
+ROWS = (
+    "version",
+    "kubelet",
+    "beside",
+    "watched",
+    "list",
+    "held",
+    "evaluated",
+    "hooked",
+    "storm",
+    "start",
+    "memory",
+)
 
 CALIBRATED = ("version", "kubelet", "list")
 """Rows whose first load only tells how many calls fill the time of a round."""
@@ -70,6 +82,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "version": datapath.version,
         "kubelet": datapath.kubelet,
         "beside": beside.rows,
+        "watched": watched.rows,
         "list": datapath.listing,
         "held": HeldRows(),
         "evaluated": EvaluatedRow(),
@@ -118,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--beside-rounds",
         type=int,
-        help="rounds of the rows `beside` and `storm`, all in the first round (15; 2)",
+        help="rounds of the rows `beside`, `watched` and `storm`, all in the first round (15; 2)",
     )
     parser.add_argument("--storm-pods", type=int, help="running pods of the row `storm` (250; 20)")
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")

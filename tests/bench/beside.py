@@ -44,15 +44,16 @@ def _round(bench: Bench, name: str, way: Way, pod: Pod) -> float:
     seconds = bench.options.seconds * _ROUND_OVER_USUAL
     version = Paced(way.socket, "version", _VERSIONS_PER_S, seconds)
     create = Paced(way.socket, "create-remove", _CREATES_PER_S, seconds, pod.as_words())
-    running = [_start(each) for each in (create, version)]
-    _, latencies_us = (_result(each) for each in running)
+    running = [start_paced(each) for each in (create, version)]
+    _, latencies_us = (paced_result(each) for each in running)
     ordered = sorted(latencies_us)
     p99_us = ordered[len(ordered) * 99 // 100]
     bench.results.add(names.BESIDE, name, {"mean us": fmean(ordered), "p99 us": p99_us})
     return p99_us
 
 
-def _start(plan: Paced) -> subprocess.Popen[str]:
+def start_paced(plan: Paced) -> subprocess.Popen[str]:
+    """Starts a load in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.paced"],
         stdin=subprocess.PIPE,
@@ -67,7 +68,8 @@ def _start(plan: Paced) -> subprocess.Popen[str]:
     return process
 
 
-def _result(process: subprocess.Popen[str]) -> list[float]:
+def paced_result(process: subprocess.Popen[str]) -> list[float]:
+    """Waits for its end; returns the latencies in microseconds."""
     out, errors = process.communicate(timeout=_TIMEOUT_S)
     if process.returncode != 0:
         raise LoadError(errors[-2000:])

@@ -67,6 +67,8 @@ GOALS = (
     _over_passing(names.CHANGED, 3),
     _most(names.HOOKED, "over no server, x raw", 1.3, "x a raw call"),
     Goal(names.BESIDE, "p99 us", 2000, " us over direct", _added_p99),
+    _most(names.WATCHED, "p50 over none", 1.05, "x none"),
+    _most(names.WATCHED, "p99 us over none", 500, " us"),
     _most(names.STORM, "CPU s of a storm", 2, " s"),
     _most(names.STORM, "calls of the runtime", 0, ""),
     _most(names.STORM, "p50 over off", 1.05, "x off"),
