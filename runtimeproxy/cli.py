@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -140,6 +141,9 @@ def make_parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.run != _SERVE:
         signals.unblock()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Names of pods and texts of policies are shown in every locale.
+            sys.stdout.reconfigure(errors="backslashreplace")
     module, _, function = arguments.run.partition(":")
     run: Callable[[argparse.Namespace], int]
     run = getattr(importlib.import_module(f"runtimeproxy.commands.{module}"), function)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runtimeproxy.commands.arguments import Command
-from runtimeproxy.commands.values import duration_s, label_selector
+from runtimeproxy.commands.values import duration_s, label_selector, natural, plain_text
 
 _Options = Mapping[str, Mapping[str, Any]]
 
@@ -40,7 +40,11 @@ _ADMIN_SOCKET: Final[_Options] = {
     },
 }
 _REASON: Final[_Options] = {
-    "--reason": {"metavar": "TEXT", "help": "why, for the status; at most 256 characters"},
+    "--reason": {
+        "type": plain_text,
+        "metavar": "TEXT",
+        "help": "why, for the status; at most 256 characters",
+    },
 }
 
 COMMANDS: Final = (
@@ -57,7 +61,10 @@ COMMANDS: Final = (
         "status:pods",
         "list pods, their QoS classes and the policies that have changed them",
         usage="[--namespace NAME] ",
-        arguments={"--namespace": {"metavar": "NAME", "help": "only pods of this namespace"}, **_READING},
+        arguments={
+            "--namespace": {"type": plain_text, "metavar": "NAME", "help": "only pods of this namespace"},
+            **_READING,
+        },
     ),
     Command(
         "explain",
@@ -68,6 +75,7 @@ COMMANDS: Final = (
         "[NAMESPACE/]POD[/CONTAINER] [--all] ",
         {
             "pod": {
+                "type": plain_text,
                 "metavar": "POD",
                 "help": "[NAMESPACE/]POD[/CONTAINER]; a pod by its name, its uid, or the beginning of an id",
             },
@@ -86,16 +94,21 @@ COMMANDS: Final = (
         "[--follow] [--pod POD] [--policy NAME] ",
         {
             "--follow": {"action": "store_true", "help": "go on with decisions to come, until Ctrl-C"},
-            "--pod": {"metavar": "POD", "help": "only this pod, by [NAMESPACE/]NAME or uid"},
-            "--policy": {"metavar": "NAME", "help": "only this policy"},
+            "--pod": {
+                "type": plain_text,
+                "metavar": "POD",
+                "help": "only this pod, by [NAMESPACE/]NAME or uid",
+            },
+            "--policy": {"type": plain_text, "metavar": "NAME", "help": "only this policy"},
             "--kind": {
                 "action": "append",
                 "default": [],
+                "type": plain_text,
                 "metavar": "KIND",
                 "help": "only entries of this kind, such as changed, refused or failed; may be repeated",
             },
             "--limit": {
-                "type": int,
+                "type": natural,
                 "default": 0,
                 "metavar": "NUMBER",
                 "help": "at most so many of the remembered decisions, the newest ones (default: all)",
@@ -110,7 +123,7 @@ COMMANDS: Final = (
         ". It stands above the configuration, also after a reload and a restart; reset takes it back.",
         "NAME (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
         {
-            "name": {"metavar": "NAME", "help": "the policy"},
+            "name": {"type": plain_text, "metavar": "NAME", "help": "the policy"},
             "mode": {"choices": ("enforce", "dry-run", "off", "reset"), "help": "its mode"},
             "--namespace": {
                 "action": "append",

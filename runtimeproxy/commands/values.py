@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 """In seconds, in the order in which they are written. Source: Go's time.ParseDuration, and days."""
+MOST_S: Final = 366 * 86_400.0
+"""Of a duration; no command has one of more than a year."""
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])")
 _SET: Final = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _PAIR: Final = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*([^=!\s]*)")
 
 
 def duration_s(text: str) -> float:
-    """Seconds of a duration such as `10m`, `1h30m` or `500ms`; more than 0.
+    """Seconds of a duration such as `10m`, `1h30m` or `500ms`; more than 0, at most `MOST_S`.
 
     Raises:
         argparse.ArgumentTypeError: it is none.
@@ -30,7 +32,33 @@ def duration_s(text: str) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not seconds:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 30s, 10m or 1h30m")
+    if seconds > MOST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {shown_duration(MOST_S)}")
     return seconds
+
+
+def natural(text: str) -> int:
+    """A number from 0 on that a message can hold.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 999999999")
+    return int(text)
+
+
+def plain_text(text: str) -> str:
+    """A text that a message can hold.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not valid UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8") from error
+    return text
 
 
 def shown_duration(seconds: float) -> str:

@@ -142,3 +142,36 @@ def test_json_and_yaml_are_the_same_and_that_of_protobuf(run: Run, served: Serve
 def test_the_deadline_and_metadata_of_a_call(run: Run, served: Served) -> None:
     served.api.answers["GetStatus"] = (grpc.StatusCode.DEADLINE_EXCEEDED, "slow")
     assert run("status", *served.flags).code == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", "\udcff"),
+        ("explain", ""),
+        ("explain", "a/b/c/d"),
+        ("pods", "--namespace", "\udcff"),
+        ("audit", "--limit", "-1"),
+        ("audit", "--limit", "99999999999"),
+        ("audit", "--kind", "\udcff"),
+        ("policy", "\udcff", "off"),
+        ("policy", "a", "off", "--for", "9" * 400 + "d"),
+        ("policy", "a", "off", "--reason", "\udcff"),
+        ("status", "--timeout", "0s"),
+        ("status", "--output", "xml"),
+    ],
+    ids=ascii,
+)
+def test_bad_input_is_one_line(run: Run, words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+
+
+def test_texts_are_shown_in_every_locale(served: Served) -> None:
+    pod = api_pb2.Pod(namespace="a", name="w\u00e9b")
+    served.api.answers["WatchPods"] = [api_pb2.WatchPodsResponse(snapshot=api_pb2.PodSnapshot(pods=[pod]))]
+    command = [sys.executable, "-m", "runtimeproxy", "pods", *served.flags]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"w\xe9b" in done.stdout

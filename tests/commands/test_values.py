@@ -22,6 +22,12 @@ def test_a_duration(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
 
+@pytest.mark.parametrize("text", ["400d", "9" * 400 + "d"])
+def test_a_duration_that_is_too_long(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is more than 366 d"):
+        duration_s(text)
+
+
 @pytest.mark.parametrize("text", ["", "10", "10x", "m", "-5m", "0s", "5 m", "nan"])
 def test_no_duration(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a duration such as"):
