@@ -25,7 +25,7 @@ from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.hooks.workers import RunTimer, SwitchInterval, Workers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import PodRecord
@@ -67,6 +67,16 @@ def simulate(
     return asyncio.run(_Simulator(tuple(policies), node, rule, skip_label, budget_s).run(tuple(calls)))
 
 
+class _OthersInterval(SwitchInterval):
+    """The interpreter's, left alone: it is the daemon's, and a simulation may end while a policy hangs."""
+
+    def shorten(self, length_s: float) -> None:
+        pass
+
+    def restore(self, length_s: float) -> None:
+        pass
+
+
 class _Simulator:
     """One simulation of some pods."""
 
@@ -90,6 +100,7 @@ class _Simulator:
             failures=FailureLog(output=_logger),
             skip_label=skip_label,
         )
+        self._chain.timer = RunTimer(self._chain.hung, _OthersInterval())
 
     async def run(self, calls: Sequence[PodCalls]) -> Simulation:
         try:
