@@ -37,9 +37,9 @@ def handlers(service: str, load: Load) -> grpc.GenericRpcHandler:
 
 
 async def _unary(load: Load, service: str, name: str, data: bytes, context: Context) -> bytes:
-    servicer = await load()
-    request = await _parsed(service, name, data, context)
     try:
+        servicer = await load()
+        request = await _parsed(service, name, data, context)
         response = await getattr(servicer, name)(request, context)
     except grpc.aio.AbortError:
         raise
@@ -50,9 +50,9 @@ async def _unary(load: Load, service: str, name: str, data: bytes, context: Cont
 
 
 async def _stream(load: Load, service: str, name: str, data: bytes, context: Context) -> AsyncIterator[bytes]:
-    servicer = await load()
-    request = await _parsed(service, name, data, context)
     try:
+        servicer = await load()
+        request = await _parsed(service, name, data, context)
         async for response in getattr(servicer, name)(request, context):
             yield _bytes_of(response)
     except grpc.aio.AbortError:

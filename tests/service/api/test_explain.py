@@ -121,6 +121,19 @@ def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     assert not field.is_different
 
 
+def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, _, client = explained
+    pod = batch_pod(client, "one")
+    pod.envs = {"PASSWORD": "HIDDEN-VALUE"}
+    pod.run().create()
+    answers = [
+        explain(api, "one"),
+        *api.WatchPods(api_pb2.WatchPodsRequest(snapshot_only=True), timeout=30),
+        *api.WatchAudit(api_pb2.WatchAuditRequest(), timeout=30),
+    ]
+    assert "HIDDEN-VALUE" not in str(answers)
+
+
 def test_one_container_only(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
     api, _, client = explained
     made = batch_pod(client, "one").run().create()
