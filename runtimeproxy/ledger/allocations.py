@@ -136,7 +136,6 @@ class NodeAllocations:
         self._in_flight: dict[str, _InFlight] = {}
         self._followed: tuple[object, ...] | None = None
         self._retry_s = 0.0
-        self.problem = ""
 
     @property
     def summary(self) -> str:
@@ -213,7 +212,10 @@ class NodeAllocations:
         after = self._rules.rebuild(views)
         self._occupied = {uid: cpus for uid, cpus in self._occupied.items() if uid in after}
         self._take(after)
-        return self._save() if after != self._saved else None
+        if after != self._saved:
+            return self._save()
+        self.problem = ""
+        return None
 
     def _take(self, after: Allocations) -> None:
         self._allocations = after

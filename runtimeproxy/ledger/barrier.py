@@ -57,6 +57,9 @@ class Barrier:
         self._release = release
         self._excluded: frozenset[str] = frozenset()
         self._wanted: Mapping[str, int | str] | None = None
+        # The mode of the last pass, if it came to the end. Where the kernel lacks a mode's sysctls nothing is
+        # written that would tell.
+        self._in_force: CpuMode | None = None
         self._failures = FailureLog()
         ledger.closed = OF_MODES
         self.problem = ""
@@ -78,15 +81,13 @@ class Barrier:
             roots: The cgroups of all pods.
             is_settled: Whether all policies have answered. If not, no sysctl is given back.
         """
-        self._wanted = None
+        before, self._in_force, self._wanted = self._in_force, None, None
         others = {name: value for name, value in wanted.items() if name not in SYSCTLS}
         try:
             written = await self._in_worker(self._sysctls.written)
             found = plan(wanted if is_settled else {**written, **wanted}, written)
-            if found.is_change:
-                self._ledger.closed = OF_MODES
-            else:
-                self._ledger.closed |= found.excluded
+            is_change = found.is_change and found.mode is not before
+            self._ledger.closed = OF_MODES if is_change else self._ledger.closed | found.excluded
             problem = await self._clear(found, roots)
             if problem:
                 known = {name: value for name, value in written.items() if name in SYSCTLS}
@@ -94,6 +95,8 @@ class Barrier:
                 self._wanted = {**known, **others} if is_settled else None
             else:
                 problem = await self._switch(found, others, is_settled=is_settled)
+            if is_change and not problem:
+                logger.info("the CPU mode is %s now", found.mode)
         except OSError as error:  # a hung read or write, too
             problem = str(error)
         else:
@@ -136,8 +139,7 @@ class Barrier:
         ):
             problem = f"{differs}, by another program"
         if not problem:
-            if found.is_change:
-                logger.info("the CPU mode is %s now", found.mode)
+            self._in_force = found.mode
             self._ledger.closed = found.excluded if found.mode is not CpuMode.OFF else frozenset()
         return problem
 

@@ -249,6 +249,18 @@ async def test_a_full_disk_stops_no_pod(scene: Scene, caplog: pytest.LogCaptureF
     assert scene.saved() == ["a"]
 
 
+async def test_a_state_that_is_the_saved_one_again_is_no_problem(scene: Scene) -> None:
+    await scene.follow(record("a"))
+    scene.folder.rename(scene.folder.with_suffix(".away"))
+    scene.folder.write_text("in the way")
+    await scene.allocations.admit(pod("b", "3-4"))
+    assert scene.allocations.problem
+    scene.allocations.release("b")
+    scene.now_s += RETRY_S
+    await scene.follow(record("a"))
+    assert scene.allocations.problem == ""
+
+
 async def test_cpus_of_two_pods_are_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     await scene.follow(record("a"))
     await scene.allocations.admit(pod("b", "3-4"))

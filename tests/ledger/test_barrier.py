@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -348,6 +349,29 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     await scene.evaluator.evaluate_all()
     scene.ledger.claim([Wanted(Target(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
     assert scene.files.read(PODS[0], BVT) == "1"
+
+
+async def test_a_mode_without_sysctls_is_taken_once(
+    scene: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kernel that has identities, and nothing that switches them on."""
+    for path in scene.sysctls._root.joinpath("kernel").iterdir():
+        path.unlink()
+    monkeypatch.setattr(scene.kernel, "switches", lambda: ON)
+    apply, closed = scene.sysctls.apply, list[frozenset[str]]()
+
+    def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SysctlChange, ...]:
+        closed.append(scene.ledger.closed)
+        return apply(wanted, **more)
+
+    monkeypatch.setattr(scene.sysctls, "apply", look)
+    with caplog.at_level(logging.INFO):
+        await scene.evaluator.evaluate_all()
+        closed.clear()
+        await scene.evaluator.evaluate_all()
+    assert scene.kernel.identities() == {"-1", "2"}
+    assert caplog.text.count("the CPU mode is group identity now") == 1
+    assert set(closed) == {frozenset()}, "a container that is created meanwhile keeps its identity"
 
 
 async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> None:
