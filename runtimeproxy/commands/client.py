@@ -27,6 +27,9 @@ _UNBOUNDED: Final = -1
 """Of gRPC's option for the size of a response: the daemon is trusted."""
 
 _START: Final = "start it (systemctl start koord-runtime-proxy), or name its socket with --endpoint"
+_START_ADMIN: Final = (
+    "start it (version 0.2 or newer, with api.admin_socket), or name its admin socket with --admin-socket"
+)
 _STATUS: Final = "systemctl status koord-runtime-proxy says"
 _VERSION: Final = "version 0.2 or newer is needed, with proxy.own_services = true"
 
@@ -80,15 +83,15 @@ def writing(arguments: Namespace) -> Iterator[AdminStub]:
     Raises:
         CommandError: the daemon does not answer, or refuses.
     """
-    with _connected(admin_socket_of(arguments)) as channel:
+    with _connected(admin_socket_of(arguments), _START_ADMIN) as channel:
         from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub
 
         yield AdminStub(channel)
 
 
 @contextlib.contextmanager
-def _connected(path: str) -> Iterator[grpc.Channel]:
-    _check_socket(path)
+def _connected(path: str, advice: str = _START) -> Iterator[grpc.Channel]:
+    _check_socket(path, advice)
     import grpc
 
     options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", _UNBOUNDED))
@@ -99,7 +102,7 @@ def _connected(path: str) -> Iterator[grpc.Channel]:
             # Errors of calls have both; grpc's types do not say so.
             code: grpc.StatusCode = error.code()
             details: str | None = error.details()
-            raise explained(code.name, details or "", path) from error
+            raise explained(code.name, details or "", path, advice) from error
 
 
 def admin_socket_of(arguments: Namespace) -> str:
@@ -130,7 +133,7 @@ def _parsed(option: str, text: str) -> str:
         raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error
 
 
-def _check_socket(path: str) -> None:
+def _check_socket(path: str, advice: str) -> None:
     """Says what is wrong before gRPC, which has one code for all of it, is even imported.
 
     Raises:
@@ -141,22 +144,23 @@ def _check_socket(path: str) -> None:
     except PermissionError:
         is_socket = True  # which the next check finds out
     except OSError as error:
-        reason = f"{path}: {error.strerror}: no daemon listens here; {_START}"
+        reason = f"{path}: {error.strerror}: no daemon listens here; {advice}"
         raise CommandError(reason, ExitCode.NO_DAEMON) from error
     if not is_socket:
-        raise CommandError(f"{path} is not a socket; {_START}", ExitCode.NO_DAEMON)
+        raise CommandError(f"{path} is not a socket; {advice}", ExitCode.NO_DAEMON)
     if not os.access(path, os.W_OK):
         reason = f"{path}: user {os.geteuid()} may not connect to this socket; run the command as root"
         raise CommandError(reason, ExitCode.NO_DAEMON)
 
 
-def explained(code: str, details: str, path: str) -> CommandError:
+def explained(code: str, details: str, path: str, advice: str = _START) -> CommandError:
     """The error of a call, as a sentence that says what to do.
 
     Args:
         code: name of the gRPC status.
         details: its message.
         path: the socket.
+        advice: what to do if no daemon listens there.
     """
     own, is_refusal = details.removeprefix(MESSAGE_PREFIX), details.startswith(MESSAGE_PREFIX)
     if code in _CODES:
@@ -166,7 +170,7 @@ def explained(code: str, details: str, path: str) -> CommandError:
     elif code == "UNAVAILABLE" and is_refusal:
         text = f"{path}: {own}"
     elif code == "UNAVAILABLE":
-        text = f"{path}: {_disconnected(details)}"
+        text = f"{path}: {_disconnected(details, advice)}"
     elif code == "DEADLINE_EXCEEDED":
         text = f"{path}: the daemon did not answer in time; --timeout gives it more, {_STATUS} its state"
     elif code == "RESOURCE_EXHAUSTED":
@@ -176,9 +180,9 @@ def explained(code: str, details: str, path: str) -> CommandError:
     return CommandError(text, ExitCode.NO_DAEMON)
 
 
-def _disconnected(details: str) -> str:
+def _disconnected(details: str, advice: str) -> str:
     if "Connection refused" in details:
-        return f"no daemon listens here; {_START}"
+        return f"no daemon listens here; {advice}"
     if "Permission denied" in details:
         return f"user {os.geteuid()} may not connect to this socket; run the command as root"
     return (

@@ -28,6 +28,7 @@ def test_a_daemon_that_is_not_there(run: Run, tmp_path: Path) -> None:
         assert "no daemon listens here; start it (systemctl start koord-runtime-proxy), or name" in done.err
     done = run("policy", "cpuset", "off", "--admin-socket", str(tmp_path / "none.sock"))
     assert done.code == 3
+    assert "or name its admin socket with --admin-socket" in done.err
 
 
 def test_a_socket_where_no_process_listens(run: Run, socket_folder: Path) -> None:
