@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -63,14 +63,26 @@ _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u":
 class RequestHead:
     """What a request's header block means; remembered with the block, so that repeated ones cost little.
 
-    Never changed; not frozen, because that takes longer to make, for each call of a client that traces.
+    A client that traces sends another one in each call: so it is not frozen, which takes longer to make, and
+    what only intercepted calls need is as it came.
     """
 
     upstream: Upstream
-    call: CallHead
+    path: str
     counts: MethodCounts
+    timeout: bytes
+    encoding: bytes
     traceparent: bytes
-    """As it came: a tracing client sends another one in each call, and only intercepted ones need it."""
+
+    def call(self, relay: H2Relay) -> CallHead:
+        """What the handler of an intercepted call gets."""
+        return CallHead(
+            self.path,
+            parse_timeout(self.timeout),
+            self.encoding.decode("latin-1") or "identity",
+            connection=relay,
+            traceparent=decoded(self.traceparent).decode("latin-1"),
+        )
 
 
 def parse_timeout(value: bytes) -> float | None:
@@ -94,15 +106,9 @@ def served_path(path: bytes) -> str:
 
 def request_head(relay: H2Relay, values: Sequence[bytes]) -> RequestHead:
     """Makes the head of the values of `FIELDS`."""
-    path, timeout, encoding, traceparent, _ = values
-    call = CallHead(
-        served_path(path),
-        parse_timeout(timeout),
-        encoding.decode("latin-1") or "identity",
-        connection=relay,
-    )
-    options = relay.options
-    return RequestHead(options.route(call.path), call, options.counts.of(call.path), traceparent)
+    raw_path, timeout, encoding, traceparent, _ = values
+    path, options = served_path(raw_path), relay.options
+    return RequestHead(options.route(path), path, options.counts.of(path), timeout, encoding, traceparent)
 
 
 @dataclass(slots=True)
@@ -296,7 +302,7 @@ class RequestDirection:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
             self._check_second_block(stream_id)
             return True
-        upstream, call = head.upstream, head.call
+        upstream = head.upstream
         if upstream is not relay.upstream:
             if relay.upstream is not None:
                 relay.stop_taking_streams()
@@ -310,12 +316,12 @@ class RequestDirection:
         relay.open_streams.add(stream_id)
         head.counts.begun += 1
         has_message = not flags & END_STREAM
-        if upstream.is_intercepted and has_message and relay.options.interceptor.intercepts(call.path):
+        if upstream.is_intercepted and has_message and relay.options.interceptor.intercepts(head.path):
             if len(relay.special_streams) >= MAX_SPECIAL_STREAMS:
                 raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many intercepted calls on one connection")
-            if head.traceparent:
-                call = replace(call, traceparent=decoded(head.traceparent).decode("latin-1"))
-            relay.special_streams[stream_id] = InterceptedStream(relay, stream_id, call, head.counts)
+            relay.special_streams[stream_id] = InterceptedStream(
+                relay, stream_id, head.call(relay), head.counts
+            )
         return True
 
     def _check_second_block(self, stream_id: int) -> None:

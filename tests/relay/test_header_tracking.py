@@ -24,11 +24,12 @@ class HeaderTracker:
     """Reads the header blocks of one client."""
 
     def __init__(self) -> None:
-        self.heads = Play().relay.request._heads
+        self.relay = Play().relay
+        self.heads = self.relay.request._heads
 
     def decode(self, block: bytes, max_table_bytes: int) -> CallHead:
         """The head of the next block."""
-        return self.heads.decode(block, max_table_bytes).call
+        return self.heads.decode(block, max_table_bytes).call(self.relay)
 
 
 def indexed(path: str) -> bytes:
