@@ -64,6 +64,12 @@ class Barrier:
         ledger.closed = OF_MODES
         self.problem = ""
 
+    def on_taken_back(self) -> None:
+        """Another process has decided meanwhile, and its mode may be another one."""
+        self._ledger.closed = OF_MODES
+        self._excluded, self._wanted, self._in_force = frozenset(), None, None
+        self._sysctls.reload()
+
     def is_due(self, *, is_long: bool) -> bool:
         """Whether another pass may get further: values that were in the way are gone, or some time is."""
         if self._excluded and not self._ledger.holders(names=self._excluded):

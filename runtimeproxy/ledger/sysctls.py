@@ -116,6 +116,10 @@ class Sysctls:
             changes.append(self._unreadable(error))
         return self._reported(changes)
 
+    def reload(self) -> None:
+        """Have the next use read the file again, which another process may have written meanwhile."""
+        self._held, self._wanted = None, {}
+
     def planned(self) -> tuple[SysctlChange, ...]:
         """Return what giving everything back would change, with the errors of what cannot be read."""
         try:

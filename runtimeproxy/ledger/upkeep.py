@@ -245,6 +245,11 @@ class Upkeep:
         if changed:
             self.evaluator.request(", ".join(changed))
 
+    def on_taken_back(self) -> None:
+        """Another process has decided meanwhile, and has ended."""
+        if self._barrier is not None:
+            self._barrier.on_taken_back()
+
     async def on_compared(self) -> None:
         """The records are those of the runtime: forgets what is gone, and evaluates everything again."""
         pods = {pod.id: pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED}

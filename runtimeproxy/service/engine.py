@@ -403,6 +403,7 @@ class Engine:
     async def take_back_state(self) -> None:
         """Reads the checkpoint of a successor that has failed; to be awaited before calls are accepted."""
         await self.checkpoint.take_back()
+        self.upkeep.on_taken_back()
         await self._load_allocations()
         self.compare_soon()
 

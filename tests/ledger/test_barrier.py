@@ -351,6 +351,27 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     assert scene.files.read(PODS[0], BVT) == "1"
 
 
+async def test_what_a_successor_that_has_ended_did_is_known(scene: Daemon, tmp_path: Path) -> None:
+    """It gives the first daemon's mode back, or switches to another one, and is killed."""
+    await scene.evaluator.evaluate_all()
+    for mode in (OFF, CORE):
+        with ThreadPoolExecutor(1) as executor:
+            policies = Policies()
+            policies.mode = mode
+            successor = Daemon(tmp_path, executor, policies)
+            successor.ledger.load(scene.ledger.books)
+            await successor.evaluator.evaluate_all()
+            assert scene.kernel.switches() == mode
+            scene.ledger.load(successor.ledger.books)
+            successor.end()
+        scene.upkeep.on_taken_back()
+        scene.ledger.release(CGROUPS, names={BVT})
+        await scene.evaluator.evaluate_all()
+        assert (scene.kernel.switches(), scene.kernel.identities()) == (ON, {"-1", "2"})
+    Sysctls(tmp_path / "state", "boot", tmp_path).apply({})  # as `restore` does
+    assert scene.kernel.switches() == OFF
+
+
 async def test_a_mode_without_sysctls_is_taken_once(
     scene: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
