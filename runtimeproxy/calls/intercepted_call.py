@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from runtimeproxy.calls.cri_call import CriCall, Question, Questions
-    from runtimeproxy.calls.interceptor import CallServices
+    from runtimeproxy.calls.interceptor import CallServices, RecordedCall
     from runtimeproxy.calls.long_work import Check
     from runtimeproxy.hooks.chain import ChainRun
     from runtimeproxy.hooks.decision import Decision, Refusal
@@ -128,6 +128,7 @@ class InterceptedCall:
         "_method",
         "_question",
         "_questions",
+        "_recorded",
         "_reply",
         "_run",
         "_services",
@@ -159,6 +160,8 @@ class InterceptedCall:
         self._edited: Edited | None = None
         # Whether the call was forwarded without a record of it.
         self._is_unseen = False
+        # None if nothing is recorded, or the call cannot be decided.
+        self._recorded: RecordedCall | None = None
 
     # --- the request ---------------------------------------------------------------------------------------
 
@@ -166,6 +169,8 @@ class InterceptedCall:
         """Parses the request; a short one at once."""
         services = self._services
         self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
+        if services.recorder is not None:
+            self._recorded = services.recorder.begin(self._method.kind, data, self._head.encoding)
         try:
             if len(data) > PARSE_IN_LOOP_BYTES or data.startswith(COMPRESSED):
                 self._task = services.spawn(self._parse_long(data))
@@ -288,6 +293,8 @@ class InterceptedCall:
         """The only question of a call is decided, and applied unless there was no thread for it."""
         self._run = None
         call, question, questions = self._call, self._question, self._questions
+        if self._recorded is not None and question is not None:
+            self._recorded.on_decision(question.hook, decision)
         try:
             if decision.refusal is not None:
                 self._refuse(decision.refusal.code, decision.refusal.text)
@@ -384,6 +391,8 @@ class InterceptedCall:
                     is_short=not call.is_long,
                     origin=call.origin,
                 )
+                if self._recorded is not None:
+                    self._recorded.on_decision(question.hook, decision)
                 if decision.refusal is not None:
                     return decision.refusal
                 if decision.change is not None:
@@ -451,6 +460,8 @@ class InterceptedCall:
     def _forward(self, call: CriCall, frame: bytes | None) -> None:
         call.on_sent()
         self._reply.forward(frame)
+        if self._recorded is not None:
+            self._recorded.on_decided()
         # Not before the message is written, and then the response need not wait for it.
         if not call.is_long:
             asyncio.get_running_loop().call_soon(self._prepare)
@@ -483,13 +494,15 @@ class InterceptedCall:
             # The kubelet would take it for a successful stop or remove.
             code = StatusCode.FAILED_PRECONDITION
         self._reply.refuse(code, MESSAGE_PREFIX + text[:MAX_REFUSAL_CHARS])
+        if self._recorded is not None:
+            self._recorded.on_decided()
         if call is not None:
             reapply_resized(self._services, self._method, call)
 
     def _fail(self, error: Exception) -> None:
         """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
         settings = self._services.settings
-        self._call = None
+        self._call = self._recorded = None
         self._end_decision()
         self._report(error)
         policy, code, text = settings.on_failure, StatusCode.INTERNAL, "an error in the proxy"
@@ -532,6 +545,8 @@ class InterceptedCall:
         """Updates the records before the response goes to the client, and starts the post hooks."""
         services, method = self._services, self._method
         call, self._call = self._call, None
+        if self._recorded is not None:
+            self._recorded.on_response(outcome, data)
         if call is None:
             if self._is_unseen and outcome is not Outcome.FAILED:
                 services.on_unsettled()

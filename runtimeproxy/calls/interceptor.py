@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.calls.long_work import LongWork
+    from runtimeproxy.calls.methods import CallKind
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import ContainerView, PodView, Resources
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.policy import Hook
     from runtimeproxy.ledger.books import Wanted
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
@@ -143,6 +146,26 @@ class CpuAllocations(Protocol):
         """The pod's sandbox was not created."""
 
 
+class RecordedCall(Protocol):
+    """One call of a recording. Its methods take notes, and never wait."""
+
+    def on_decision(self, hook: Hook, decision: Decision) -> None:
+        """The policies have decided on one question of the call."""
+
+    def on_decided(self) -> None:
+        """The call goes to the runtime now, or is refused."""
+
+    def on_response(self, outcome: Outcome, frame: bytes) -> None:
+        """The runtime has answered."""
+
+
+class Recorder(Protocol):
+    """Records calls."""
+
+    def begin(self, kind: CallKind, frame: bytes, encoding: str) -> RecordedCall:
+        """A request has arrived."""
+
+
 class PendingUpdate(NamedTuple):
     """An update of a container that the runtime has not answered."""
 
@@ -169,6 +192,7 @@ class CallServices:
             records should be compared with the runtime then.
         evaluator: Of what runs; None if nothing is evaluated.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
+        recorder: Records calls; None, as mostly, if nothing is recorded.
         runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.
         order: The order of calls.
@@ -188,6 +212,7 @@ class CallServices:
     on_unsettled: Callable[[], None]
     evaluator: Evaluator | None = None
     allocations: CpuAllocations | None = None
+    recorder: Recorder | None = None
     runtime_name: str = ""
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: CallOrder = field(default_factory=CallOrder)

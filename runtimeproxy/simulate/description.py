@@ -139,7 +139,7 @@ class Description:
                 *((asked.unknown[name],) if name in asked.unknown else ()),
                 *servers,
             ]
-            before, after, is_changed = _before_and_after(field, merged, decision)
+            before, after, is_changed = before_and_after(field, merged, decision)
             yield SimulatedField(
                 name=name,
                 before=before,
@@ -261,7 +261,7 @@ def _remarks(decision: Decision) -> Iterator[Remark]:
             )
 
 
-def _before_and_after(
+def before_and_after(
     field: Field, merged: MergedField, decision: Decision
 ) -> tuple[str | None, str | None, bool]:
     """The value before and after the policies, and whether these differ."""

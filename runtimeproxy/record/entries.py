@@ -1,0 +1,308 @@
+"""The entries of a recording: lines of JSON, each an object with one key; README.md describes them. Pure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy import __version__
+from runtimeproxy.calls.grpc_framing import (
+    GZIP_MAGIC,
+    Decompressor,
+    MessageTooLargeError,
+    UnreadableMessageError,
+    open_response,
+)
+from runtimeproxy.calls.methods import CallKind
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, policies_in
+from runtimeproxy.interception import Outcome
+from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.pods.checkpoint.codec import encode as encode_record
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.record.redaction import (
+    is_shown,
+    redacted,
+    redacted_annotations,
+    redacted_document,
+    shown_value,
+)
+from runtimeproxy.record.values import changed_fields, encode
+from runtimeproxy.simulate.description import before_and_after, result_of
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.policy import Hook
+    from runtimeproxy.node.snapshot import Node
+
+FORMAT_VERSION: Final = 1
+"""Of recordings; one of a newer version is refused. New kinds of entries and new keys are none."""
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+"""Longest line that is read: a request has at most 16 MiB."""
+
+_UNREADABLE: Final = (DecodeError, UnreadableMessageError, MessageTooLargeError)
+
+
+class RecordingError(RuntimeProxyError):
+    """A recording that cannot be read; the text says why."""
+
+
+class Decided(NamedTuple):
+    """A decision of the policies on a call."""
+
+    hook: Hook
+    decision: Decision
+
+
+class CallTaken(NamedTuple):
+    """An intercepted call that is decided."""
+
+    number: int
+    time_s: float
+    """Since the epoch."""
+    kind: CallKind
+    frame: bytes
+    """The request, as it came."""
+    encoding: str
+    node: Node
+    decisions: tuple[Decided, ...]
+
+
+class ResponseTaken(NamedTuple):
+    """The end of a recorded call."""
+
+    number: int
+    kind: CallKind
+    outcome: Outcome
+    frame: bytes
+    """Empty unless it succeeded."""
+
+
+Taken = CallTaken | ResponseTaken
+
+
+# Writing
+
+
+class Encoder:
+    """Makes the lines of one recording; for one thread at a time.
+
+    Args:
+        key: of the hashes, random.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._node: Node | None = None
+
+    def start(
+        self,
+        time_s: float,
+        node: Node,
+        records: Iterable[PodRecord | ContainerRecord],
+        policies: Iterable[LoadedPolicy],
+    ) -> Iterator[bytes]:
+        """Yields the header, the node and the records."""
+        header = {
+            "format": FORMAT_VERSION,
+            "daemon": __version__,
+            "time": round(time_s, 3),
+            "policies": [
+                {"name": each.name, "mode": each.mode.value, "isServer": bool(each.remote_hooks)}
+                for each in policies
+            ],
+        }
+        yield _line("header", header)
+        yield from self._node_changes(node)
+        for record in records:
+            kind = Kind.POD if isinstance(record, PodRecord) else Kind.CONTAINER
+            body = redacted_document(json.loads(encode_record(record)), self._key)
+            yield _line("record", {"kind": kind.name.lower(), "id": record.id, "body": body})
+
+    def lines(self, taken: Taken) -> Iterator[bytes]:
+        """Yields the lines of a call or response, after those of a node that has changed."""
+        if isinstance(taken, CallTaken):
+            request = self._request(taken)
+            if request is None:
+                return
+            yield from self._node_changes(taken.node)
+            call = {
+                "number": taken.number,
+                "time": round(taken.time_s, 3),
+                "method": taken.kind.value,
+                "request": _document(request),
+                "decisions": [decision_document(*each) for each in taken.decisions],
+            }
+            yield _line("call", call)
+        else:
+            response: dict[str, Any] = {"number": taken.number, "outcome": taken.outcome.value}
+            if taken.outcome is Outcome.SUCCEEDED:
+                with suppress(*_UNREADABLE):
+                    message = _response_type(taken.kind).FromString(open_response(taken.frame))
+                    response["message"] = _document(redacted(message, self._key))
+            yield _line("response", response)
+
+    def _node_changes(self, node: Node) -> Iterator[bytes]:
+        if node is self._node:
+            return
+        changed = changed_fields(node, self._node)
+        self._node = node
+        if "annotations" in changed:
+            changed["annotations"] = encode(redacted_annotations(node.annotations, self._key))
+        if changed:
+            yield _line("node", changed)
+
+    def _request(self, taken: CallTaken) -> Message | None:
+        """The redacted request; None if it cannot be read, and so was not shown to policies either."""
+        try:
+            message = Decompressor(taken.frame, taken.encoding)
+            message.run()
+            request = request_type(taken.kind).FromString(bytes(message.take()))
+        except _UNREADABLE:
+            return None
+        return redacted(request, self._key)
+
+
+def request_type(kind: CallKind) -> type[Message]:
+    """The message of a call's request."""
+    found: type[Message] = getattr(api_pb2, f"{kind}Request")
+    return found
+
+
+def _response_type(kind: CallKind) -> type[Message]:
+    found: type[Message] = getattr(api_pb2, f"{kind}Response")
+    return found
+
+
+def _document(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def decision_document(hook: Hook, decision: Decision) -> dict[str, Any]:
+    """Returns what a decision changes: by field the value and its policies, or why the call is refused.
+
+    A field whose value policies left as it was is not in it. Of variables, and of annotations whose values
+    are redacted, all that policies set are: whether they differ cannot be seen in a recording.
+    """
+    document: dict[str, Any] = {"hook": hook.value}
+    if decision.refusal is not None:
+        return document | {"refusal": decision.refusal.text, "policy": decision.refusal.policy}
+    fields: dict[str, Any] = {}
+    for each, merged in decision.merged.fields.items():
+        if not merged.owner:
+            continue
+        _, after, is_changed = before_and_after(each, merged, decision)
+        if not is_changed and is_shown(each):
+            continue
+        if each.group in (ANNOTATIONS, ENV):
+            after = shown_value(each, result_of(each, merged, decision)) or None
+        fields[str(each)] = {"value": after, "policy": "+".join(policies_in(merged.owner))}
+    return document | {"fields": fields} if fields else document
+
+
+def _line(kind: str, body: object) -> bytes:
+    text = json.dumps({kind: body}, ensure_ascii=True, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+# Reading
+
+
+@dataclass(slots=True)
+class Recording:
+    """A recording that is being read.
+
+    Attributes:
+        header: the first entry.
+        is_cut_off: whether it ends within an entry, known when all entries are read: the recorder was killed.
+    """
+
+    header: Mapping[str, Any]
+    is_cut_off: bool = False
+    _lines: Iterator[bytes | None] = field(default_factory=lambda: iter(()))
+
+    def entries(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields kind and body of each entry after the header, once.
+
+        Raises:
+            RecordingError: An entry is none.
+        """
+        number = 1
+        for line in self._lines:
+            number += 1
+            if line is None:
+                self.is_cut_off = True
+                return
+            yield _entry(line, f"line {number}")
+
+
+def open_recording(file: IO[bytes]) -> Recording:
+    """Reads the header of a recording, compressed with gzip or not.
+
+    Raises:
+        RecordingError: It is no recording, or one of a newer version.
+    """
+    start = file.read(len(GZIP_MAGIC))
+    file.seek(0)
+    lines = _lines_of(gzip.GzipFile(fileobj=file) if start == GZIP_MAGIC else file)
+    first = next(lines, None)
+    if first is None:
+        raise RecordingError("is not a recording: it has no header")
+    kind, header = _entry(first, "line 1")
+    version = header.get("format")
+    if kind != "header" or not isinstance(version, int):
+        raise RecordingError("is not a recording: it does not begin with a header")
+    if version > FORMAT_VERSION:
+        raise RecordingError(
+            f"is a recording of format {version}, made by version {header.get('daemon')}; "
+            f"this version knows formats up to {FORMAT_VERSION}: replay it with the newer version"
+        )
+    return Recording(header, _lines=lines)
+
+
+def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
+    """Yields whole lines, and None in the end if the file ends within one."""
+    while True:
+        try:
+            line = file.readline(MAX_LINE_BYTES)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            yield None
+            return
+        if not line:
+            return
+        if not line.endswith(b"\n"):
+            if len(line) >= MAX_LINE_BYTES:
+                raise RecordingError(f"has a line of more than {MAX_LINE_BYTES} bytes")
+            yield None
+            return
+        yield line
+
+
+def _entry(line: bytes, place: str) -> tuple[str, Mapping[str, Any]]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        raise RecordingError(f"is not a recording: {place} is not JSON") from None
+    if isinstance(document, dict) and len(document) == 1:
+        ((kind, body),) = document.items()
+        if isinstance(body, dict):
+            return kind, body
+    raise RecordingError(f"is not a recording: {place} is not an object with one object")
+
+
+def is_compressed_name(path: Path) -> bool:
+    """Whether a recording of this name is compressed."""
+    return path.suffix == ".gz"

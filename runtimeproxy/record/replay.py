@@ -1,0 +1,409 @@
+"""Runs other policies over a recording, and compares their decisions with those that were made.
+
+The calls of `calls` and the chain of `hooks` do the work, with records and node of the recording: so
+each decision is that of a daemon with these policies. No runtime is asked, no file is written. Hook servers
+are not called: what they set is left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf import json_format
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.calls.cri_call import CriCall, next_question
+from runtimeproxy.calls.intercepted_call import CALL_TYPES
+from runtimeproxy.calls.interceptor import CallServices, CallSettings
+from runtimeproxy.calls.long_work import LongWork
+from runtimeproxy.calls.methods import CallKind
+from runtimeproxy.hooks.chain import EVALUATION_S, Chain
+from runtimeproxy.hooks.fields import policies_in
+from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.workers import Workers
+from runtimeproxy.interception import Outcome
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.snapshot import FixedNode, Node
+from runtimeproxy.pods.checkpoint.codec import BadRowError, Kind, decode
+from runtimeproxy.pods.lookup import Lookups
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.record.entries import Recording, RecordingError, decision_document, request_type
+from runtimeproxy.record.values import BadValueError, with_fields
+
+if TYPE_CHECKING:
+    from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.ledger.books import Wanted
+
+_REFUSAL: Final = "refusal"
+_NO_RECORD: Final = "its pod or container is not in the recording"
+_NEW_METHOD: Final = "this version does not know the call"
+_logger = logging.getLogger(__name__)
+_logger.addHandler(logging.NullHandler())
+# A policy that fails here is in the result, and not one that fails on the node.
+_logger.propagate = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A field of one call, or its refusal, that would be another one."""
+
+    number: int
+    """Of the call in the recording."""
+    time_s: float
+    """Of the call: seconds since the epoch."""
+    method: str
+    namespace: str
+    pod: str
+    container: str
+    """Empty if the call is about a pod."""
+    hook: str
+    field: str
+    """Such as `resources.cpu_shares`; `refusal` for the refusal of the call."""
+    was: str | None
+    """The value that policies gave; None if they left it as the kubelet wanted it, or cleared it."""
+    now: str | None
+    was_by: str = ""
+    """The policies; empty if they left it as it was."""
+    now_by: str = ""
+
+
+@dataclass(slots=True)
+class Replay:
+    """The result.
+
+    Attributes:
+        calls: calls that were replayed.
+        differing: those of them with differences.
+        differences: all of them, in the order of the recording.
+        skipped: calls that were not replayed, by reason.
+        server_fields: fields that hook servers had set, which are not compared.
+        failures: policies that failed, by name and reason.
+        first_s, last_s: the times of the first and last call; None without any.
+        is_cut_off: whether the recording ends within an entry.
+    """
+
+    calls: int = 0
+    differing: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    server_fields: int = 0
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    first_s: float | None = None
+    last_s: float | None = None
+    is_cut_off: bool = False
+
+
+def replay(
+    recording: Recording,
+    policies: Iterable[LoadedPolicy],
+    *,
+    rule: ConflictRule = ConflictRule.LATER,
+    skip_label: tuple[str, str] | None = None,
+    budget_s: float = EVALUATION_S,
+) -> Replay:
+    """Returns what the policies would have decided otherwise.
+
+    It runs them in an event loop of its own: not for a thread in which one runs.
+
+    Args:
+        recording: just opened.
+        policies: to be tried; hook servers among them are left out.
+        rule: whose value counts when two policies set one field.
+        skip_label: key and value of the label of pods that policies leave alone; None for none.
+        budget_s: the time for all policies of one call.
+
+    Raises:
+        RecordingError: The recording cannot be read.
+    """
+    own = tuple(each for each in policies if not each.remote_hooks)
+    return asyncio.run(_Replayer(own, rule, skip_label, budget_s).run(recording))
+
+
+class _Set(NamedTuple):
+    """What a decision makes of a field."""
+
+    value: str | None
+    policy: str
+
+
+_NOTHING_SET: Final = _Set(None, "")
+
+
+class _Replayer:
+    """One replay."""
+
+    def __init__(
+        self,
+        policies: Sequence[LoadedPolicy],
+        rule: ConflictRule,
+        skip_label: tuple[str, str] | None,
+        budget_s: float,
+    ) -> None:
+        self._result = Replay()
+        self._budget_s = budget_s
+        self._workers = Workers(1)
+        self._executor = ThreadPoolExecutor(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._node = Node()
+        store = PodStore()
+        chain = Chain(
+            policies,
+            self._workers,
+            sink=self._on_audit,
+            rule=rule,
+            failures=FailureLog(output=_logger),
+            skip_label=skip_label,
+        )
+        self._services = CallServices(
+            settings=CallSettings(),
+            chain=chain,
+            store=store,
+            lookups=Lookups(store, _NoRuntime()),
+            writer=_NoFiles(),
+            executor=self._executor,
+            long_work=LongWork(self._executor),
+            spawn=self._spawn,
+            on_unsettled=_nothing,
+        )
+        # Calls without a response so far, by number.
+        self._open: dict[int, CriCall] = {}
+
+    async def run(self, recording: Recording) -> Replay:
+        try:
+            for kind, body in recording.entries():
+                try:
+                    await self._take(kind, body)
+                except (KeyError, TypeError, ValueError, BadValueError, json_format.ParseError) as error:
+                    raise RecordingError(f"has an entry {kind!r} that cannot be read: {error}") from error
+            # The audit of the last decision has its turn after it.
+            await asyncio.sleep(0)
+        finally:
+            self._workers.close()
+            self._executor.shutdown()
+        self._result.is_cut_off = recording.is_cut_off
+        return self._result
+
+    async def _take(self, kind: str, body: Mapping[str, Any]) -> None:
+        if kind == "node":
+            self._node = with_fields(self._node, body)
+            self._services.chain.node = FixedNode(self._node)
+        elif kind == "record":
+            self._take_record(body)
+        elif kind == "call":
+            await self._take_call(body)
+        elif kind == "response":
+            self._take_response(body)
+
+    def _take_record(self, body: Mapping[str, Any]) -> None:
+        kind = Kind[str(body["kind"]).upper()]
+        try:
+            record = decode(kind, body["id"], json.dumps(body["body"]))
+        except BadRowError as error:
+            raise ValueError(str(error)) from error
+        store = self._services.store
+        if isinstance(record, PodRecord):
+            store.pods.put(record)
+        elif isinstance(record, ContainerRecord):
+            store.containers.put(record)
+
+    async def _take_call(self, body: Mapping[str, Any]) -> None:
+        result, number, time_s = self._result, int(body["number"]), float(body["time"])
+        if body["method"] not in set(CallKind):
+            result.skipped[_NEW_METHOD] += 1
+            return
+        kind = CallKind(body["method"])
+        request = request_type(kind)()
+        json_format.ParseDict(body["request"], request, ignore_unknown_fields=True)
+        call = CALL_TYPES[kind](self._services, request)
+        is_known = call.find_records() or kind is CallKind.CREATE_CONTAINER
+        result.first_s, result.last_s = result.first_s or time_s, time_s
+        decisions: list[Mapping[str, Any]] = []
+        if is_known:
+            decisions = await self._decide(call)
+        self._open[number] = call
+        if not is_known and body["decisions"]:
+            result.skipped[_NO_RECORD] += 1
+            return
+        result.calls += 1
+        about = {
+            "number": number,
+            "time_s": time_s,
+            "method": kind.value,
+            **_names(self._services.store, request),
+        }
+        found = list(self._compared(about, body["decisions"], decisions))
+        result.differences += found
+        result.differing += bool(found)
+
+    async def _decide(self, call: CriCall) -> list[Mapping[str, Any]]:
+        """As `calls.intercepted_call.InterceptedCall`, without waiting and without a runtime."""
+        chain, documents = self._services.chain, list[Mapping[str, Any]]()
+        call.correct()
+        questions, decision = call.questions(), None
+        question = next(questions, None)
+        while question is not None:
+            decision = None
+            policies = chain.policies_for(question.hook, question.pod)
+            if policies:
+                decision = await chain.decide(
+                    question.hook, question.make_view(), policies, budget_s=self._budget_s
+                )
+                documents.append(decision_document(question.hook, decision))
+                if decision.refusal is not None:
+                    # The recording may go on with its container: then the record is needed.
+                    return documents
+                if decision.change is not None:
+                    question.edit(decision.change)
+            question = next_question(questions, decision)
+        call.ride(decision)
+        call.on_sent()
+        return documents
+
+    def _take_response(self, body: Mapping[str, Any]) -> None:
+        call = self._open.pop(int(body["number"]), None)
+        if call is None:
+            return
+        call.on_end()
+        outcome = Outcome(body["outcome"])
+        if outcome is Outcome.FAILED:
+            call.on_failure()
+        elif outcome is Outcome.SUCCEEDED and "message" in body:
+            kind = type(call).__name__
+            response = getattr(api_pb2, f"{kind}Response")()
+            json_format.ParseDict(body["message"], response, ignore_unknown_fields=True)
+            call.on_success(response.SerializeToString())
+
+    def _compared(
+        self,
+        about: Mapping[str, Any],
+        recorded: Sequence[Mapping[str, Any]],
+        replayed: Sequence[Mapping[str, Any]],
+    ) -> Iterator[Difference]:
+        """Yields what differs between the decisions on a call."""
+        was, now = _flat(recorded), _flat(replayed)
+        for place in dict.fromkeys((*was, *now)):
+            _, hook, name = place
+            old, new = was.get(place), now.get(place)
+            if old is not None and any(each.endswith(SUFFIX) for each in policies_in(old.policy)):
+                self._result.server_fields += 1
+            elif old is None or new is None or old.value != new.value:
+                old, new = old or _NOTHING_SET, new or _NOTHING_SET
+                yield Difference(
+                    **about,
+                    hook=hook,
+                    field=name,
+                    was=old.value,
+                    now=new.value,
+                    was_by=old.policy,
+                    now_by=new.policy,
+                )
+
+    def _on_audit(self, entry: AuditEntry) -> None:
+        if entry.kind in ("failed", "invalid"):
+            self._result.failures[entry.policy, entry.reason] += 1
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _flat(decisions: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, str], _Set]:
+    """What decisions set, by number of the decision, hook and field."""
+    found: dict[tuple[int, str, str], _Set] = {}
+    for number, each in enumerate(decisions):
+        hook = str(each["hook"])
+        if _REFUSAL in each:
+            found[number, hook, _REFUSAL] = _Set(each[_REFUSAL], each.get("policy", ""))
+        for name, value in each.get("fields", {}).items():
+            found[number, hook, name] = _Set(value["value"], value["policy"])
+    return found
+
+
+def _names(store: PodStore, request: Any) -> dict[str, str]:  # noqa: ANN401 - a message
+    """Namespace and name of the pod, and name of the container, that a request is about."""
+    fields = request.DESCRIPTOR.fields_by_name
+    container = ""
+    pod_id = getattr(request, "pod_sandbox_id", "")
+    if "container_id" in fields:
+        record = store.containers.get(request.container_id)
+        container = record.name if record is not None else request.container_id
+        pod_id = record.pod_id if record is not None else ""
+    elif "sandbox_config" in fields:
+        container = request.config.metadata.name
+    config = next((getattr(request, name) for name in ("sandbox_config", "config") if name in fields), None)
+    metadata = config.metadata if config is not None else None
+    if metadata is not None and metadata.name and hasattr(metadata, "namespace"):
+        return {"namespace": metadata.namespace, "pod": metadata.name, "container": container}
+    pod = store.pods.get(pod_id) if pod_id else None
+    names = (pod.namespace, pod.name) if pod is not None else ("", pod_id)
+    return {"namespace": names[0], "pod": names[1], "container": container}
+
+
+def _nothing() -> None:
+    return
+
+
+class _NoRuntime:
+    """In place of the runtime: it is never there."""
+
+    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
+        raise RuntimeUnavailableError("a replay has no runtime")
+
+    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
+        raise RuntimeUnavailableError("a replay has no runtime")
+
+    async def pod(self, identity: str) -> PodRecord | None:
+        raise RuntimeUnavailableError("a replay has no runtime")
+
+    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
+        raise RuntimeUnavailableError("a replay has no runtime")
+
+
+class _NoFiles:
+    """In place of the books and files of cgroups."""
+
+    is_v1 = False
+
+    def book(self, wanted: Wanted) -> None:
+        return
+
+    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+        return ()
+
+    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
+        return ()
+
+    def is_managed(self, cgroup: str) -> bool:
+        return False
+
+    def repair(self, cgroup: str) -> None:
+        return
+
+    def on_resized(self, cgroup: str, written: Mapping[str, int | str] | None = None) -> None:
+        return
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        return False
+
+    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
+        return
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        return
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        return
