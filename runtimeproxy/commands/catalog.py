@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runtimeproxy.commands.arguments import Command
-from runtimeproxy.commands.values import duration_s, label_selector, natural, plain_text
+from runtimeproxy.commands.values import duration_s, label_selector, natural, plain_text, size_bytes
 
 _Options = Mapping[str, Mapping[str, Any]]
 
@@ -202,6 +202,48 @@ COMMANDS: Final = (
                 "action": "store_true",
                 "help": "first change the pods as Koordinator's webhook does",
             },
+            "--output": {"choices": ("text", "json", "yaml"), "default": "text", "help": "(default: text)"},
+        },
+    ),
+    Command(
+        "record",
+        "record:record",
+        "record intercepted calls and what policies decided on them",
+        ", after a snapshot of the node and of all pods, until Ctrl-C or for a time. Environment values, "
+        "command lines and credentials are left out. The exit code is 1 if the file becomes too large: what "
+        "is in it can be replayed.",
+        "--out FILE [--for TIME] [--max-size SIZE] ",
+        {
+            "--out": {
+                "required": True,
+                "metavar": "FILE",
+                "help": "a new file; compressed if its name ends with .gz",
+            },
+            "--for": {
+                "dest": "duration",
+                "type": duration_s,
+                "metavar": "TIME",
+                "help": "end after this time, such as 1h (default: with Ctrl-C)",
+            },
+            "--max-size": {
+                "type": size_bytes,
+                "default": 256 << 20,
+                "metavar": "SIZE",
+                "help": "end before the file is larger than this (default: 256Mi)",
+            },
+            **_ADMIN_SOCKET,
+        },
+    ),
+    Command(
+        "replay",
+        "replay:replay",
+        "show what the policies would decide otherwise on recorded calls",
+        ". Policies and settings are those of the configuration; node, strategies and pods those of the "
+        "recording. No runtime and no instance need run. The exit code is 1 if something would differ.",
+        "FILE [--all] [--output text|json|yaml] ",
+        {
+            "file": {"metavar": "FILE", "help": "what the command record has written"},
+            "--all": {"action": "store_true", "help": "show each call, not only kinds of differences"},
             "--output": {"choices": ("text", "json", "yaml"), "default": "text", "help": "(default: text)"},
         },
     ),

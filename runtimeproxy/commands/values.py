@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector, label_problems
+from runtimeproxy.units import quantity_bytes
 
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
@@ -59,6 +60,21 @@ def plain_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8") from error
     return text
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of a size such as `256Mi` or `1G`, as Kubernetes writes it; more than 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        size = quantity_bytes(text)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256Mi or 1Gi")
+    return size
 
 
 def shown_duration(seconds: float) -> str:

@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy import __version__
 from runtimeproxy.calls.grpc_framing import (
@@ -29,10 +29,11 @@ from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, policies_in
 from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.checkpoint.codec import Kind
 from runtimeproxy.pods.checkpoint.codec import encode as encode_record
+from runtimeproxy.pods.long_json import SHORT_CHARS, json_text, read_json
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.record.redaction import (
     is_shown,
-    redacted,
+    redact,
     redacted_annotations,
     redacted_document,
     shown_value,
@@ -50,8 +51,11 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 """Of recordings; one of a newer version is refused. New kinds of entries and new keys are none."""
+MAX_REQUEST_BYTES: Final = 256 * 1024
+"""Longest request that is recorded, decompressed; of a longer one only the decisions are. A pod's annotations
+have at most 256 KiB, and its requests mostly a few. Source: Kubernetes, TotalAnnotationSizeLimitB."""
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Longest line that is read: a request has at most 16 MiB."""
+"""Longest line that is read; records of pods have up to some megabytes."""
 
 _UNREADABLE: Final = (DecodeError, UnreadableMessageError, MessageTooLargeError)
 
@@ -129,30 +133,38 @@ class Encoder:
         yield from self._node_changes(node)
         for record in records:
             kind = Kind.POD if isinstance(record, PodRecord) else Kind.CONTAINER
-            body = redacted_document(json.loads(encode_record(record)), self._key)
-            yield _line("record", {"kind": kind.name.lower(), "id": record.id, "body": body})
+            text = encode_record(record)
+            body = redacted_document(cast("Mapping[str, Any]", read_json(text)), self._key)
+            entry = {"kind": kind.name.lower(), "id": record.id, "body": body}
+            yield _line("record", entry, is_long=len(text) > SHORT_CHARS)
 
     def lines(self, taken: Taken) -> Iterator[bytes]:
         """Yields the lines of a call or response, after those of a node that has changed."""
         if isinstance(taken, CallTaken):
-            request = self._request(taken)
-            if request is None:
+            try:
+                request = self._request(taken)
+            except MessageTooLargeError:
+                request = None
+            except _UNREADABLE:
+                # It was not shown to policies either.
                 return
             yield from self._node_changes(taken.node)
             call = {
                 "number": taken.number,
                 "time": round(taken.time_s, 3),
                 "method": taken.kind.value,
-                "request": _document(request),
                 "decisions": [decision_document(*each) for each in taken.decisions],
             }
+            if request is not None:
+                call["request"] = _document(request)
             yield _line("call", call)
         else:
             response: dict[str, Any] = {"number": taken.number, "outcome": taken.outcome.value}
             if taken.outcome is Outcome.SUCCEEDED:
                 with suppress(*_UNREADABLE):
                     message = _response_type(taken.kind).FromString(open_response(taken.frame))
-                    response["message"] = _document(redacted(message, self._key))
+                    redact(message, self._key)
+                    response["message"] = _document(message)
             yield _line("response", response)
 
     def _node_changes(self, node: Node) -> Iterator[bytes]:
@@ -162,18 +174,22 @@ class Encoder:
         self._node = node
         if "annotations" in changed:
             changed["annotations"] = encode(redacted_annotations(node.annotations, self._key))
-        if changed:
-            yield _line("node", changed)
+        # A line for each: no single one is long.
+        yield from (_line("node", {name: value}) for name, value in changed.items())
 
-    def _request(self, taken: CallTaken) -> Message | None:
-        """The redacted request; None if it cannot be read, and so was not shown to policies either."""
-        try:
-            message = Decompressor(taken.frame, taken.encoding)
-            message.run()
-            request = request_type(taken.kind).FromString(bytes(message.take()))
-        except _UNREADABLE:
-            return None
-        return redacted(request, self._key)
+    def _request(self, taken: CallTaken) -> Message:
+        """The redacted request, parsed in pieces: other threads run meanwhile.
+
+        Raises:
+            MessageTooLargeError: It is too long to be recorded.
+            UnreadableMessageError: It is no message in a frame.
+            DecodeError: It cannot be parsed.
+        """
+        message = Decompressor(taken.frame, taken.encoding, MAX_REQUEST_BYTES)
+        message.run()
+        request = parse(request_type(taken.kind), message.take())
+        redact(request, self._key)
+        return request
 
 
 def request_type(kind: CallKind) -> type[Message]:
@@ -213,9 +229,8 @@ def decision_document(hook: Hook, decision: Decision) -> dict[str, Any]:
     return document | {"fields": fields} if fields else document
 
 
-def _line(kind: str, body: object) -> bytes:
-    text = json.dumps({kind: body}, ensure_ascii=True, separators=(",", ":"))
-    return text.encode() + b"\n"
+def _line(kind: str, body: object, *, is_long: bool = False) -> bytes:
+    return json_text({kind: body}, is_long=is_long).encode() + b"\n"
 
 
 # Reading
@@ -301,8 +316,3 @@ def _entry(line: bytes, place: str) -> tuple[str, Mapping[str, Any]]:
         if isinstance(body, dict):
             return kind, body
     raise RecordingError(f"is not a recording: {place} is not an object with one object")
-
-
-def is_compressed_name(path: Path) -> bool:
-    """Whether a recording of this name is compressed."""
-    return path.suffix == ".gz"

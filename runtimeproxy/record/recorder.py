@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -63,7 +63,7 @@ class Recorder:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
 
-    async def lines(self, executor: Executor) -> AsyncIterator[bytes]:
+    async def lines(self, executor: Executor) -> AsyncGenerator[bytes, None]:
         """Records calls until the caller stops, and yields lines; ends early with `problem` set.
 
         Args:
@@ -86,11 +86,8 @@ class Recorder:
                 if data:
                     yield data
         finally:
-            if services.recorder is self:
-                services.recorder = None
             # Calls that are under way are not waited for.
-            self.problem = self.problem or ENDED
-            self._waiting.clear()
+            self.end(ENDED)
 
     def _take(self) -> Sequence[Taken]:
         taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
@@ -120,10 +117,15 @@ class Recorder:
         self._waiting.append(taken)
         self._waiting_bytes += len(taken.frame)
         if len(self._waiting) > self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
-            self.problem = TOO_SLOW
-            self._waiting.clear()
-            if self._services.recorder is self:
-                self._services.recorder = None
+            self.end(TOO_SLOW)
+        self._wake.set()
+
+    def end(self, problem: str) -> None:
+        """Ends the recording, with a reason; what waits is not written any more."""
+        self.problem = self.problem or problem
+        self._waiting.clear()
+        if self._services.recorder is self:
+            self._services.recorder = None
         self._wake.set()
 
 

@@ -31,8 +31,10 @@ KEY_BYTES: Final = 32
 """Of the key of the hashes."""
 
 _HASH_BYTES: Final = 8
-_KEPT_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io", "io.kubernetes")
-"""Domains of the annotations that policies read, and the prefix of those that the kubelet makes."""
+_KEPT_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io")
+"""Domains of the annotations that policies read."""
+_OF_KUBELET: Final = "io.kubernetes."
+"""Prefix of the annotations that the kubelet makes."""
 _NEVER_KEPT: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 """The whole manifest, with its variables and commands."""
 _CREDENTIAL_NAME: Final = re.compile(
@@ -47,17 +49,22 @@ _LINES: Final = frozenset({"command", "args", "cmd"})
 _SECRETS: Final = frozenset({"auth", "password", "identity_token", "registry_token"})
 
 
-def redacted(message: MessageT, key: bytes) -> MessageT:
-    """Returns a copy of a request without secrets and without fields that are not known.
+def redact(message: Message, key: bytes) -> None:
+    """Takes secrets, and fields that are not known, out of a message.
 
     Args:
         message: any message of the CRI.
         key: of the hashes, random; `KEY_BYTES` long.
     """
+    message.DiscardUnknownFields()
+    _redact(message, key)
+
+
+def redacted(message: MessageT, key: bytes) -> MessageT:
+    """Returns a copy of a message without secrets; see `redact`."""
     copy = type(message)()
     copy.CopyFrom(message)
-    copy.DiscardUnknownFields()
-    _redact(copy, key)
+    redact(copy, key)
     return copy
 
 
@@ -99,10 +106,9 @@ def annotation_value(name: str, value: str, key: bytes) -> str:
 
 def keeps_annotation(name: str) -> bool:
     """Whether the values of this annotation are kept, unless they are long or look like credentials."""
-    domain = name.partition("/")[0] if "/" in name else name
-    is_known = any(
-        domain == each or domain.endswith(f".{each}") or domain.startswith(f"{each}.")
-        for each in _KEPT_DOMAINS
+    domain, slash, _ = name.partition("/")
+    is_known = name.startswith(_OF_KUBELET) or (
+        slash != "" and any(domain == each or domain.endswith(f".{each}") for each in _KEPT_DOMAINS)
     )
     return is_known and name not in _NEVER_KEPT and not _CREDENTIAL_NAME.search(name)
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _REFUSAL: Final = "refusal"
 _NO_RECORD: Final = "its pod or container is not in the recording"
+_TOO_LONG: Final = "its request was too long to be recorded"
 _NEW_METHOD: Final = "this version does not know the call"
 _logger = logging.getLogger(__name__)
 _logger.addHandler(logging.NullHandler())
@@ -222,6 +223,9 @@ class _Replayer:
         result, number, time_s = self._result, int(body["number"]), float(body["time"])
         if body["method"] not in set(CallKind):
             result.skipped[_NEW_METHOD] += 1
+            return
+        if "request" not in body:
+            result.skipped[_TOO_LONG] += 1
             return
         kind = CallKind(body["method"])
         request = request_type(kind)()

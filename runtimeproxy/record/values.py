@@ -95,7 +95,7 @@ def decode(document: object) -> Any:  # noqa: ANN401 - whatever was encoded
     ((name, body),) = document.items()
     try:
         return _made(name, body)
-    except (TypeError, ValueError, KeyError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise BadValueError(f"{name} of a snapshot cannot be read: {error}") from error
 
 

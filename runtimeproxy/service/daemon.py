@@ -394,7 +394,7 @@ class Daemon:
         return {
             READ_SERVICE: loader(executor, module, lambda it: it.RuntimeProxyServicer(sources, executor)),
             ADMIN_SERVICE: loader(
-                executor, "runtimeproxy.service.api.admin", lambda it: it.AdminServicer(sources)
+                executor, "runtimeproxy.service.api.admin", lambda it: it.AdminServicer(sources, executor)
             ),
         }
 

@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/koord-runtime-proxy
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal)
+_shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal)
 
 _shtab_koord_runtime_proxy_status_option_strings=(-h --help --config --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --endpoint --timeout --output)
@@ -16,6 +16,8 @@ _shtab_koord_runtime_proxy_doctor_option_strings=(-h --help --config --endpoint 
 _shtab_koord_runtime_proxy_check_config_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_check_slo_option_strings=(-h --help --config --node-labels --node-annotations --pod --output)
 _shtab_koord_runtime_proxy_simulate_option_strings=(-h --help --config -f --file --node-labels --webhook --output)
+_shtab_koord_runtime_proxy_record_option_strings=(-h --help --config --out --for --max-size --admin-socket)
+_shtab_koord_runtime_proxy_replay_option_strings=(-h --help --config --all --output)
 _shtab_koord_runtime_proxy_list_policies_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_version_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_demo_option_strings=(-h --help --config)
@@ -45,6 +47,11 @@ _shtab_koord_runtime_proxy_check_slo___pod_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_simulate___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_simulate__f_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_simulate___file_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_record___config_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_record___out_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_record___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_replay_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_replay___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_list_policies___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_version___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_demo___config_COMPGEN=_shtab_compgen_files
@@ -72,8 +79,9 @@ _shtab_koord_runtime_proxy_policy___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_doctor___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_check_slo___output_choices=(text json)
 _shtab_koord_runtime_proxy_simulate___output_choices=(text json yaml)
+_shtab_koord_runtime_proxy_replay___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_bypass_pos_0_choices=(on off)
-_shtab_koord_runtime_proxy_pos_0_choices=(status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal)
+_shtab_koord_runtime_proxy_pos_0_choices=(status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal)
 _shtab_koord_runtime_proxy___log_level_choices=(debug info warning error)
 _shtab_koord_runtime_proxy___log_format_choices=(auto text json)
 
@@ -99,6 +107,11 @@ _shtab_koord_runtime_proxy_check_slo___help_nargs=0
 _shtab_koord_runtime_proxy_simulate__h_nargs=0
 _shtab_koord_runtime_proxy_simulate___help_nargs=0
 _shtab_koord_runtime_proxy_simulate___webhook_nargs=0
+_shtab_koord_runtime_proxy_record__h_nargs=0
+_shtab_koord_runtime_proxy_record___help_nargs=0
+_shtab_koord_runtime_proxy_replay__h_nargs=0
+_shtab_koord_runtime_proxy_replay___help_nargs=0
+_shtab_koord_runtime_proxy_replay___all_nargs=0
 _shtab_koord_runtime_proxy_list_policies__h_nargs=0
 _shtab_koord_runtime_proxy_list_policies___help_nargs=0
 _shtab_koord_runtime_proxy_version__h_nargs=0

@@ -50,8 +50,8 @@ function _shtab_koord_runtime_proxy_using
   test "$_shtab_koord_runtime_proxy_cmdpath" = "$argv"
 end
 
-set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --namespace --node-annotations --node-labels --node-objects-dir --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout -f
+set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -138,6 +138,19 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l node-labels -x -d 'labels of the node, beside those of its Node object'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l webhook -d 'first change the pods as Koordinator'"'"'s webhook does'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using simulate' -l output -xka "text json yaml" -d '(default: text)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a record -d 'record intercepted calls and what policies decided on them'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -s h -l help -d 'show this help message and exit'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'a new file; compressed if its name ends with .gz'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -l for -x -d 'end after this time, such as 1h (default: with Ctrl-C)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -l max-size -x -d 'end before the file is larger than this (default: 256Mi)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using record' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s admin socket (default: that of the configuration)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a replay -d 'show what the policies would decide otherwise on recorded calls'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay' -s h -l help -d 'show this help message and exit'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay' -l all -d 'show each call, not only kinds of differences'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay' -l output -xka "text json yaml" -d '(default: text)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay; and test $_shtab_koord_runtime_proxy_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'what the command record has written'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a list-policies -d 'list all policies with their methods and settings'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'

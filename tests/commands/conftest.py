@@ -82,6 +82,9 @@ class ScriptedApi(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer)
     def SetBypass(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("SetBypass", request, context)
 
+    def Record(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        yield from self._answer("Record", request, context)
+
 
 class Served(NamedTuple):
     """A scripted API, and the flags that lead to it."""

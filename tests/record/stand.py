@@ -53,7 +53,9 @@ def recorded(proxy: KoordProxy) -> Iterator[Tape]:
     tape, daemon, loop = Tape(), proxy._daemon, proxy._loop
     assert daemon is not None
     assert loop is not None
-    services = daemon._engine.services
+    engine = daemon._engine
+    assert engine is not None
+    services = engine.services
 
     async def record() -> None:
         with ThreadPoolExecutor(1) as executor:

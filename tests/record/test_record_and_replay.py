@@ -26,6 +26,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import built_in, load
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.node.snapshot import Input, Node
+from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.record.replay import Difference, replay
 from runtimeproxy.simulate.reading import pod_calls
 from runtimeproxy.slo.names import CPU_BURST
@@ -131,8 +132,7 @@ class Run:
 
     def __init__(self, proxy: KoordProxy, number: int) -> None:
         self.runtime = proxy.runtime
-        assert proxy._daemon is not None
-        node = proxy._daemon._engine.node.latest
+        node = source_of(proxy).latest
         (calls,) = pod_calls(json.dumps(manifest(number)).encode(), "pod.json", node)
         request = api_pb2.RunPodSandboxRequest(config=calls.config)
         self.sandbox = self.runtime.RunPodSandbox(request, timeout=30).pod_sandbox_id
@@ -159,9 +159,14 @@ class Run:
         )
 
 
-def change_strategies(proxy: KoordProxy, objects: Path) -> None:
+def source_of(proxy: KoordProxy) -> NodeSources:
     assert proxy._daemon is not None
-    source = proxy._daemon._engine.node
+    assert proxy._daemon._engine is not None
+    return proxy._daemon._engine.node
+
+
+def change_strategies(proxy: KoordProxy, objects: Path) -> None:
+    source = source_of(proxy)
     before = source.latest.generations.get(Input.STRATEGIES, 0)
     data = {**STRATEGIES["data"], "cpu-burst-config": '{"clusterStrategy": {"policy": "none"}}'}  # type: ignore[dict-item]
     changed = objects.with_name("new")
@@ -213,15 +218,16 @@ def test_a_changed_policy_differs_where_it_differs(tape: Tape) -> None:
 
 def test_a_policy_that_is_gone(tape: Tape) -> None:
     found = replay(tape.recording(), policies(Nothing), skip_label=SKIP)
-    assert {(each.method, each.field) for each in found.differences} == {
-        ("RunPodSandbox", "annotations[koordinator.sh/mark]"),
-        ("RunPodSandbox", "refusal"),
-        ("RunPodSandbox", "labels[marked]"),
+    last = [each for each in found.differences if each.pod == f"pod-{PODS - 1}"]
+    # It is not refused any more, so it gets what the others have.
+    assert (last[0].field, last[0].was) == ("refusal", "marking: not here")
+    assert all(each.was is None and each.now for each in last[1:])
+    others = [each for each in found.differences if each.pod != f"pod-{PODS - 1}"]
+    assert {(each.method, each.field) for each in others} == {
+        ("RunPodSandbox", "annotations[koordinator.sh/mark]")
     }
-    assert [each.pod for each in found.differences if each.field == "refusal"] == [f"pod-{PODS - 1}"]
-    marks = [each for each in found.differences if each.field.startswith("annotations")]
-    assert [(each.was, each.now) for each in marks] == [(each.pod, None) for each in marks]
-    assert len(marks) == PODS - 2
+    assert [(each.was, each.now) for each in others] == [(each.pod, None) for each in others]
+    assert len(others) == PODS - 2
 
 
 def test_the_strategies_of_the_time_of_the_call_count(tape: Tape) -> None:

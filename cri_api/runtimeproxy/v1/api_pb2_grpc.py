@@ -350,6 +350,11 @@ class AdminStub:
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassRequest.SerializeToString,
                 response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassResponse.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/runtimeproxy.v1.Admin/Record',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -374,6 +379,17 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """Records intercepted calls and the decisions on them, until the client ends the call. Environment values,
+        command lines and credentials are left out.
+
+        ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
+        recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -386,6 +402,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetBypass,
                     request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassRequest.FromString,
                     response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassResponse.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,6 +464,33 @@ class Admin:
             '/runtimeproxy.v1.Admin/SetBypass',
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassRequest.SerializeToString,
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetBypassResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/Record',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

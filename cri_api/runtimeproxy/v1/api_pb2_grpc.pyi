@@ -183,6 +183,13 @@ class AdminStub:
     """
     SetBypass: _grpc.UnaryUnaryMultiCallable[_api_pb2.SetBypassRequest, _api_pb2.SetBypassResponse]
     """Turns the bypass on or off: with it all calls pass without policies. It ends with the daemon."""
+    Record: _grpc.UnaryStreamMultiCallable[_api_pb2.RecordRequest, _api_pb2.RecordResponse]
+    """Records intercepted calls and the decisions on them, until the client ends the call. Environment values,
+    command lines and credentials are left out.
+
+    ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
+    recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -198,6 +205,13 @@ class AdminAsyncStub(AdminStub):
     """
     SetBypass: _aio.UnaryUnaryMultiCallable[_api_pb2.SetBypassRequest, _api_pb2.SetBypassResponse]  # type: ignore[assignment]
     """Turns the bypass on or off: with it all calls pass without policies. It ends with the daemon."""
+    Record: _aio.UnaryStreamMultiCallable[_api_pb2.RecordRequest, _api_pb2.RecordResponse]  # type: ignore[assignment]
+    """Records intercepted calls and the decisions on them, until the client ends the call. Environment values,
+    command lines and credentials are left out.
+
+    ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
+    recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Writes; on the admin socket only, which belongs to root."""
@@ -222,5 +236,18 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.SetBypassResponse, _abc.Awaitable[_api_pb2.SetBypassResponse]]:
         """Turns the bypass on or off: with it all calls pass without policies. It ends with the daemon."""
+
+    @_abc_1.abstractmethod
+    def Record(
+        self,
+        request: _api_pb2.RecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_api_pb2.RecordResponse], _abc.AsyncIterator[_api_pb2.RecordResponse]]:
+        """Records intercepted calls and the decisions on them, until the client ends the call. Environment values,
+        command lines and credentials are left out.
+
+        ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
+        recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

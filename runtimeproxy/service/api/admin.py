@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -12,11 +15,14 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.modes import MOST_OVERRIDES, Override, with_override, without
 from runtimeproxy.hooks.selector import EVERY_POD, selector_problems
+from runtimeproxy.record.recorder import TOO_SLOW, Recorder
 from runtimeproxy.service.api.status import bypass_of, policies_of
 from runtimeproxy.service.api.values import SET_MODES, selector_from
 from runtimeproxy.service.bypass import Cause
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from runtimeproxy.service.api.handlers import Context
     from runtimeproxy.service.api.sources import ApiSources
 
@@ -27,17 +33,20 @@ MOST_S: Final = 30 * 86_400.0
 """Bounds of the time of a mode: a longer one belongs into the configuration."""
 MOST_REASON: Final = 256
 """Characters of a reason."""
+_ENDS: Final = "this process ends; call again"
 
 
 class AdminServicer:
-    """Changes the bypass, and the modes of policies.
+    """Changes the bypass, and the modes of policies; records calls.
 
     Args:
         sources: The daemon's parts.
+        executor: A thread for long work.
     """
 
-    def __init__(self, sources: ApiSources) -> None:
+    def __init__(self, sources: ApiSources, executor: Executor) -> None:
         self._sources = sources
+        self._executor = executor
 
     async def SetBypass(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SetBypassRequest, context: Context
@@ -77,13 +86,47 @@ class AdminServicer:
         found = {each.name: each for each in policies_of(engine)}
         return api_pb2.SetPolicyModeResponse(policy=found.get(request.policy))
 
+    async def Record(  # noqa: N802  # the method's name in the service
+        self, _request: api_pb2.RecordRequest, context: Context
+    ) -> AsyncIterator[api_pb2.RecordResponse]:
+        await self._check("", context)
+        engine = self._sources.engine
+        if not engine.has_policies:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
+        if engine.services.recorder is not None:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "another recording goes on; end it first")
+        recorder = Recorder(engine.services)
+        ending = asyncio.ensure_future(self._end_with_process(recorder))
+        try:
+            # Closed at once when the client is gone: then calls are recorded no more.
+            async with aclosing(recorder.lines(self._executor)) as lines:
+                async for each in lines:
+                    yield api_pb2.RecordResponse(lines=each)
+        finally:
+            ending.cancel()
+        is_slow = recorder.problem == TOO_SLOW
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED if is_slow else grpc.StatusCode.UNAVAILABLE
+        await context.abort(code, recorder.problem)
+
+    async def _end_with_process(self, recorder: Recorder) -> None:
+        waiting = [
+            asyncio.ensure_future(each.wait())
+            for each in (self._sources.stopping, self._sources.upgrade.moved)
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            recorder.end(_ENDS)
+        finally:
+            for each in waiting:
+                each.cancel()
+
     async def _check(self, reason: str, context: Context) -> None:
         """Ends the call if this process decides on no calls any more, or the reason is too long."""
         if len(reason) > MOST_REASON:
             text = f"the reason has {len(reason)} characters, at most {MOST_REASON} are possible"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if self._sources.stopping.is_set() or self._sources.upgrade.has_moved:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this process ends; call again")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _ENDS)
 
 
 def changed(

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 READ_SERVICE: Final = "runtimeproxy.v1.RuntimeProxy"
 ADMIN_SERVICE: Final = "runtimeproxy.v1.Admin"
-STREAMS: Final = frozenset({"WatchPods", "WatchAudit"})
+STREAMS: Final = frozenset({"WatchPods", "WatchAudit", "Record"})
 """Calls with many responses."""
 METHODS: Final = {
     READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
-    ADMIN_SERVICE: ("SetPolicyMode", "SetBypass"),
+    ADMIN_SERVICE: ("SetPolicyMode", "SetBypass", "Record"),
 }
 
 Load = Callable[[], Awaitable[Any]]
