@@ -149,7 +149,7 @@ class Encoder:
                 # It was not shown to policies either.
                 return
             yield from self._node_changes(taken.node)
-            call = {
+            call: dict[str, Any] = {
                 "number": taken.number,
                 "time": round(taken.time_s, 3),
                 "method": taken.kind.value,
