@@ -46,7 +46,7 @@ _CREDENTIAL: Final = re.compile(
 )
 """PEM, bearer tokens, JSON Web Tokens, keys of AWS, URLs with a password, tokens of GitHub."""
 _LINES: Final = frozenset({"command", "args", "cmd"})
-_SECRETS: Final = frozenset({"auth", "password", "identity_token", "registry_token"})
+_SECRETS: Final = frozenset({"auth", "credential_spec", "password", "identity_token", "registry_token"})
 
 
 def redact(message: Message, key: bytes) -> None:
