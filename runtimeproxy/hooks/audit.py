@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
+from runtimeproxy.logs import FailureLog
 
 logger = logging.getLogger("runtimeproxy.audit")
 
@@ -30,12 +32,18 @@ A line takes about as long to format as the policies took to decide. Formatted a
 the runtime and the kubelet for the CPUs just while they work on the call.
 """
 
+DECISIONS_A_TURN: Final = 8
+"""Decisions that are handed on in one turn of the loop; each takes some 20 microseconds."""
+
 LINES_A_TURN: Final = 4
 """Lines that are formatted in one turn of the loop; each takes 50 to 80 microseconds."""
 
 _MAX_LENGTH: Final = 256
 _MAX_REASON_LENGTH: Final = 1_024
 _NO_POD: Final = PodView()
+
+REMEMBERED: Final = 500
+"""Entries; with the texts of common policies they take some hundred KiB. A pod with one container has ten."""
 
 
 class AuditKind(StrEnum):
@@ -103,6 +111,9 @@ class AuditEntry(NamedTuple):
 
 AuditSink: TypeAlias = Callable[[AuditEntry], None]
 """Takes an entry, in the event loop's thread, and never blocks."""
+
+
+_FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 
 
 class Origin(NamedTuple):
@@ -284,6 +295,79 @@ def with_written(
             reason = value.failed or value.skipped or entry.reason
             updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
     return tuple(updated)
+
+
+class AuditQueue:
+    """An audit sink that hands the entries of a moment to its readers, once their calls have gone on.
+
+    Args:
+        readers: Called with one entry after the other in the event loop's thread; they must not block.
+        gather_s: How long the first entry waits for others, in seconds.
+    """
+
+    def __init__(self, readers: Iterable[AuditSink], gather_s: float = GATHER_S) -> None:
+        self._readers = tuple(readers)
+        self._gather_s = gather_s
+        self._entries: deque[AuditEntry] = deque()
+        self._failures = FailureLog()
+
+    def __call__(self, entry: AuditEntry) -> None:
+        """Takes an entry; never blocks."""
+        if not self._entries:
+            asyncio.get_running_loop().call_later(self._gather_s, self._hand_on)
+        self._entries.append(entry)
+
+    def flush(self) -> None:
+        """Hands on all that is gathered."""
+        while self._entries:
+            self._hand_on_decision()
+
+    def _hand_on(self) -> None:
+        """Hands the gathered entries on, those of some decisions in each turn of the loop."""
+        for _ in range(DECISIONS_A_TURN):
+            if not self._entries:
+                return
+            self._hand_on_decision()
+        if self._entries:
+            asyncio.get_running_loop().call_soon(self._hand_on)
+
+    def _hand_on_decision(self) -> None:
+        # The entries of one decision have one time.
+        time_s = self._entries[0].time_s
+        while self._entries and self._entries[0].time_s == time_s:
+            entry = self._entries.popleft()
+            for reader in self._readers:
+                try:
+                    reader(entry)
+                except Exception as error:  # noqa: BLE001 - the others get it
+                    self._failures.report("audit", type(error).__name__, f"a reader raised {error!r}")
+
+
+class AuditRing:
+    """The last audit entries, for those who look at a running daemon. Used in the event loop's thread.
+
+    Attributes:
+        entries: The newest ones, oldest first.
+        last_failures: By policy, its last entry of a failure.
+        last_left_out: By policy, the last one of a field that could not be used.
+        followers: Called with each new entry; they must not raise.
+    """
+
+    def __init__(self, size: int = REMEMBERED) -> None:
+        self.entries: deque[AuditEntry] = deque(maxlen=size)
+        self.last_failures: dict[str, AuditEntry] = {}
+        self.last_left_out: dict[str, AuditEntry] = {}
+        self.followers: dict[object, Callable[[AuditEntry], None]] = {}
+
+    def __call__(self, entry: AuditEntry) -> None:
+        """Takes an entry."""
+        self.entries.append(entry)
+        if entry.kind in _FAILURES:
+            self.last_failures[entry.policy] = entry
+        elif entry.kind is AuditKind.LEFT_OUT:
+            self.last_left_out[entry.policy] = entry
+        for follower in tuple(self.followers.values()) if self.followers else ():
+            follower(entry)
 
 
 class AuditLog:

@@ -324,7 +324,6 @@ class Chain:
 
     def audit(self, entry: AuditEntry) -> None:
         """Hand one entry to the audit sink; the entries of decisions need no call."""
-        self.counts.count_entry(entry)
         if self._sink is None:
             return
         try:

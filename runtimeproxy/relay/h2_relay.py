@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.counts import RelayCounts
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import MAX_STREAM_ID, MAX_WINDOW_BYTES, ErrorCode, PeerError, window_update
 from runtimeproxy.interception import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.relay.budget import ConnectionMemory
-from runtimeproxy.relay.counts import RelayCounts
 from runtimeproxy.relay.error_response import TableSizeUpdates, error_response
 from runtimeproxy.relay.flow_control import FlowControl
 from runtimeproxy.relay.peer_settings import PeerSettings

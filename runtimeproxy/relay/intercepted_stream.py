@@ -16,8 +16,8 @@ from runtimeproxy.relay.flow_control import NOTHING_UNSENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtimeproxy.counts import MethodCounts
     from runtimeproxy.interception import CallHandler, CallHead
-    from runtimeproxy.relay.counts import MethodCounts
     from runtimeproxy.relay.h2_relay import H2Relay
 
 MAX_OBSERVED_BYTES: Final = 1024 * 1024

@@ -39,7 +39,7 @@ from runtimeproxy.relay.intercepted_stream import InterceptedStream
 from runtimeproxy.relay.preconnect import check_early
 
 if TYPE_CHECKING:
-    from runtimeproxy.relay.counts import MethodCounts
+    from runtimeproxy.counts import MethodCounts
     from runtimeproxy.relay.h2_relay import H2Relay
     from runtimeproxy.relay.upstream import Upstream
 

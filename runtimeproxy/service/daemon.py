@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
@@ -42,7 +41,7 @@ from runtimeproxy.service.wiring import check_handed_over, connection_options, l
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.relay.listener import Listener
     from runtimeproxy.service.api.loading import Load
@@ -166,8 +165,8 @@ class Daemon:
         self._server: RelayServer | None = None
         self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
-        self._audit_file = AuditFile(settings.audit)
-        self._sink: AuditSink = self._audit_file if sink is None else partial(_both, sink, self._audit_file)
+        self._audit_file = AuditFile(settings.audit, gather_s=0.0)
+        self._sinks: tuple[AuditSink, ...] = (self._audit_file,) if sink is None else (sink, self._audit_file)
         self._engine: Engine | None = None
         self._interceptor = CallInterceptor(CallSettings.of(settings), self._compare_soon)
         self._bypass = Bypass(
@@ -289,7 +288,7 @@ class Daemon:
                 self._spawn,
                 self._is_standby,
                 self._loader,
-                self._sink,
+                self._sinks,
             )
         return self._engine
 
@@ -573,8 +572,3 @@ class Daemon:
             advice = each.advice(self._settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
-
-
-def _both(first: AuditSink, second: AuditSink, entry: AuditEntry) -> None:
-    first(entry)
-    second(entry)

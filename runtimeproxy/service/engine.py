@@ -25,8 +25,7 @@ from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, Wr
 from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.allocator import SharePools
-from runtimeproxy.hooks.audit import AuditLog
-from runtimeproxy.hooks.audit_ring import AuditRing
+from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.policy import Policy
 
@@ -79,7 +78,7 @@ class Engine:
         spawn: starts background tasks.
         is_standby: whether the bypass is on or a successor serves: cgroups are left alone between calls.
         loader: finds and makes the policies; None for the usual one.
-        sink: gets the audit entries, beside the log.
+        sinks: get the audit entries, beside the log.
 
     Attributes:
         open_call: makes the handlers of intercepted calls; to be used once records and policies are loaded.
@@ -111,17 +110,18 @@ class Engine:
         spawn: Spawn,
         is_standby: Callable[[], bool],
         loader: PolicyLoader | None = None,
-        sink: AuditSink | None = None,
+        sinks: Sequence[AuditSink] = (),
     ) -> None:
         self._executor = executor
         self._spawn = spawn
         self._is_standby = is_standby
         self._settings = settings
         self.runtime_away_since_s: float | None = None
-        self.audit = AuditLog()
         self.audit_ring = AuditRing()
-        sinks = (self.audit_ring, self.audit) if sink is None else (self.audit_ring, self.audit, sink)
-        self._sink: AuditSink = partial(_all, sinks)
+        self.counts = PolicyCounts()
+        self._audit_log = AuditLog(gather_s=0.0)
+        readers = (self.counts.count_entry, self.audit_ring, self._audit_log)
+        self._audit = AuditQueue((*readers, *sinks))
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
@@ -149,7 +149,6 @@ class Engine:
         )
         # Policies and hook servers
         self.workers = Workers(settings.hooks.worker_threads)
-        self.counts = PolicyCounts()
         # The node
         self._node_thread = BackgroundThreads(1, "node")
         self.node = NodeSources(places_of(settings), self._node_thread)
@@ -364,7 +363,7 @@ class Engine:
         return Chain(
             self._in_use(),
             self.workers,
-            sink=self._sink,
+            sink=self._audit,
             rule=hooks.conflicts,
             node=self.node,
             skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
@@ -463,7 +462,8 @@ class Engine:
 
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
-        self.audit.flush()
+        self._audit.flush()
+        self._audit_log.flush()
         self.workers.close()
         self._servers_thread.shutdown(cancel_futures=True)
         self._node_thread.shutdown(cancel_futures=True)
@@ -498,11 +498,6 @@ def _client_settings(settings: Settings) -> ClientSettings:
     timeout_s = settings.proxy.runtime_call_timeout_s
     target = f"unix:{settings.proxy.runtime_endpoint}"
     return ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
-
-
-def _all(sinks: Iterable[AuditSink], entry: AuditEntry) -> None:
-    for sink in sinks:
-        sink(entry)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.calls.methods import NAMES
 from runtimeproxy.config.validation import is_same_socket, owner_ids, socket_mode_bits
+from runtimeproxy.counts import RelayCounts
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
-from runtimeproxy.relay.counts import RelayCounts
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
 from runtimeproxy.relay.upstream import Upstream, answers_calls

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks import Hook, Mode
-from runtimeproxy.hooks.audit import LINES_A_TURN, AuditEntry, AuditKind, AuditLog
+from runtimeproxy.hooks.audit import (
+    DECISIONS_A_TURN,
+    LINES_A_TURN,
+    AuditEntry,
+    AuditKind,
+    AuditLog,
+    AuditQueue,
+)
 from runtimeproxy.logs import format_text
 
 
@@ -230,3 +237,42 @@ async def test_a_handler_that_raises_at_the_end_costs_one_line(noticed: Noticed)
         audit(entry(time_s=time_s))
     audit.flush()
     assert await noticed.next_s() == 2.0
+
+
+async def test_readers_get_entries_in_their_order_once_the_calls_have_gone_on() -> None:
+    first: list[AuditEntry] = []
+    second: list[AuditEntry] = []
+
+    def raises(_: AuditEntry) -> None:
+        raise ValueError("a reader of somebody else")
+
+    audit = AuditQueue((first.append, raises, second.append), gather_s=0.0)
+    entries = [entry(time_s=float(number), field=field) for number in range(3) for field in "ab"]
+    for each in entries:
+        audit(each)
+    assert first == []
+    while len(second) < len(entries):
+        await asyncio.sleep(0)
+    assert first == second == entries
+
+
+async def test_entries_of_many_decisions_take_many_turns_of_the_loop() -> None:
+    found: list[AuditEntry] = []
+    audit = AuditQueue((found.append,), gather_s=0.0)
+    for number in range(3 * DECISIONS_A_TURN):
+        for field in "ab":
+            audit(entry(time_s=float(number), field=field))
+    sizes = []
+    while len(found) < 6 * DECISIONS_A_TURN:
+        await asyncio.sleep(0)
+        sizes.append(len(found))
+    steps = {after - before for before, after in pairwise([0, *sizes])}
+    assert steps <= {0, 2 * DECISIONS_A_TURN}, "a decision is handed on whole"
+
+
+async def test_what_is_gathered_at_the_end_is_handed_on() -> None:
+    found: list[AuditEntry] = []
+    audit = AuditQueue((found.append,), gather_s=3600.0)
+    audit(entry())
+    audit.flush()
+    assert found == [entry()]

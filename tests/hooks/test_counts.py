@@ -43,7 +43,7 @@ def test_a_fields_label_has_no_key_that_pods_choose(field: str, label: str) -> N
 async def test_runs_changes_and_failures_are_counted_by_policy(workers: Workers) -> None:
     counts = PolicyCounts()
     policies = [scripted("a", shares(100)), scripted("b", nothing), scripted("c", raising)]
-    chain = Chain(policies, workers, counts=counts)
+    chain = Chain(policies, workers, counts=counts, sink=counts.count_entry)
     await decide(chain)
     await decide(chain)
     await until(lambda: len(counts.durations) == 3 and sum(counts.entries.values()) == 4)

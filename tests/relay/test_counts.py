@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.relay.counts import OTHER, MethodCounts, RelayCounts
+from runtimeproxy.counts import OTHER, MethodCounts, RelayCounts
 from tests.peers.wire import Frame, data, message, reset, wire
 from tests.relay.playbook import HELD, PASSING, Play, forward_as_it_came, opened
 

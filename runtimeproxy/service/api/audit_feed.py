@@ -14,7 +14,7 @@ from runtimeproxy.service.api.values import MODES, timestamp
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks.audit_ring import AuditRing
+    from runtimeproxy.hooks.audit import AuditRing
     from runtimeproxy.hooks.policy import Hook
 
 IN_A_MESSAGE: Final = 100

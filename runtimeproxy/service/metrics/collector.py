@@ -31,12 +31,12 @@ from runtimeproxy.service.metrics.table import METRICS, PREFIX
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from runtimeproxy.counts import RelayCounts
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.servers import HookServers
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.records import Book
-    from runtimeproxy.relay.counts import RelayCounts
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.metrics.sources import Sources
 
