@@ -241,19 +241,17 @@ async def test_a_handler_that_raises_at_the_end_costs_one_line(noticed: Noticed)
 
 async def test_readers_get_entries_in_their_order_once_the_calls_have_gone_on() -> None:
     first: list[AuditEntry] = []
-    second: list[AuditEntry] = []
+    second: asyncio.Queue[AuditEntry] = asyncio.Queue()
 
     def raises(_: AuditEntry) -> None:
         raise ValueError("a reader of somebody else")
 
-    audit = AuditQueue((first.append, raises, second.append), gather_s=0.0)
+    audit = AuditQueue((first.append, raises, second.put_nowait), gather_s=0.0)
     entries = [entry(time_s=float(number), field=field) for number in range(3) for field in "ab"]
     for each in entries:
         audit(each)
     assert first == []
-    while len(second) < len(entries):
-        await asyncio.sleep(0)
-    assert first == second == entries
+    assert [await second.get() for _ in entries] == first == entries
 
 
 async def test_entries_of_many_decisions_take_many_turns_of_the_loop() -> None:
