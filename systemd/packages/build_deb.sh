@@ -9,7 +9,6 @@ set -eu
 
 python=$1 wheel=$2 folder=$3
 here=$(cd "$(dirname "$0")" && pwd)
-systemd=$(dirname "$here")
 name=koord-runtime-proxy
 arch=${ARCH:-$(dpkg --print-architecture)}
 version=$(basename "$wheel" | cut -d- -f2)
@@ -63,7 +62,8 @@ sys.exit(main())
 END
 chmod 755 "$prefix/bin/$name"
 
-# Where the distribution looks for things.
+# Where the distribution looks for things; all from the wheel, so that they fit the program.
+systemd=$share/$name/systemd
 rm -rf "$share/man" "$share/bash-completion" "$share/zsh" "$share/fish"
 install -D -m 644 -t "$root/usr/lib/systemd/system" "$systemd/$name.service" "$systemd/$name.socket"
 install -D -m 644 -t "$root/etc/$name" "$systemd/config.toml"
@@ -73,7 +73,7 @@ install -D -m 644 "$systemd/completions/$name.bash" "$root/usr/share/bash-comple
 install -D -m 644 -t "$root/usr/share/zsh/vendor-completions" "$systemd/completions/_$name"
 install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" "$systemd/completions/$name.fish"
 install -D -m 644 "$here/debian/copyright" "$root/usr/share/doc/$name/copyright"
-install -D -m 644 "$systemd/../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
+install -D -m 644 "$here/../../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
 gzip -9n "$root/usr/share/doc/$name/changelog"
 mkdir -p "$root/usr/sbin"
 ln -s "/opt/$name/bin/$name" "$root/usr/sbin/$name"

@@ -72,8 +72,9 @@ def _build_packages(wheel: Path) -> None:
     """Two packages of the same program: the second one is an upgrade of the first."""
     shutil.rmtree(_PACKAGES, ignore_errors=True)
     builder = REPOSITORY / "systemd" / "packages" / "build_deb.sh"
-    for revision in ("1", "2"):
-        environ = {**os.environ, "REVISION": revision, "ARCH": "amd64"}
+    # The first one is that of `make deb`; the second one, for the node's Python alone, is built faster.
+    for revision, pythons in (("1", ""), ("2", "3.11")):
+        environ = {**os.environ, "REVISION": revision, "PYTHONS": pythons, "ARCH": "amd64"}
         subprocess.run(["sh", builder, sys.executable, wheel, _PACKAGES], check=True, env=environ)
 
 
