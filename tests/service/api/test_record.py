@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import signal
+import subprocess
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -72,3 +77,35 @@ def test_the_end_of_the_daemon_ends_it(daemon: ProxyProcess) -> None:
             for _ in responses:
                 pass
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def recorded_lines(path: Path) -> list[bytes]:
+    """The whole lines of a compressed recording that goes on."""
+    if not path.exists():
+        return []
+    data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(path.read_bytes())
+    return data.splitlines()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_the_commands(daemon: ProxyProcess, client: CriClient, end: signal.Signals) -> None:
+    """A recording that ends with Ctrl-C or is killed is replayed without differences."""
+    wait_until(socket_of(daemon).exists, "the admin socket")
+    path = daemon.folder / "day.jsonl.gz"
+    python, option, module, *_ = daemon.command()
+    words = (python, option, module, "record", "--out", str(path), "--admin-socket", str(socket_of(daemon)))
+    with subprocess.Popen(words, env=daemon.environment(), stderr=subprocess.PIPE, text=True) as recorder:
+        wait_until(lambda: recorded_lines(path), "the beginning of the recording")
+        batch_pod(client, "one").run().create()
+        wait_until(lambda: sum(b'{"response"' in each for each in recorded_lines(path)) == 2, "the responses")
+        recorder.send_signal(end)
+        _, errors = recorder.communicate(timeout=30)
+    if end is signal.SIGINT:
+        assert recorder.returncode == 0
+        assert f"{path}: " in errors
+        assert gzip.decompress(path.read_bytes()).endswith(b"}\n")
+    done = daemon.run("replay", str(path), "--output", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["calls"], found["differences"], found["skippedCalls"]) == (2, [], [])
+    assert found["isCutOff"] is (end is signal.SIGKILL)
