@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
-from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.hooks.origin import NO_ORIGIN
 from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary

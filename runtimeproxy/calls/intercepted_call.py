@@ -44,8 +44,9 @@ from runtimeproxy.calls.start_container import StartContainer
 from runtimeproxy.calls.update_resources import UpdateContainerResources, UpdatePodSandboxResources
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import CgroupChange, FailurePolicy
-from runtimeproxy.hooks.audit import Origin, Subject, Written, trace_id
+from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.hooks.origin import Origin, trace_id_of
 from runtimeproxy.interception import Outcome
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from runtimeproxy.calls.cri_call import CriCall, Question, Questions
     from runtimeproxy.calls.interceptor import CallServices, RecordedCall
     from runtimeproxy.calls.long_work import Check
+    from runtimeproxy.calls.traced_call import CallTrace
     from runtimeproxy.hooks.chain import ChainRun
     from runtimeproxy.hooks.decision import Decision, Refusal
     from runtimeproxy.hooks.fields import View
@@ -133,13 +135,17 @@ class InterceptedCall:
         "_run",
         "_services",
         "_task",
+        "_trace",
         "_turn",
         "_turn_key",
         "_until_s",
     )
 
-    def __init__(self, services: CallServices, head: CallHead, reply: Reply) -> None:
+    def __init__(
+        self, services: CallServices, head: CallHead, reply: Reply, trace: CallTrace | None = None
+    ) -> None:
         self._services = services
+        self._trace = trace
         self._head = head
         self._reply = reply
         self._method = BY_PATH[head.path]
@@ -234,7 +240,11 @@ class InterceptedCall:
         """Forwards the call if no policy matches, else runs them; in a task if it has to wait."""
         services, chain, method = self._services, self._services.chain, self._method
         self._call = call
-        call.origin = Origin(method.kind, trace_id(self._head.traceparent))
+        if self._trace is None:
+            call.origin = Origin(method.kind, trace_id_of(self._head.traceparent))
+        else:
+            call.origin = self._trace.origin
+            self._trace.name(call)
         has_hooks = not chain.hooks.isdisjoint(method.before)
         is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key

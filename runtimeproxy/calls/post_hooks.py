@@ -11,8 +11,9 @@ from runtimeproxy.calls.cri_call import next_question
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks import ContainerView, PodChange, PodView
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
+from runtimeproxy.hooks.audit import Subject, Written
 from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.origin import NO_ORIGIN, Origin
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import target_of_view, wanted_of
 from runtimeproxy.ledger.books import Wanted

@@ -140,8 +140,9 @@ def flags(*, is_shown: bool = True) -> Parser:
         "proxy": "sockets",
         "hooks": "hooks",
         "node": "node",
-        "state": "state and logs",
-        "log": "state and logs",
+        "state": "state, logs and traces",
+        "log": "state, logs and traces",
+        "tracing": "state, logs and traces",
     }
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
     for flag in FLAGS:
@@ -159,7 +160,7 @@ def flags(*, is_shown: bool = True) -> Parser:
         metavar="MODE",
         help="only Containerd, for any CRI runtime (default)" if is_shown else argparse.SUPPRESS,
     )
-    (groups["state and logs"] if is_shown else parser).add_argument(
+    (groups["state, logs and traces"] if is_shown else parser).add_argument(
         "--config",
         metavar="FILE",
         help=f"configuration file in TOML (default: {DEFAULT_CONFIG_PATH}, if there)",

@@ -234,6 +234,20 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingSettings:
+    """`[tracing]`: spans of intercepted calls for OpenTelemetry; needs the extra `otel`."""
+
+    endpoint: str = ""
+    """Collector that spans are sent to by OTLP over gRPC: `http://10.0.0.5:4317`, `https://collector:4317`
+    with TLS, or the path of a Unix socket (`/path`, `unix:///path`). Empty for none. TCP needs the unit's
+    drop-in `30-tracing.conf`."""
+    ratio: Annotated[float, Within(0, 1)] = 1.0
+    """Share of the calls without a trace of their client's that are traced. Of a client that traces, such as
+    the kubelet with `tracing` in its configuration, exactly those calls are that it records itself. All by
+    default: a pod has about five."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of the daemon."""
 
@@ -248,6 +262,7 @@ class Settings:
     audit: AuditSettings = field(default_factory=AuditSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -261,6 +276,7 @@ GROUPS: Final = {
     "audit": AuditSettings,
     "api": ApiSettings,
     "metrics": MetricsSettings,
+    "tracing": TracingSettings,
     "log": LogSettings,
 }
 """The groups of plain keys; each key has an environment variable."""
@@ -274,6 +290,7 @@ _NEED_RESTART: Final = frozenset(
         ),
         ("hooks", "worker_threads"),
         ("hooks", "server_config_dir"),
+        ("tracing", "endpoint"),
         ("log", "format"),
     )
 )

@@ -74,6 +74,7 @@ FLAGS: Final = (
     Flag("--hook-config-dir", "hooks.server_config_dir", "DIR", "folder in which hook servers register"),
     Flag("--policies-dir", "hooks.policies_dir", "DIR", "folder with policies in files (*.py)"),
     Flag("--node-objects-dir", "node.objects_dir", "DIR", "folder with Kubernetes objects of this node"),
+    Flag("--tracing-endpoint", "tracing.endpoint", "URL", "collector that spans are sent to by OTLP"),
     Flag("--state-dir", "state.dir", "DIR", "folder of the checkpoint, which keeps records over restarts"),
     Flag("--log-level", "log.level", "LEVEL", f"lowest level that is logged: {', '.join(_LEVELS)}", _LEVELS),
     Flag(

@@ -36,6 +36,11 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _MAX_ID: Final = 2**32 - 2
 """Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")
+_COLLECTOR: Final = re.compile(r"(https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]))(?::([0-9]{1,5}))?/?")
+_OTLP_PORT: Final = 4317
+"""Source: the OTLP specification, "OTLP/gRPC Default Port"."""
+_OTLP_MODULE: Final = "opentelemetry.exporter.otlp.proto.grpc"
+"""Its distribution needs the SDK; the packages around it have no code."""
 
 
 class CombinedConfigError(ConfigError):
@@ -68,6 +73,11 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         parse_listen(settings.metrics.listen)
     except ValueError as error:
         problems.append((("metrics", "listen"), str(error)))
+    tracing = settings.tracing
+    try:
+        tracing = replace(tracing, endpoint=parse_collector(tracing.endpoint))
+    except ValueError as error:
+        problems.append((("tracing", "endpoint"), str(error)))
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
@@ -80,7 +90,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     )
     for name, policy in settings.policies.items():
         problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
-    return replace(settings, proxy=proxy), problems
+    return replace(settings, proxy=proxy, tracing=tracing), problems
 
 
 def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:
@@ -160,6 +170,37 @@ def admin_socket(settings: Settings) -> str:
         return parse_endpoint(text, spare_bytes=TEMPORARY_SUFFIX_BYTES)
     folder = os.path.dirname(settings.proxy.endpoint.removeprefix("unix://").removeprefix("unix:"))  # noqa: PTH120
     return parse_endpoint(f"{folder}/{text}", spare_bytes=TEMPORARY_SUFFIX_BYTES)
+
+
+def parse_collector(text: str) -> str:
+    """Returns the endpoint `http://host:port` or `https://host:port`, or a socket's path; empty for none.
+
+    Raises:
+        ValueError: it is none of them, or OpenTelemetry is not installed; says which.
+    """
+    if not text:
+        return ""
+    if text.startswith(("/", "unix:")):
+        endpoint = parse_endpoint(text)
+    elif match := _COLLECTOR.fullmatch(text):
+        endpoint = f"{match[1]}:{match[2] or _OTLP_PORT}"
+        if int(match[2] or _OTLP_PORT) not in range(1, 65536):
+            raise ValueError(f"{match[2]} is not a port")
+    else:
+        raise ValueError(f"{text!r} is not a collector: write http://host:port, https://host:port or /path")
+    if not _is_installed(_OTLP_MODULE):
+        raise ValueError("needs the extra otel: pip install 'koord-runtime-proxy[otel]'")
+    return endpoint
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module can be found; the packages around it are imported."""
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def is_same_socket(one: str, other: str) -> bool:

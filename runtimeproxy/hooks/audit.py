@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of, policies_in
 from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.origin import NO_ORIGIN, Origin
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
@@ -116,32 +116,6 @@ AuditSink: TypeAlias = Callable[[AuditEntry], None]
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 
 
-class Origin(NamedTuple):
-    """The call that a decision is about."""
-
-    call: str = ""
-    """The method of the CRI."""
-    trace_id: str = ""
-    """See `AuditEntry`."""
-
-
-NO_ORIGIN: Final = Origin()
-"""Outside of calls."""
-
-
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
-_NO_TRACE: Final = "0" * 32
-
-
-def trace_id(traceparent: str) -> str:
-    """The trace's id in a `traceparent`; empty for none, and for a header that is not valid.
-
-    Source: W3C Trace Context, "traceparent Header Field Values".
-    """
-    match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
-    return match[1] if match is not None and match[1] != _NO_TRACE and traceparent[:2] != "ff" else ""
-
-
 @dataclass(slots=True, eq=False)
 class Subject:
     """The call that policies run for: shared by all its audit entries."""
@@ -218,7 +192,8 @@ class Subject:
             _short(reason, _MAX_REASON_LENGTH),
             note,
             target,
-            *self.origin,
+            self.origin.call,
+            self.origin.trace_id,
         )
 
     def _names(self) -> tuple[str, ...]:

@@ -21,16 +21,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.audit import (
-    NO_ORIGIN,
-    AuditEntry,
-    AuditKind,
-    AuditSink,
-    Origin,
-    Subject,
-    Written,
-    with_written,
-)
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import (
     HANGS,
@@ -55,6 +46,7 @@ from runtimeproxy.hooks.loaded import (
     RemoteHook,
     RemoteRequest,
 )
+from runtimeproxy.hooks.origin import NO_ORIGIN, Origin, PolicyRun
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
@@ -298,7 +290,9 @@ class Chain:
     def report(self, run: ChainRun, decision: Decision) -> None:
         """Audit a decision, count what has run, and log conflicts and failed writes."""
         subject = run.subject
-        self.counts.count_runs(subject.hook, run.durations)
+        self.counts.count_runs(subject.hook, run.runs)
+        if subject.origin.trace is not None:
+            subject.origin.trace.on_decision(subject, run.runs, decision)
         is_evaluation = subject.hook.startswith("evaluate_")
         for entry in decision.audit:
             if is_evaluation and entry.kind not in _REPORTED:
@@ -357,8 +351,8 @@ class ChainRun:
     """The request to another process, or the long task of a worker thread, that is under way."""
     is_over: bool = False
     """Whether the call is decided or cancelled."""
-    durations: list[tuple[str, float]] = field(default_factory=list)
-    """The policies that have run, and how long each took, in seconds."""
+    runs: list[PolicyRun] = field(default_factory=list)
+    """The policies that have returned."""
     _sent_s: float = 0.0
 
     def cancel(self) -> None:
@@ -423,7 +417,7 @@ class ChainRun:
         self._detach_worker()
         if self.is_over:
             return
-        self.durations += worker.durations
+        self.runs += worker.runs
         for failure in worker.failures:
             self.chain.log_failure(self.subject, failure)
         if worker.decision is None:  # a bug of the proxy's own
@@ -462,7 +456,7 @@ class ChainRun:
             self._proceed_without(worker)
 
     def _proceed_without(self, worker: WorkerRun) -> None:
-        self.durations += worker.durations
+        self.runs += worker.runs
         for failure in worker.failures:
             self.chain.log_failure(self.subject, failure)
         if worker.decision is not None or not worker.policies:
@@ -526,7 +520,8 @@ class ChainRun:
         if self.is_over:
             return
         policy, source = policies[0], self.chain.node
-        self.durations.append((policy.name, time.monotonic() - self._sent_s))
+        now_s = time.monotonic()
+        self.runs.append(PolicyRun(policy.name, now_s - self._sent_s, now_s))
         on_evaluated = partial(self._on_evaluated, policies[1:])
         if is_long or time.monotonic() >= source.fresh_until_s:
             evaluate = partial(self._evaluate, policy, progress, response)

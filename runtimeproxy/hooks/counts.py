@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+    from runtimeproxy.hooks.origin import PolicyRun
     from runtimeproxy.hooks.policy import Hook, Mode
 
 OTHER: Final = "other"
@@ -79,9 +80,9 @@ class PolicyCounts:
         self.failures: Counter[tuple[str, Hook, str]] = Counter()
         self.entries: Counter[EntryKey] = Counter()
 
-    def count_runs(self, hook: Hook, durations: Iterable[tuple[str, float]]) -> None:
-        """Counts the policies that ran in one run of the chain, each with its duration in seconds."""
-        for name, duration_s in durations:
+    def count_runs(self, hook: Hook, runs: Iterable[PolicyRun]) -> None:
+        """Counts the policies that have returned in one run of the chain."""
+        for name, duration_s, _ in runs:
             self.durations[name, hook].observe(duration_s)
 
     def count_entry(self, entry: AuditEntry) -> None:

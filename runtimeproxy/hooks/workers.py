@@ -35,6 +35,7 @@ from runtimeproxy.hooks.decision import (
     run_policy,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
+from runtimeproxy.hooks.origin import PolicyRun
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import ChainRun
@@ -200,8 +201,8 @@ class WorkerRun:
     """When it has to end, by the monotonic clock."""
     index: int = 0
     """Of the policy that runs; the number of policies when all have run."""
-    durations: list[tuple[str, float]] = field(default_factory=list)
-    """Of the policies that have returned, in seconds."""
+    runs: list[PolicyRun] = field(default_factory=list)
+    """Of the policies that have returned."""
     failures: list[Failure] = field(default_factory=list)
     """Of the policies before `index`."""
     stage: Stage = Stage.WAITING
@@ -236,7 +237,8 @@ class WorkerRun:
                 progress = add_failure(subject, progress, failure)
             else:
                 progress, failure = run_policy(policy, subject, node, progress)
-                self.durations.append((policy.name, time.monotonic() - self._started_s))
+                now_s = time.monotonic()
+                self.runs.append(PolicyRun(policy.name, now_s - self._started_s, now_s))
             if progress.refusal is not None:
                 break
         decision = make_decision(subject, progress)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
@@ -40,6 +41,7 @@ from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_serv
 from runtimeproxy.service.wiring import check_handed_over, connection_options, listener_of, local_server
 
 if TYPE_CHECKING:
+    from runtimeproxy.calls.interceptor import OpenCall
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.kubelet import KubeletSetting
+    from runtimeproxy.service.tracing.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +170,7 @@ class Daemon:
         self._loader = loader
         self._audit_file = AuditFile(settings.audit, gather_s=0.0)
         self._sinks: tuple[AuditSink, ...] = (self._audit_file,) if sink is None else (sink, self._audit_file)
+        self._traces = _traces(settings)
         self._engine: Engine | None = None
         self._interceptor = CallInterceptor(CallSettings.of(settings), self._compare_soon)
         self._bypass = Bypass(
@@ -330,7 +334,16 @@ class Daemon:
         """Loads the policies; intercepted calls are decided from now on, those that wait for it first."""
         if not engine.has_policies:
             await engine.load_policies(self._settings)
-        self._interceptor.start(engine.open_call)
+        self._interceptor.start(self._open_call(engine))
+
+    def _open_call(self, engine: Engine) -> OpenCall:
+        """Makes the handlers of intercepted calls, traced ones if there is a collector."""
+        if self._traces is None:
+            return engine.open_call
+        from runtimeproxy.calls.traced_call import open_traced
+
+        self._traces.start()
+        return partial(open_traced, self._traces, engine.services)
 
     def _begin(self, engine: Engine, listener: Listener) -> None:
         """Starts the background work, and notifies the service manager."""
@@ -364,6 +377,7 @@ class Daemon:
             budget=self._server.budget,
             dropped_log_lines=dropped_lines,
             audit_file=self._audit_file,
+            traces=self._traces,
         )
         await serve_metrics(sources, address, self._executor, self._stopping)
 
@@ -500,6 +514,8 @@ class Daemon:
         if settings.hooks.enabled != old.hooks.enabled:
             self._bypass.configure(not settings.hooks.enabled)
         self._audit_file.configure(settings.audit)
+        if self._traces is not None:
+            self._traces.configure(settings.tracing)
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _hand_over(self) -> None:
@@ -540,6 +556,8 @@ class Daemon:
         if self._engine is not None:
             await self._engine.close()
         self._audit_file.close()
+        if self._traces is not None:
+            self._traces.close()
         await upgrade.send_drained()
         if kubelets is not None:
             await self._warn_of_kubelets(kubelets, address)
@@ -572,3 +590,11 @@ class Daemon:
             advice = each.advice(self._settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
+
+
+def _traces(settings: Settings) -> Traces | None:
+    if not settings.tracing.endpoint:
+        return None
+    from runtimeproxy.service.tracing.traces import Traces
+
+    return Traces(settings.tracing)

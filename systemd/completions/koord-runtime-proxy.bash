@@ -25,7 +25,7 @@ _shtab_koord_runtime_proxy_bypass_option_strings=(-h --help --config --endpoint 
 _shtab_koord_runtime_proxy_upgrade_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_restore_option_strings=(-h --help --config --dry-run)
 _shtab_koord_runtime_proxy_check_removal_option_strings=(-h --help --config)
-_shtab_koord_runtime_proxy_option_strings=(-h --help --koord-runtimeproxy-endpoint --remote-runtime-service-endpoint --remote-image-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --hook-config-dir --policies-dir --node-objects-dir --state-dir --log-level --log-format --backend-runtime-mode --config --version)
+_shtab_koord_runtime_proxy_option_strings=(-h --help --koord-runtimeproxy-endpoint --remote-runtime-service-endpoint --remote-image-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --hook-config-dir --policies-dir --node-objects-dir --tracing-endpoint --state-dir --log-level --log-format --backend-runtime-mode --config --version)
 
 _shtab_koord_runtime_proxy_status___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_status___endpoint_COMPGEN=_shtab_compgen_files

@@ -51,7 +51,7 @@ function _shtab_koord_runtime_proxy_using
 end
 
 set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout -f
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout --tracing-endpoint -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -65,6 +65,7 @@ complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l runtime-h
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l hook-config-dir -xka "(__fish_complete_directories)" -d 'folder in which hook servers register (default: /etc/runtime/hookserver.d)'
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l policies-dir -xka "(__fish_complete_directories)" -d 'folder with policies in files (*.py) (default: /etc/koord-runtime-proxy/policies.d)'
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l node-objects-dir -xka "(__fish_complete_directories)" -d 'folder with Kubernetes objects of this node (default: /etc/koord-runtime-proxy/node.d)'
+complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l tracing-endpoint -x -d 'collector that spans are sent to by OTLP (default: none)'
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l state-dir -xka "(__fish_complete_directories)" -d 'folder of the checkpoint, which keeps records over restarts (default: /var/lib/koord-runtime-proxy)'
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l log-level -xka "debug info warning error" -d 'lowest level that is logged: debug, info, warning, error (default: info)'
 complete -c koord-runtime-proxy -n _shtab_koord_runtime_proxy_using -l log-format -xka "auto text json" -d 'auto (text on a terminal, else JSON), text, json (default: auto)'

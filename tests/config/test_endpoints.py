@@ -12,6 +12,7 @@ from runtimeproxy.config.validation import (
     TEMPORARY_SUFFIX_BYTES,
     CombinedConfigError,
     owner_ids,
+    parse_collector,
     parse_endpoint,
     parse_listen,
     socket_mode_bits,
@@ -140,3 +141,37 @@ def test_addresses_to_listen_on(text: str, address: object) -> None:
 def test_what_is_no_address_to_listen_on(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_listen(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("", ""),
+        ("http://10.0.0.5:4318", "http://10.0.0.5:4318"),
+        ("http://collector", "http://collector:4317"),
+        ("https://otel.example.org/", "https://otel.example.org:4317"),
+        ("http://[::1]:1", "http://[::1]:1"),
+        ("/run/otel.sock", "/run/otel.sock"),
+        ("unix:/run/otel.sock", "/run/otel.sock"),
+    ],
+)
+def test_collectors(text: str, endpoint: str) -> None:
+    assert parse_collector(text) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *(
+            (text, "is not a collector: write")
+            for text in ("4317", "localhost:4317", "ftp://a", "http://a/v1")
+        ),
+        ("http://user:secret@a", "is not a collector: write"),
+        ("http://a:65536", "65536 is not a port"),
+        ("http://a:0", "0 is not a port"),
+        ("unix:m", "has no absolute path"),
+    ],
+)
+def test_what_is_no_collector(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_collector(text)

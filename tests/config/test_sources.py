@@ -71,6 +71,7 @@ def test_the_defaults() -> None:
         "audit": {"file": "", "max_bytes": 67_108_864, "keep": 4},
         "api": {"admin_socket": "admin/api.sock"},
         "metrics": {"listen": ""},
+        "tracing": {"endpoint": "", "ratio": 1.0},
         "log": {"level": "info", "format": "auto"},
     }
 

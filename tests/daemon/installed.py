@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,8 @@ WAIT_FOR = "test/wait-for"
 """Before a container is created, its value, a FIFO, is read to its end."""
 HANG_LOOP = "test/hang-loop"
 """Before a container is created, the daemon's event loop begins to read the FIFO to its end."""
+MODULES_IN = "test/modules-in"
+"""Before a container is created, the names of all modules that the daemon has imported go to this file."""
 SEE_IN = "test/see-in"
 """What is known of a container that is updated is appended to this file, one line of JSON each."""
 
@@ -36,6 +39,8 @@ class Waiting(Policy):
         if HANG_LOOP in annotations:
             read = Path(annotations[HANG_LOOP]).read_bytes
             _loop().call_soon_threadsafe(read)
+        if MODULES_IN in annotations:
+            Path(annotations[MODULES_IN]).write_text(" ".join(sorted(sys.modules)))
         return None
 
 

@@ -15,7 +15,7 @@ from runtimeproxy.hooks import (
     MountSpec,
     Policy,
 )
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, Written, shown, trace_id, with_written
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, Written, shown, with_written
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Field, FieldUpdate, Value
@@ -146,19 +146,3 @@ async def test_the_chain_tells_what_its_writer_returns() -> None:
         ("cgroup[cpu.shares]", "2", AuditKind.CHANGED, "why"),
         ("cgroup[cpu.bvt_warp_ns]", "", AuditKind.FAILED, "EBUSY: no"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("traceparent", "found"),
-    [
-        (f"00-{'ab' * 16}-{'12' * 8}-01", "ab" * 16),
-        (f"01-{'ab' * 16}-{'12' * 8}-01-more", "ab" * 16),
-        (f"00-{'0' * 32}-{'12' * 8}-01", ""),
-        (f"ff-{'ab' * 16}-{'12' * 8}-01", ""),
-        (f"00-{'AB' * 16}-{'12' * 8}-01", ""),
-        ("nonsense", ""),
-        ("", ""),
-    ],
-)
-def test_the_id_of_a_trace(traceparent: str, found: str) -> None:
-    assert trace_id(traceparent) == found

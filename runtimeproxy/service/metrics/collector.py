@@ -149,6 +149,9 @@ def _of_process(sources: Sources) -> Iterator[Sample]:
     yield Sample("log_lines_dropped_total", sources.dropped_log_lines())
     yield Sample("audit_lines_total", sources.audit_file.written, ("written",))
     yield Sample("audit_lines_total", sources.audit_file.lost, ("lost",))
+    if sources.traces is not None:
+        yield Sample("spans_total", sources.traces.sent, ("sent",))
+        yield Sample("spans_total", sources.traces.lost, ("lost",))
     yield Sample("upgrades_failed_total", sources.upgrade.failures)
     cause = sources.bypass.cause
     for each in ("breaker", "operator", "configuration"):

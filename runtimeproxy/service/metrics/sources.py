@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.handover.upgrade import Upgrade
+    from runtimeproxy.service.tracing.traces import Traces
 
 _LAG_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
@@ -43,6 +44,7 @@ class Sources:
 
     Attributes:
         dropped_log_lines: how many lines the log has lost.
+        traces: None without a collector.
     """
 
     service: ServiceCounts
@@ -54,3 +56,4 @@ class Sources:
     budget: MemoryBudget
     dropped_log_lines: Callable[[], int]
     audit_file: AuditFile
+    traces: Traces | None

@@ -38,6 +38,7 @@ _TABLE = {
     "internal_errors_total": _counter("Errors in the proxy's own code"),
     "log_lines_dropped_total": _counter("Lines of the log that were lost: its reader is too slow"),
     "audit_lines_total": _counter("Lines of `audit.file`: `written`, `lost`", "outcome"),
+    "spans_total": _counter("Spans for `tracing.endpoint`: `sent`, `lost`", "outcome"),
     "upgrades_failed_total": _counter("Upgrades whose successor did not come up, or ended at once"),
     # Calls
     "calls_total": _counter("Calls of clients, intercepted ones included", "method"),

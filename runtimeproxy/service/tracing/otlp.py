@@ -1,0 +1,222 @@
+"""Spans of intercepted calls by OTLP over gRPC, with OpenTelemetry's SDK; the extra `otel` has it.
+
+Names follow OpenTelemetry's conventions for RPC and Kubernetes, those of the proxy's own begin with
+`runtimeproxy.`. Values of fields are not in a span, and so no environment variable's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.trace.status import Status
+from opentelemetry.trace.status import StatusCode as SpanStatus
+
+from runtimeproxy import __version__
+from runtimeproxy.hooks.audit import AuditKind
+
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
+    from runtimeproxy.calls.traced_call import CallTrace, TracedDecision
+    from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.origin import TraceParent
+    from runtimeproxy.logs import FailureLog
+
+SERVICE: Final = "koord-runtime-proxy"
+TIMEOUT_S: Final = 10.0
+"""Of one batch, with all attempts. Source: the default of OTLP exporters."""
+MOST_FIELDS: Final = 64
+"""Fields that one event names; a hook server may set any number of annotations."""
+
+_OWN: Final = "runtimeproxy."
+_CHANGES: Final = frozenset({AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.PENDING})
+_OUTCOMES: Final = (
+    (AuditKind.REFUSED, "refused"),
+    (AuditKind.FAILED, "failed"),
+    (AuditKind.INVALID, "invalid"),
+    (AuditKind.CHANGED, "changed"),
+    (AuditKind.PENDING, "changed"),
+    (AuditKind.WOULD_CHANGE, "would-change"),
+    (AuditKind.OFF, "off"),
+)
+"""What a policy's entries come to: the first kind that is among them."""
+
+Attributes = dict[str, "AttributeValue"]
+
+
+class OtlpSender:
+    """Sends spans; used in one thread, but for `close`.
+
+    Certificates, headers and compression are those of OpenTelemetry's variables, `OTEL_EXPORTER_OTLP_HEADERS`
+    and others.
+
+    Args:
+        endpoint: `http://host:port`, `https://host:port`, or the path of a Unix socket.
+        failures: logs why spans could not be sent.
+    """
+
+    def __init__(self, endpoint: str, failures: FailureLog) -> None:
+        self._ended: list[ReadableSpan] = []
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [_LibraryLog(failures)], False
+        insecure = not endpoint.startswith("https:")
+        target = f"unix://{endpoint}" if endpoint.startswith("/") else endpoint
+        self._exporter = OTLPSpanExporter(endpoint=target, insecure=insecure, timeout=TIMEOUT_S)
+        about: Attributes = {
+            "service.name": SERVICE,
+            "service.version": __version__,
+            "host.name": socket.gethostname(),
+            "process.pid": os.getpid(),
+        }
+        provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=Resource.create(dict(about)), shutdown_on_exit=False
+        )
+        provider.add_span_processor(_Collecting(self._ended))
+        self._tracer = provider.get_tracer(SERVICE, __version__)
+
+    def send(self, traces: Sequence[CallTrace]) -> bool:
+        """Sends spans of these calls; returns whether the collector has taken them."""
+        for trace in traces:
+            self._make_span(trace)
+        spans = tuple(self._ended)
+        self._ended.clear()
+        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+
+    def close(self) -> None:
+        """Ends a call of `send` that is under way in another thread."""
+        self._exporter.shutdown()
+
+    def _make_span(self, trace: CallTrace) -> None:
+        span = self._tracer.start_span(
+            trace.path.removeprefix("/"),
+            context=_context(trace.parent),
+            kind=SpanKind.SERVER,
+            attributes=attributes_of(trace),
+            start_time=trace.began_ns,
+        )
+        for decision in trace.decisions:
+            for ended_s, attributes in policy_events(decision):
+                span.add_event(f"{_OWN}policy", attributes, _time_ns(trace, ended_s))
+        if trace.decided_s is not None:
+            name = "refused" if trace.code is not None else "forwarded"
+            span.add_event(f"{_OWN}{name}", timestamp=_time_ns(trace, trace.decided_s))
+        if trace.code is not None:
+            span.set_status(Status(SpanStatus.ERROR, trace.reason))
+        elif trace.outcome == "failed":
+            span.set_status(Status(SpanStatus.ERROR, "the runtime answered with an error"))
+        span.end(_time_ns(trace, trace.ended_s))
+
+
+def attributes_of(trace: CallTrace) -> Attributes:
+    """The attributes of a call's span; of what is not known there is none.
+
+    The proxy does not read the headers of responses, so it knows the status of a successful call, and of one
+    that it refused itself.
+    """
+    attributes: Attributes = {
+        "rpc.system.name": "grpc",
+        "rpc.method": trace.path.removeprefix("/"),
+        f"{_OWN}outcome": trace.outcome,
+        f"{_OWN}changed": trace.is_changed,
+    }
+    if trace.outcome == "succeeded":
+        attributes["rpc.response.status_code"] = "OK"
+    elif trace.code is not None:
+        attributes["rpc.response.status_code"] = attributes["error.type"] = trace.code.name
+    elif trace.outcome == "failed":
+        attributes["error.type"] = "_OTHER"
+    if trace.decided_s is not None:
+        began_s = trace.began_s if trace.message_s is None else trace.message_s
+        attributes[f"{_OWN}held_seconds"] = trace.decided_s - began_s
+        if trace.code is None:
+            attributes[f"{_OWN}runtime_seconds"] = trace.ended_s - trace.decided_s
+    names = {
+        "k8s.namespace.name": trace.namespace,
+        "k8s.pod.name": trace.pod,
+        "k8s.pod.uid": trace.uid,
+        "k8s.container.name": trace.container,
+        "container.id": trace.container_id,
+        f"{_OWN}sandbox_id": trace.sandbox_id,
+    }
+    return attributes | {key: name for key, name in names.items() if name}
+
+
+def policy_events(decision: TracedDecision) -> Iterator[tuple[float | None, Attributes]]:
+    """For each policy of a decision, when it ended by the monotonic clock, and the attributes of its event.
+
+    A policy that was skipped, or that did not return in time, has neither a time of its own nor a duration.
+    """
+    entries: dict[str, list[AuditEntry]] = {run.policy: [] for run in decision.runs}
+    for entry in decision.entries:
+        if entry.policy:
+            entries.setdefault(entry.policy, []).append(entry)
+    returned = {run.policy: run for run in decision.runs}
+    for policy, found in entries.items():
+        attributes: Attributes = {
+            f"{_OWN}policy.name": policy,
+            f"{_OWN}policy.hook": str(decision.hook),
+            f"{_OWN}policy.outcome": _outcome_of(found),
+        }
+        fields = [entry.field for entry in found if entry.kind in _CHANGES]
+        if fields:
+            attributes[f"{_OWN}policy.changed_fields"] = fields[:MOST_FIELDS]
+        run = returned.get(policy)
+        if run is not None:
+            attributes[f"{_OWN}policy.duration_seconds"] = run.duration_s
+        yield run.ended_s if run is not None else None, attributes
+
+
+def _outcome_of(entries: Iterable[AuditEntry]) -> str:
+    kinds = {entry.kind for entry in entries if not (entry.kind is AuditKind.FAILED and entry.field)}
+    return next((name for kind, name in _OUTCOMES if kind in kinds), "unchanged")
+
+
+def _time_ns(trace: CallTrace, time_s: float | None) -> int:
+    """A time of the monotonic clock since the epoch, as of the call's begin; None is the decision's time."""
+    if time_s is None:
+        time_s = trace.ended_s if trace.decided_s is None else trace.decided_s
+    return trace.began_ns + int((time_s - trace.began_s) * 1e9)
+
+
+def _context(parent: TraceParent | None) -> Context:
+    if parent is None:
+        return Context()
+    context = SpanContext(
+        int(parent.trace_id, 16),
+        int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+    return set_span_in_context(NonRecordingSpan(context), Context())
+
+
+class _Collecting(SpanProcessor):
+    """Takes ended spans."""
+
+    def __init__(self, spans: list[ReadableSpan]) -> None:
+        self._spans = spans
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._spans.append(span)
+
+
+class _LibraryLog(logging.Handler):
+    """In place of the library's log: its errors, each once per interval, and none of its other lines."""
+
+    def __init__(self, failures: FailureLog) -> None:
+        super().__init__(logging.ERROR)
+        self._failures = failures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failures.report("traces", record.msg, record.getMessage())

@@ -1,0 +1,153 @@
+"""The way of finished traces to a collector: a bounded queue, and a thread that sends what is in it.
+
+A collector that is slow or away loses spans, which are counted. It never delays a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, Protocol
+
+from runtimeproxy.logs import FailureLog
+
+if TYPE_CHECKING:
+    from runtimeproxy.calls.traced_call import CallTrace
+    from runtimeproxy.config.settings import TracingSettings
+
+logger = logging.getLogger(__name__)
+
+GATHER_S: Final = 1.0
+"""How long the first span waits for others, to be sent with them."""
+MOST_QUEUED: Final = 2048
+"""Spans that wait for the collector: some MiB. Source: the default of OpenTelemetry's batch processors."""
+MOST_AT_ONCE: Final = 512
+"""Source: the default of OpenTelemetry's batch processors."""
+CLOSE_S: Final = 1.0
+"""How long the end of the process waits for the collector."""
+
+
+class Sender(Protocol):
+    """Sends spans; used in one thread, but for `close`."""
+
+    def send(self, traces: Sequence[CallTrace]) -> bool:
+        """Makes spans of these calls and sends them; returns whether the collector has taken them."""
+
+    def close(self) -> None:
+        """Ends a call of `send` that is under way in another thread."""
+
+
+MakeSender = Callable[[str, FailureLog], Sender]
+"""Makes the sender to an endpoint."""
+
+
+def _otlp_sender(endpoint: str, failures: FailureLog) -> Sender:
+    sender: Sender = importlib.import_module("runtimeproxy.service.tracing.otlp").OtlpSender(
+        endpoint, failures
+    )
+    return sender
+
+
+class Traces:
+    """A `TraceSink`; used in the event loop's thread.
+
+    Args:
+        settings: see `TracingSettings`; the endpoint is set.
+        make_sender: makes what sends, in the thread that sends.
+        gather_s: how long the first span waits for others, in seconds.
+
+    Attributes:
+        sent: spans that the collector has taken since the start.
+        lost: spans that it has not, or that did not fit into the queue.
+    """
+
+    def __init__(
+        self,
+        settings: TracingSettings,
+        make_sender: MakeSender = _otlp_sender,
+        gather_s: float = GATHER_S,
+    ) -> None:
+        self._settings = settings
+        self._make_sender = make_sender
+        self._gather_s = gather_s
+        self._gathered: list[CallTrace] = []
+        self._queue: SimpleQueue[list[CallTrace] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued = 0
+        self._overflowed = 0
+        self._unsent = 0
+        self._failures = FailureLog()
+        self._sender: Sender | None = None
+        self._is_closing = False
+        self.sent = 0
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+
+    @property
+    def lost(self) -> int:
+        return self._overflowed + self._unsent
+
+    def start(self) -> None:
+        """Imports the library in the thread that sends."""
+        self._thread.start()
+
+    def configure(self, settings: TracingSettings) -> None:
+        """Takes a changed ratio; another endpoint needs a new process."""
+        self._settings = settings
+
+    def samples(self) -> bool:
+        """Whether to trace a call of a client that does not trace."""
+        return random.random() < self._settings.ratio  # noqa: S311 - no secret
+
+    def take(self, trace: CallTrace) -> None:
+        """Takes a call that has ended; never blocks."""
+        if self._queued + len(self._gathered) >= MOST_QUEUED:
+            self._overflowed += 1
+            return
+        if not self._gathered:
+            asyncio.get_running_loop().call_later(self._gather_s, self._pass_on)
+        self._gathered.append(trace)
+
+    def close(self) -> None:
+        """Sends what is gathered, for a bounded time."""
+        self._pass_on()
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+        self._is_closing = True
+        if self._sender is not None:
+            self._sender.close()
+
+    def _pass_on(self) -> None:
+        traces, self._gathered = self._gathered, []
+        if traces:
+            with self._lock:
+                self._queued += len(traces)
+            self._queue.put(traces)
+
+    def _run(self) -> None:
+        """In the thread: sends until the end."""
+        try:
+            self._sender = self._make_sender(self._settings.endpoint, self._failures)
+        except Exception:  # a library that cannot be used costs the spans, not the daemon
+            logger.exception("traces cannot be sent to %s", self._settings.endpoint)
+        while (traces := self._queue.get()) is not None and not self._is_closing:
+            for first in range(0, len(traces), MOST_AT_ONCE):
+                self._send(traces[first : first + MOST_AT_ONCE])
+
+    def _send(self, traces: Sequence[CallTrace]) -> None:
+        is_sent = False
+        try:
+            is_sent = self._sender is not None and self._sender.send(traces)
+        except Exception as error:  # noqa: BLE001 - a bug costs these spans, not the thread
+            self._failures.report("traces", type(error).__name__, f"{type(error).__name__}", error=error)
+        if is_sent:
+            self.sent += len(traces)
+        else:
+            self._unsent += len(traces)
+        with self._lock:
+            self._queued -= len(traces)
