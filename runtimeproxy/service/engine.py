@@ -90,6 +90,7 @@ class Engine:
         ledger: the values of cgroups.
         allocations: CPUs that pods have for themselves; None where pools are not computed.
         client: the runtime, for calls of the daemon's own.
+        audit: gathers the audit entries of a moment.
         audit_ring: the last audit entries, and numbers of failures.
         classes: all classes of policies that were found; disabled ones, too.
         disabled: policies that the configuration disables; some may be loaded for an override.
@@ -121,7 +122,7 @@ class Engine:
         self.counts = PolicyCounts()
         self._audit_log = AuditLog(gather_s=0.0)
         readers = (self.counts.count_entry, self.audit_ring, self._audit_log)
-        self._audit = AuditQueue((*readers, *sinks))
+        self.audit = AuditQueue((*readers, *sinks))
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
@@ -363,7 +364,7 @@ class Engine:
         return Chain(
             self._in_use(),
             self.workers,
-            sink=self._audit,
+            sink=self.audit,
             rule=hooks.conflicts,
             node=self.node,
             skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
@@ -462,7 +463,7 @@ class Engine:
 
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
-        self._audit.flush()
+        self.audit.flush()
         self._audit_log.flush()
         self.workers.close()
         self._servers_thread.shutdown(cancel_futures=True)

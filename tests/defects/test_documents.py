@@ -30,8 +30,14 @@ DOCUMENTS = [
 ]
 SETTINGS = Settings()
 
-FOREIGN_FLAGS = {"--container-runtime-endpoint", "--image-service-endpoint", "--kill-who", "--logtostderr"}
-"""The kubelet's and systemctl's, where no command stands before them, and klog's, which are ignored."""
+FOREIGN_FLAGS = {
+    "--container-runtime-endpoint",
+    "--feature-gates",
+    "--image-service-endpoint",
+    "--kill-who",
+    "--logtostderr",
+}
+"""The kubelet's, koordlet's and systemctl's, where no command stands before them, and klog's."""
 
 DEFAULT_PATHS = {
     SETTINGS.proxy.endpoint,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from functools import lru_cache
+from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.calls.methods import METHODS
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.service.api.values import MODES, timestamp
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditRing
-    from runtimeproxy.hooks.policy import Hook
 
 IN_A_MESSAGE: Final = 100
 """Entries; each takes up to 2 KiB."""
@@ -26,10 +23,12 @@ class AuditFeed:
 
     Args:
         ring: The remembered entries.
+        flush: Hands entries that wait on to the ring.
     """
 
-    def __init__(self, ring: AuditRing) -> None:
+    def __init__(self, ring: AuditRing, flush: Callable[[], None]) -> None:
         self._ring = ring
+        self._flush = flush
         self.watchers: Watchers[AuditEntry] = Watchers(self._begin, self._cease)
 
     async def watch(
@@ -42,6 +41,8 @@ class AuditFeed:
             TooManyWatchersError: There are too many.
             WatchEndedError: The daemon ends.
         """
+        # A client may ask for what its last call has led to.
+        self._flush()
         watcher: Watcher[AuditEntry] = Watcher(restarts=False)
         self.watchers.add(watcher)
         try:
@@ -86,7 +87,8 @@ def entry_message(entry: AuditEntry) -> api_pb2.AuditEntry:
         time=timestamp(entry.time_s),
         kind=entry.kind,
         hook=entry.hook,
-        call=call_of(entry.hook),
+        call=entry.call,
+        trace_id=entry.trace_id,
         policy=entry.policy,
         mode=MODES[entry.mode],
         namespace=entry.pod_namespace,
@@ -102,9 +104,3 @@ def entry_message(entry: AuditEntry) -> api_pb2.AuditEntry:
         reason=entry.reason,
         note=entry.note,
     )
-
-
-@lru_cache(maxsize=32)
-def call_of(hook: Hook) -> str:
-    """The call of the kubelet around which a hook runs; empty outside of calls."""
-    return next((str(each.kind) for each in METHODS if hook in (*each.before, *each.after)), "")

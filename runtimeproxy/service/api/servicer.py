@@ -44,7 +44,7 @@ class RuntimeProxyServicer:
         self._explainer = Explainer(sources.engine, executor)
         self._simulator = Simulator(sources.engine)
         self._pods = PodFeed(sources.engine)
-        self._audit = AuditFeed(sources.engine.audit_ring)
+        self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.audit.flush)
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
