@@ -68,6 +68,8 @@ class RuntimeProxyServicer:
         run = asyncio.get_running_loop().run_in_executor
         runtime = await self._sources.engine.runtime_version()
         memory_bytes = await run(self._executor, read_memory)
+        # The last failures are those of the audit.
+        self._sources.engine.audit.flush()
         status = status_of(self._sources, Look(runtime, memory_bytes))
         status.clients.watchers = len(self._pods.watchers) + len(self._audit.watchers)
         return status
