@@ -276,9 +276,12 @@ def test_peers_other_than_root_are_refused_unless_allowed(
 
 
 def test_only_its_own_directory_is_needed(daemons: Daemons) -> None:
-    """Everything is written below one folder: the socket with its lock, and the temporary directory."""
+    """Everything is written below one folder: the sockets with a lock, and the temporary directory."""
     daemon = daemons.start()
+    # The admin socket follows once it serves.
+    wait_until(lambda: (daemon.folder / "admin").exists(), "the folder of the admin socket")
     assert {path.name for path in daemon.folder.iterdir()} == {
+        "admin",
         "config.toml",
         "hooks",
         "notify.sock",
