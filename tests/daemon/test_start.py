@@ -279,7 +279,7 @@ def test_only_its_own_directory_is_needed(daemons: Daemons) -> None:
     """Everything is written below one folder: the sockets with a lock, and the temporary directory."""
     daemon = daemons.start()
     # The admin socket follows once it serves.
-    wait_until(lambda: (daemon.folder / "admin").exists(), "the folder of the admin socket")
+    wait_until((daemon.folder / "admin").exists, "the folder of the admin socket")
     assert {path.name for path in daemon.folder.iterdir()} == {
         "admin",
         "config.toml",
