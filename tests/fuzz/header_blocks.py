@@ -10,7 +10,7 @@ from hpack import Decoder, HPACKError
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader
+from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader, decoded
 from runtimeproxy.relay.request import FIELDS
 
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
@@ -124,7 +124,9 @@ def compare(random: Random, blocks: int) -> int:
 
 def _read_by_relay(reader: FieldReader, block: bytes) -> list[bytes] | None:
     try:
-        return list(reader.read(block, 4096)[: len(FIELDS.names)])
+        values = list(reader.read(block, 4096)[: len(FIELDS.names)])
+        # What an intercepted call makes of the others.
+        return [*values[: FIELDS.encoded], *map(decoded, values[FIELDS.encoded :])]
     except HPACKError:
         return None
 
