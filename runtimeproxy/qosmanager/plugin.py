@@ -1,0 +1,173 @@
+"""The contract with plugins: from a snapshot and the plugin's state to claims and evictions.
+
+A plugin says what it wants now, all of it, each time: a claim that it no longer returns is released. It keeps
+nothing in itself; what it has to remember is its state, which the framework hands back in the next round. So
+a decision is a pure function, and a test needs neither the daemon nor a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
+
+StateT = TypeVar("StateT")
+
+
+class Role(StrEnum):
+    """The effect of a claim on the value: see the ledger's algebra in `runtimeproxy/hooks/algebra.py`."""
+
+    SET = "set"
+    ADD = "add"
+    """Adds to the value that policies lead to; an unlimited one stays unlimited."""
+    AT_MOST = "at_most"
+    """Bounds the value; makes an unlimited one finite."""
+
+
+class Target(NamedTuple):
+    """The cgroup that a claim is for."""
+
+    level: Level
+    id: str = ""
+    """Of a container its id, of a pod its sandbox's id, of a QoS class its name (`BestEffort`)."""
+
+
+class Claim(NamedTuple):
+    """A plugin's wish for one value. Two claims of one plugin differ in target, field or role."""
+
+    target: Target
+    field: str
+    """The cgroup parameter by its version 1 name, such as `cpu.cfs_quota_us`."""
+    role: Role
+    value: int | str
+    """The value, the amount that is added, or the bound; a text is a list of CPUs such as `0-3,8`."""
+    ceiling: int | None = None
+    """Of an add: what the value and it reach at most."""
+    reason: str = ""
+    """For people; with the numbers that lead to it. A claim that differs in its reason only is not sent."""
+
+    @property
+    def key(self) -> tuple[Target, str, Role]:
+        return self.target, self.field, self.role
+
+
+class Eviction(NamedTuple):
+    """A plugin's proposal to evict a pod. The daemon carries it out, or refuses."""
+
+    sandbox_id: str
+    reason: str
+    """For people and the audit; with the arithmetic."""
+
+
+class Decision(NamedTuple, Generic[StateT]):
+    """What a plugin wants, and what it remembers."""
+
+    state: StateT
+    claims: Sequence[Claim] = ()
+    """All of them; those of before that are not here are released."""
+    evictions: Sequence[Eviction] = ()
+    """In their order. One that was refused or failed comes again only if the plugin proposes it again."""
+    explanation: str = ""
+    """The decision as a whole in a sentence or some, for status and log."""
+
+
+class Need(NamedTuple):
+    """Samples that a plugin decides by."""
+
+    level: Level
+    metric: Metric
+    longest_s: float
+    """Of its windows, the longest one."""
+
+
+class Mode(StrEnum):
+    """Whether a plugin's decisions are carried out."""
+
+    ENFORCE = "enforce"
+    DRY_RUN = "dry-run"
+    """Computed and explained; nothing is claimed, no pod evicted."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginContext:
+    """What a plugin is made with."""
+
+    gates: Mapping[str, bool]
+    """All feature gates by name."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """`[plugins.NAME.options]`."""
+    held: Sequence[Claim] = ()
+    """The plugin's claims that count in the daemon from before this process: its values must not jump."""
+
+
+class Change(StrEnum):
+    """What has changed since the plugin's last run."""
+
+    PODS = "pods"
+    NODE = "node"
+    STRATEGIES = "strategies"
+
+
+class Plugin(Generic[StateT]):
+    """Base class of all plugins.
+
+    A plugin that raises or takes longer than the framework's limit is left out for a time; the lease of its
+    claims runs on meanwhile. Methods run in the plugin's own thread, one at a time.
+    """
+
+    name: ClassVar[str]
+    """Such as `cpu-suppress`: the name of its table `[plugins.NAME]`, and the owner of its claims."""
+    gates: ClassVar[tuple[str, ...]] = ()
+    """Koordinator's feature gates; the plugin runs if one of them is on. Without any it always does."""
+    default_mode: ClassVar[Mode] = Mode.ENFORCE
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    interval_s: ClassVar[float] = 1.0
+    """The least time between two runs."""
+    option_names: ClassVar[frozenset[str]] = frozenset()
+    """Keys of `[plugins.NAME.options]`; all others end the start."""
+
+    def setup(self, context: PluginContext) -> StateT:
+        """The state of the first run.
+
+        Raises:
+            ValueError: An option cannot be used.
+        """
+        raise NotImplementedError
+
+    def is_enabled(self, snapshot: Snapshot) -> bool:
+        """Whether the strategies want it. If not, its claims are released, and `run` is not called."""
+        raise NotImplementedError
+
+    def run(self, snapshot: Snapshot, state: StateT) -> Decision[StateT]:
+        """Decides; pure."""
+        raise NotImplementedError
+
+    def on_changed(self, changes: frozenset[Change], snapshot: Snapshot, state: StateT) -> StateT:
+        """The state after a change, before the next run; by default as it was. Pure."""
+        return state
+
+
+AnyPlugin = Plugin[Any]
+PluginFactory = Callable[[], AnyPlugin]
+
+GATES: Final[Mapping[str, bool]] = {
+    "BECPUSuppress": True,
+    "BECPUManager": False,
+    "CPUBurst": True,
+    "RdtResctrl": True,
+    "CgroupReconcile": False,
+    "BlkIOReconcile": False,
+    "SystemConfig": False,
+    "BECPUEvict": False,
+    "CPUEvict": False,
+    "CPUAllocatableEvict": False,
+    "BEMemoryEvict": False,
+    "MemoryEvict": False,
+    "MemoryAllocatableEvict": False,
+}
+"""Koordinator's feature gates of its QoS manager, and their defaults. Source: Koordinator
+pkg/features/koordlet_features.go (policies spec 3.0)."""

@@ -1,0 +1,241 @@
+"""What plugins see: pods, node and strategies at one moment, and samples. Frozen; data only.
+
+Amounts of CPU are millicores or cores as their names say, memory is bytes. A cgroup is its path below the
+mount of its controllers, with a slash in front (`/kubepods.slice/kubepods-besteffort.slice`); `/` is the
+node. Samples are kept by that path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+from runtimeproxy.slo.schema import Colocation, CpuBurst, HostApplication, PodCpuBurst, Threshold
+
+NODE_CGROUP: Final = "/"
+"""Stands for the node in samples."""
+
+_EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+class Level(StrEnum):
+    """What a cgroup is the cgroup of."""
+
+    NODE = "node"
+    QOS_CLASS = "qos_class"
+    """A QoS class of Kubernetes."""
+    POD = "pod"
+    CONTAINER = "container"
+    HOST_APPLICATION = "host_application"
+    """A program of the host that takes part in QoS; has samples, and no claims."""
+
+
+class ContainerState(StrEnum):
+    """The state of a container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container that the runtime has."""
+
+    id: str
+    name: str
+    cgroup: str = ""
+    """Empty: not known."""
+    state: ContainerState = ContainerState.RUNNING
+    requests: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers; a
+    resource that is not in it is not requested, or not known."""
+    limits: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """As `requests`."""
+    cpu_quota_us: int | None = None
+    """The quota per 100 ms that the claims of policies lead to, without what is added or bounded; -1:
+    unlimited, None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEviction:
+    """Whether and in which order a pod may be evicted: what annotations and strategies say."""
+
+    is_enabled: bool = False
+    """For the evictions by priority."""
+    allowed: frozenset[str] | None = None
+    """The features that may evict it, such as `BECPUEvict`; None: all, empty: none."""
+    priority: int = 0
+    """A lower one is evicted first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod sandbox that is ready, with its containers."""
+
+    sandbox_id: str
+    """The key of a pod: a sandbox that is made anew is another one."""
+    uid: str
+    namespace: str
+    name: str
+    qos: QoSClass = QoSClass.NONE
+    """By the label alone."""
+    kube_qos: KubeQoSClass = KubeQoSClass.BURSTABLE
+    priority_class: PriorityClass = PriorityClass.NONE
+    """By the label, or by the priority where that is known."""
+    priority: int | None = None
+    """None: not known."""
+    cgroup: str = ""
+    """Empty: not known."""
+    containers: tuple[Container, ...] = ()
+    cpus: frozenset[int] = frozenset()
+    """CPUs that it has for itself."""
+    cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
+    """What counts for this pod, its own annotation included."""
+    eviction: PodEviction = field(default_factory=PodEviction)
+    created_s: float | None = None
+    """By `Snapshot.wall_s`; None: not known."""
+
+    @property
+    def full_name(self) -> str:
+        """Namespace and name, for reasons and logs."""
+        return f"{self.namespace}/{self.name}"
+
+
+class Cpu(NamedTuple):
+    """One logical CPU that is online."""
+
+    id: int
+    core: int
+    """Counted anew in each socket."""
+    socket: int
+    numa_node: int
+
+
+class HostApp(NamedTuple):
+    """A host application of the strategies, and where its cgroup is."""
+
+    application: HostApplication
+    cgroup: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The node, as far as it is known."""
+
+    cpus: tuple[Cpu, ...] = ()
+    """By id; empty: not known."""
+    capacity: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers. Empty:
+    not known."""
+    allocatable: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """As `capacity`."""
+    annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """Those of Koordinator."""
+    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """Those of Koordinator and of topology."""
+    cgroup_version: int = 2
+    """1 or 2; 0: not known."""
+    features: frozenset[str] = frozenset()
+    """What the kernel has, such as `burst`."""
+    cpu_manager_policy: str = ""
+    """The kubelet's: `none` or `static`; empty: not known."""
+    reserved_cpus: frozenset[int] = frozenset()
+    """CPUs that the kubelet reserves by number."""
+    reserved: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """What the kubelet reserves (`kubeReserved` and `systemReserved`), in the units of `capacity`."""
+    static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=lambda: _EMPTY)
+    """CPUs that the kubelet's CPU manager has given to one container alone, by pod uid and container name."""
+    system_cpus: frozenset[int] = frozenset()
+    """CPUs that are set apart for SYSTEM pods."""
+    is_system_exclusive: bool = True
+    """Whether `system_cpus` are for SYSTEM pods alone."""
+    normalization_ratio: float | None = None
+    """How much faster its CPUs are than those that requests are meant for; None: not known, or disabled."""
+    qos_cgroups: Mapping[KubeQoSClass, str] = field(default_factory=lambda: _EMPTY)
+    """The cgroup of each QoS class of Kubernetes; one that is not in it is not known. That of Guaranteed is
+    the parent of the other two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """The strategies of the node, merged. Without arguments: of a node without configuration."""
+
+    threshold: Threshold = field(default_factory=Threshold)
+    cpu_burst: CpuBurst = field(default_factory=CpuBurst)
+    colocation: Colocation = field(default_factory=Colocation)
+    host_applications: tuple[HostApp, ...] = ()
+
+
+class Metric(StrEnum):
+    """What is sampled. A rate is over the time since the sample before."""
+
+    CPU_USAGE = "cpu_usage"
+    """In cores."""
+    MEMORY_USAGE = "memory_usage"
+    """In bytes, without page cache."""
+    MEMORY_WITH_CACHE = "memory_with_cache"
+    """In bytes, with page cache."""
+    CPU_THROTTLED = "cpu_throttled"
+    """Share of the periods in which it was throttled, 0 to 1; no sample without a quota."""
+    CPU_PRESSURE = "cpu_pressure"
+    """Share of the time in which some task waited for CPU, 0 to 1 (PSI)."""
+    MEMORY_PRESSURE = "memory_pressure"
+    """Share of the time in which some task waited for memory, 0 to 1 (PSI)."""
+    IO_PRESSURE = "io_pressure"
+    """Share of the time in which some task waited for input or output, 0 to 1 (PSI)."""
+    CYCLES_PER_INSTRUCTION = "cycles_per_instruction"
+    """Only where the kernel allows perf events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The samples of one metric of one cgroup over some time, up to now."""
+
+    last: float
+    avg: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    count: int
+    """How many samples; at least 1."""
+
+
+class Metrics(Protocol):
+    """The samples."""
+
+    def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
+        """The samples of the last `length_s` seconds; None: there are none.
+
+        Args:
+            cgroup: `NODE_CGROUP`, or the path of a QoS class, pod, container or host application.
+            metric: one that some plugin in use needs.
+            length_s: at most as long as the plugin said that it needs.
+        """
+
+
+class NoMetrics:
+    """Nothing is sampled."""
+
+    def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that a plugin decides by."""
+
+    now_s: float
+    """Monotonic; only differences count."""
+    wall_s: float = 0.0
+    """Since the epoch, for the age of pods."""
+    pods: tuple[Pod, ...] = ()
+    """By namespace, name and sandbox; none that is stopped."""
+    node: Node = field(default_factory=Node)
+    strategies: Strategies = field(default_factory=Strategies)
+    metrics: Metrics = field(default_factory=NoMetrics)

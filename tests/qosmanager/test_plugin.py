@@ -1,0 +1,33 @@
+"""The contract with plugins."""
+
+from runtimeproxy.qosmanager.plugin import GATES, Claim, Decision, Role, Target
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, NoMetrics, Pod, Snapshot
+
+
+def test_two_claims_of_one_key_differ_in_value_ceiling_or_reason() -> None:
+    target = Target(Level.QOS_CLASS, "BestEffort")
+    one = Claim(target, "cpu.cfs_quota_us", Role.AT_MOST, 100_000, reason="half of the node")
+    assert one.key == one._replace(value=50_000, reason="a quarter").key
+    assert one.key != one._replace(role=Role.SET).key
+    assert one.key != one._replace(field="cpuset.cpus").key
+
+
+def test_a_decision_without_claims_releases_all() -> None:
+    assert Decision(state=3).claims == ()
+
+
+def test_the_gates_of_evictions_and_files_are_off_by_default() -> None:
+    # Source: policies spec 3.0.
+    assert {name for name, is_on in GATES.items() if is_on} == {"BECPUSuppress", "CPUBurst", "RdtResctrl"}
+
+
+def test_a_snapshot_without_arguments_is_one_of_which_nothing_is_known() -> None:
+    snapshot = Snapshot(now_s=1.0)
+    assert (snapshot.pods, snapshot.node.cpus, snapshot.node.capacity) == ((), (), {})
+    assert not snapshot.strategies.threshold.enable
+    assert snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, 10.0) is None
+    assert isinstance(snapshot.metrics, NoMetrics)
+
+
+def test_a_pod_is_named_as_kubectl_names_it() -> None:
+    assert Pod(sandbox_id="1", uid="u", namespace="shop", name="web").full_name == "shop/web"
