@@ -170,6 +170,8 @@ class GetStatusResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     UPGRADE_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    CLAIM_OWNERS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -208,6 +210,12 @@ class GetStatusResponse(_message.Message):
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Everything that needs an operator's attention, a sentence each; empty if all is well."""
 
+    @_builtins.property
+    def claim_owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimOwner]:
+        """The owners of claims in the configuration, by name."""
+
+    @_builtins.property
+    def evictions(self) -> Global___EvictionStatus: ...
     def __init__(
         self,
         *,
@@ -226,10 +234,12 @@ class GetStatusResponse(_message.Message):
         calls: Global___CallStatus | None = ...,
         upgrade: Global___UpgradeStatus | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
+        claim_owners: _abc.Iterable[Global___ClaimOwner] | None = ...,
+        evictions: Global___EvictionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "records", b"records", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "records", b"records", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "hook_servers", b"hook_servers", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1498,6 +1508,177 @@ class UpgradeStatus(_message.Message):
 Global___UpgradeStatus: _TypeAlias = UpgradeStatus  # noqa: Y015
 
 @_typing.final
+class ClaimOwner(_message.Message):
+    """One owner of claims."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ClaimOwner._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: ClaimOwner._State.ValueType  # 0
+        STATE_NONE: ClaimOwner._State.ValueType  # 1
+        """It has no claims and no session."""
+        STATE_LEASED: ClaimOwner._State.ValueType  # 2
+        """A session renews the lease."""
+        STATE_HELD: ClaimOwner._State.ValueType  # 3
+        """The lease has ended; some claims are held."""
+        STATE_RESTORED: ClaimOwner._State.ValueType  # 4
+        """Claims from before this process began; no session has taken over."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: ClaimOwner.State.ValueType  # 0
+    STATE_NONE: ClaimOwner.State.ValueType  # 1
+    """It has no claims and no session."""
+    STATE_LEASED: ClaimOwner.State.ValueType  # 2
+    """A session renews the lease."""
+    STATE_HELD: ClaimOwner.State.ValueType  # 3
+    """The lease has ended; some claims are held."""
+    STATE_RESTORED: ClaimOwner.State.ValueType  # 4
+    """Claims from before this process began; no session has taken over."""
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    LEASE_END_FIELD_NUMBER: _builtins.int
+    HOLD_END_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LAPSES_FIELD_NUMBER: _builtins.int
+    MAY_EVICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    state: Global___ClaimOwner.State.ValueType
+    session: _builtins.str
+    """Empty before the first session."""
+    sequence: _builtins.int
+    """Of the last request that was taken."""
+    claims: _builtins.int
+    """Number of claims, and of those that were refused and not replaced since."""
+    refused: _builtins.int
+    mode: Global___Mode.ValueType
+    """A dry-run owner's claims are kept, shown and audited, and not applied."""
+    priority: _builtins.int
+    problem: _builtins.str
+    """Why claims are not applied now, such as the bypass; empty if they are."""
+    requests: _builtins.int
+    """Numbers since the start."""
+    lapses: _builtins.int
+    may_evict: _builtins.bool
+    """Whether it may evict pods."""
+    @_builtins.property
+    def lease_end(self) -> _timestamp_pb2.Timestamp:
+        """When the lease ends, or has ended; absent without claims and session."""
+
+    @_builtins.property
+    def hold_end(self) -> _timestamp_pb2.Timestamp:
+        """Until when claims are held after the lease; absent for none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        state: Global___ClaimOwner.State.ValueType = ...,
+        session: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        claims: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        lease_end: _timestamp_pb2.Timestamp | None = ...,
+        hold_end: _timestamp_pb2.Timestamp | None = ...,
+        mode: Global___Mode.ValueType = ...,
+        priority: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        lapses: _builtins.int = ...,
+        may_evict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hold_end", b"hold_end", "lease_end", b"lease_end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "hold_end", b"hold_end", "lapses", b"lapses", "lease_end", b"lease_end", "may_evict", b"may_evict", "mode", b"mode", "name", b"name", "priority", b"priority", "problem", b"problem", "refused", b"refused", "requests", b"requests", "sequence", b"sequence", "session", b"session", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimOwner: _TypeAlias = ClaimOwner  # noqa: Y015
+
+@_typing.final
+class EvictionStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVICTED_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
+    evicted: _builtins.int
+    """Numbers since the start."""
+    dry_run: _builtins.int
+    refused: _builtins.int
+    failed: _builtins.int
+    @_builtins.property
+    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Eviction]:
+        """The last ones, newest first; at most 20."""
+
+    def __init__(
+        self,
+        *,
+        evicted: _builtins.int = ...,
+        dry_run: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        recent: _abc.Iterable[Global___Eviction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "evicted", b"evicted", "failed", b"failed", "recent", b"recent", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictionStatus: _TypeAlias = EvictionStatus  # noqa: Y015
+
+@_typing.final
+class Eviction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
+    POD_UID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    pod: _builtins.str
+    """Namespace and name."""
+    pod_uid: _builtins.str
+    outcome: Global___EvictResponse.Outcome.ValueType
+    reason: _builtins.str
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        owner: _builtins.str = ...,
+        pod: _builtins.str = ...,
+        pod_uid: _builtins.str = ...,
+        outcome: Global___EvictResponse.Outcome.ValueType = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "owner", b"owner", "pod", b"pod", "pod_uid", b"pod_uid", "reason", b"reason", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Eviction: _TypeAlias = Eviction  # noqa: Y015
+
+@_typing.final
 class WatchPodsRequest(_message.Message):
     """---------------------------------------------------------------------------------------------------------
     WatchPods
@@ -1612,6 +1793,46 @@ class Pod(_message.Message):
     STATE_READY: Pod.State.ValueType  # 1
     STATE_STOPPED: Pod.State.ValueType  # 2
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AnnotationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
@@ -1628,6 +1849,13 @@ class Pod(_message.Message):
     POLICIES_FIELD_NUMBER: _builtins.int
     IS_RECOVERED_FIELD_NUMBER: _builtins.int
     ALLOCATED_CPUS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
+    STRATEGIES_FIELD_NUMBER: _builtins.int
+    REQUESTED_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uid: _builtins.str
@@ -1649,6 +1877,8 @@ class Pod(_message.Message):
     """Whether it was found at the runtime, and not seen in a call: what policies did before is not known."""
     allocated_cpus: _builtins.str
     """CPUs that it has for itself; empty for none."""
+    priority: _builtins.int
+    """`spec.priority`; absent if it is not known, as the CRI does not carry it."""
     @_builtins.property
     def containers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Container]: ...
     @_builtins.property
@@ -1659,6 +1889,28 @@ class Pod(_message.Message):
     def policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The policies that own fields of the pod or its containers."""
 
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When the runtime made the sandbox; absent if it is not known."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Those of Koordinator's domains (koordinator.sh and below)."""
+
+    @_builtins.property
+    def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def strategies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyField]:
+        """The parts `cpu_burst` and `eviction` of the strategy that counts for this pod, its own annotations
+        included: all fields, those that no layer sets with their defaults.
+        """
+
+    @_builtins.property
+    def requested(self) -> Global___Resources:
+        """What the kubelet asked for the sandbox: the sum of the containers, from Kubernetes 1.24 on."""
+
+    @_builtins.property
+    def overhead(self) -> Global___Resources: ...
     def __init__(
         self,
         *,
@@ -1678,12 +1930,21 @@ class Pod(_message.Message):
         policies: _abc.Iterable[_builtins.str] | None = ...,
         is_recovered: _builtins.bool = ...,
         allocated_cpus: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        priority: _builtins.int | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        strategies: _abc.Iterable[Global___StrategyField] | None = ...,
+        requested: Global___Resources | None = ...,
+        overhead: Global___Resources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_cpus", b"allocated_cpus", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "fields", b"fields", "is_recovered", b"is_recovered", "kube_qos_class", b"kube_qos_class", "name", b"name", "namespace", b"namespace", "policies", b"policies", "priority_class", b"priority_class", "qos_class", b"qos_class", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Pod: _TypeAlias = Pod  # noqa: Y015
 
@@ -1708,6 +1969,46 @@ class Container(_message.Message):
     STATE_RUNNING: Container.State.ValueType  # 2
     STATE_STOPPED: Container.State.ValueType  # 3
 
+    @_typing.final
+    class RequestsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LimitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -1715,6 +2016,11 @@ class Container(_message.Message):
     FIELDS_FIELD_NUMBER: _builtins.int
     IS_RECOVERED_FIELD_NUMBER: _builtins.int
     CGROUP_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    REQUESTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    SCALED_CPU_QUOTA_US_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     attempt: _builtins.int
@@ -1722,8 +2028,30 @@ class Container(_message.Message):
     is_recovered: _builtins.bool
     cgroup: _builtins.str
     """Empty if it is not known."""
+    scaled_cpu_quota_us: _builtins.int
+    """What cpu.cfs_quota_us is before all adds and bounds, for the period of `requested`, else 100 ms: what the
+    kubelet asked for, or policies set, divided by normalization. -1 is unlimited; absent if it is not known.
+    """
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedField]: ...
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When the runtime made it; absent if it is not known."""
+
+    @_builtins.property
+    def requested(self) -> Global___Resources:
+        """What the kubelet asked for, before any policy; of a recovered container what the runtime reports."""
+
+    @_builtins.property
+    def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of the pod's specification, by resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in
+        bytes or numbers. Requests are those of the kubelet's own state, else `cpu` is that of the shares; limits
+        are those of quota and memory limit. Batch and mid resources are those of Koordinator's annotation. What
+        is not known, or not set, is absent.
+        """
+
+    @_builtins.property
+    def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1734,14 +2062,90 @@ class Container(_message.Message):
         fields: _abc.Iterable[Global___OwnedField] | None = ...,
         is_recovered: _builtins.bool = ...,
         cgroup: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        requested: Global___Resources | None = ...,
+        requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        limits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        scaled_cpu_quota_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scaled_cpu_quota_us", b"_scaled_cpu_quota_us", "created_at", b"created_at", "requested", b"requested", "scaled_cpu_quota_us", b"scaled_cpu_quota_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cgroup", b"cgroup", "fields", b"fields", "id", b"id", "is_recovered", b"is_recovered", "name", b"name", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scaled_cpu_quota_us", b"_scaled_cpu_quota_us", "attempt", b"attempt", "cgroup", b"cgroup", "created_at", b"created_at", "fields", b"fields", "id", b"id", "is_recovered", b"is_recovered", "limits", b"limits", "name", b"name", "requested", b"requested", "requests", b"requests", "scaled_cpu_quota_us", b"scaled_cpu_quota_us", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__scaled_cpu_quota_us: _TypeAlias = _typing.Literal["scaled_cpu_quota_us"]  # noqa: Y015
+    _WhichOneofArgType__scaled_cpu_quota_us: _TypeAlias = _typing.Literal["_scaled_cpu_quota_us", b"_scaled_cpu_quota_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scaled_cpu_quota_us) -> _WhichOneofReturnType__scaled_cpu_quota_us | None: ...
 
 Global___Container: _TypeAlias = Container  # noqa: Y015
+
+@_typing.final
+class Resources(_message.Message):
+    """Linux resources of the CRI; absent: not set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CPU_PERIOD_US_FIELD_NUMBER: _builtins.int
+    CPU_QUOTA_US_FIELD_NUMBER: _builtins.int
+    CPU_SHARES_FIELD_NUMBER: _builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    CPUSET_CPUS_FIELD_NUMBER: _builtins.int
+    CPUSET_MEMS_FIELD_NUMBER: _builtins.int
+    OOM_SCORE_ADJ_FIELD_NUMBER: _builtins.int
+    cpu_period_us: _builtins.int
+    cpu_quota_us: _builtins.int
+    """-1 is unlimited."""
+    cpu_shares: _builtins.int
+    memory_limit_bytes: _builtins.int
+    cpuset_cpus: _builtins.str
+    """Such as 0-3,8."""
+    cpuset_mems: _builtins.str
+    oom_score_adj: _builtins.int
+    """Absent also for 0, which is the same on the wire of the CRI."""
+    def __init__(
+        self,
+        *,
+        cpu_period_us: _builtins.int | None = ...,
+        cpu_quota_us: _builtins.int | None = ...,
+        cpu_shares: _builtins.int | None = ...,
+        memory_limit_bytes: _builtins.int | None = ...,
+        cpuset_cpus: _builtins.str | None = ...,
+        cpuset_mems: _builtins.str | None = ...,
+        oom_score_adj: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_period_us", b"_cpu_period_us", "_cpu_quota_us", b"_cpu_quota_us", "_cpu_shares", b"_cpu_shares", "_cpuset_cpus", b"_cpuset_cpus", "_cpuset_mems", b"_cpuset_mems", "_memory_limit_bytes", b"_memory_limit_bytes", "_oom_score_adj", b"_oom_score_adj", "cpu_period_us", b"cpu_period_us", "cpu_quota_us", b"cpu_quota_us", "cpu_shares", b"cpu_shares", "cpuset_cpus", b"cpuset_cpus", "cpuset_mems", b"cpuset_mems", "memory_limit_bytes", b"memory_limit_bytes", "oom_score_adj", b"oom_score_adj"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_period_us", b"_cpu_period_us", "_cpu_quota_us", b"_cpu_quota_us", "_cpu_shares", b"_cpu_shares", "_cpuset_cpus", b"_cpuset_cpus", "_cpuset_mems", b"_cpuset_mems", "_memory_limit_bytes", b"_memory_limit_bytes", "_oom_score_adj", b"_oom_score_adj", "cpu_period_us", b"cpu_period_us", "cpu_quota_us", b"cpu_quota_us", "cpu_shares", b"cpu_shares", "cpuset_cpus", b"cpuset_cpus", "cpuset_mems", b"cpuset_mems", "memory_limit_bytes", b"memory_limit_bytes", "oom_score_adj", b"oom_score_adj"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpu_period_us: _TypeAlias = _typing.Literal["cpu_period_us"]  # noqa: Y015
+    _WhichOneofArgType__cpu_period_us: _TypeAlias = _typing.Literal["_cpu_period_us", b"_cpu_period_us"]  # noqa: Y015
+    _WhichOneofReturnType__cpu_quota_us: _TypeAlias = _typing.Literal["cpu_quota_us"]  # noqa: Y015
+    _WhichOneofArgType__cpu_quota_us: _TypeAlias = _typing.Literal["_cpu_quota_us", b"_cpu_quota_us"]  # noqa: Y015
+    _WhichOneofReturnType__cpu_shares: _TypeAlias = _typing.Literal["cpu_shares"]  # noqa: Y015
+    _WhichOneofArgType__cpu_shares: _TypeAlias = _typing.Literal["_cpu_shares", b"_cpu_shares"]  # noqa: Y015
+    _WhichOneofReturnType__cpuset_cpus: _TypeAlias = _typing.Literal["cpuset_cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpuset_cpus: _TypeAlias = _typing.Literal["_cpuset_cpus", b"_cpuset_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__cpuset_mems: _TypeAlias = _typing.Literal["cpuset_mems"]  # noqa: Y015
+    _WhichOneofArgType__cpuset_mems: _TypeAlias = _typing.Literal["_cpuset_mems", b"_cpuset_mems"]  # noqa: Y015
+    _WhichOneofReturnType__memory_limit_bytes: _TypeAlias = _typing.Literal["memory_limit_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_limit_bytes: _TypeAlias = _typing.Literal["_memory_limit_bytes", b"_memory_limit_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__oom_score_adj: _TypeAlias = _typing.Literal["oom_score_adj"]  # noqa: Y015
+    _WhichOneofArgType__oom_score_adj: _TypeAlias = _typing.Literal["_oom_score_adj", b"_oom_score_adj"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_period_us) -> _WhichOneofReturnType__cpu_period_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_quota_us) -> _WhichOneofReturnType__cpu_quota_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_shares) -> _WhichOneofReturnType__cpu_shares | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpuset_cpus) -> _WhichOneofReturnType__cpuset_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpuset_mems) -> _WhichOneofReturnType__cpuset_mems | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_limit_bytes) -> _WhichOneofReturnType__memory_limit_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oom_score_adj) -> _WhichOneofReturnType__oom_score_adj | None: ...
+
+Global___Resources: _TypeAlias = Resources  # noqa: Y015
 
 @_typing.final
 class OwnedField(_message.Message):
@@ -1755,9 +2159,11 @@ class OwnedField(_message.Message):
     name: _builtins.str
     """Such as resources.cpu_shares, cgroup[cpu.bvt_warp_ns] or env[NAME]."""
     owner: _builtins.str
-    """The policies, joined by +; `server:NAME` for a hook server."""
+    """The policies, joined by +; `server:NAME` for a hook server, `plugin:NAME` for an owner of claims."""
     value: _builtins.str
-    """The value in the ledger; absent if there is none."""
+    """The value in the ledger; absent if there is none. A pod is not sent anew for a value that only a claim of
+    `plugin:NAME` has moved: ask Explain or GetClaims.
+    """
     def __init__(
         self,
         *,
@@ -1783,12 +2189,17 @@ class GetNodeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    KNOWN_GENERATION_FIELD_NUMBER: _builtins.int
+    known_generation: _builtins.int
+    """The generation of the last response; 0 for none."""
     def __init__(
         self,
+        *,
+        known_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_generation", b"known_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1898,6 +2309,26 @@ class GetNodeResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ReservedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
@@ -1916,10 +2347,23 @@ class GetNodeResponse(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     KERNEL_VERSION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    IS_UNCHANGED_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
+    RESERVED_CPUS_FIELD_NUMBER: _builtins.int
+    QOS_CLASS_CGROUPS_FIELD_NUMBER: _builtins.int
+    HOST_APPLICATIONS_FIELD_NUMBER: _builtins.int
+    PLUGIN_STRATEGIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     normalization_ratio: _builtins.float
     """How much faster its CPUs are than those that requests are meant for; absent if that is not known."""
     kernel_version: _builtins.str
+    generation: _builtins.int
+    """Another number after each change, also after a restart of the daemon; never 0."""
+    is_unchanged: _builtins.bool
+    """Whether nothing has changed since `GetNodeRequest.known_generation`: all but `generation` is absent then."""
+    reserved_cpus: _builtins.str
+    """CPUs of that annotation, and those of the kubelet's `reservedSystemCPUs`."""
     @_builtins.property
     def cpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cpu]:
         """By id; empty if they are not known."""
@@ -1966,6 +2410,24 @@ class GetNodeResponse(_message.Message):
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in NodeStatus."""
 
+    @_builtins.property
+    def reserved(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What of the node is not for pods, in the units of `capacity`: the larger one of what is not allocatable,
+        and of the reservation in Koordinator's annotation of the Node.
+        """
+
+    @_builtins.property
+    def qos_class_cgroups(self) -> _containers.RepeatedCompositeFieldContainer[Global___QosClassCgroup]:
+        """The cgroups of Kubernetes' QoS classes; empty before a pod is known."""
+
+    @_builtins.property
+    def host_applications(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostApplication]: ...
+    @_builtins.property
+    def plugin_strategies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyField]:
+        """The parts `threshold`, `cpu_burst`, `colocation` and `cpu_normalization` of the strategies of the node:
+        all fields, those that no layer sets with their defaults.
+        """
+
     def __init__(
         self,
         *,
@@ -1987,16 +2449,83 @@ class GetNodeResponse(_message.Message):
         inputs: _abc.Iterable[Global___NodeInput] | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
         kernel_version: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        is_unchanged: _builtins.bool = ...,
+        reserved: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        reserved_cpus: _builtins.str = ...,
+        qos_class_cgroups: _abc.Iterable[Global___QosClassCgroup] | None = ...,
+        host_applications: _abc.Iterable[Global___HostApplication] | None = ...,
+        plugin_strategies: _abc.Iterable[Global___StrategyField] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "cpus", b"cpus", "features", b"features", "inputs", b"inputs", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "pools", b"pools", "problems", b"problems", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalization_ratio) -> _WhichOneofReturnType__normalization_ratio | None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class QosClassCgroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KUBE_QOS_CLASS_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
+    kube_qos_class: _builtins.str
+    """Guaranteed: the cgroup of all pods, which has no other of its own; Burstable; BestEffort."""
+    cgroup: _builtins.str
+    def __init__(
+        self,
+        *,
+        kube_qos_class: _builtins.str = ...,
+        cgroup: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup", b"cgroup", "kube_qos_class", b"kube_qos_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QosClassCgroup: _TypeAlias = QosClassCgroup  # noqa: Y015
+
+@_typing.final
+class HostApplication(_message.Message):
+    """A process, or several, outside of pods, by Koordinator's strategy of the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    QOS_CLASS_FIELD_NUMBER: _builtins.int
+    PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
+    CGROUP_BASE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    qos_class: _builtins.str
+    """Koordinator's: LSE, LSR, LS, BE, SYSTEM; empty for none."""
+    priority_class: _builtins.str
+    """koord-prod and so on; empty for none."""
+    cgroup: _builtins.str
+    """Below the mount of the controller; empty if it is not known."""
+    cgroup_base: _builtins.str
+    """Root, Kubepods, KubepodsBurstable or KubepodsBesteffort: what the path of the strategy is below."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        qos_class: _builtins.str = ...,
+        priority_class: _builtins.str = ...,
+        cgroup: _builtins.str = ...,
+        cgroup_base: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup", b"cgroup", "cgroup_base", b"cgroup_base", "name", b"name", "priority_class", b"priority_class", "qos_class", b"qos_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostApplication: _TypeAlias = HostApplication  # noqa: Y015
 
 @_typing.final
 class Cpu(_message.Message):
@@ -2641,8 +3170,11 @@ class ExplainedClaim(_message.Message):
     EFFECT_REASON_FIELD_NUMBER: _builtins.int
     CEILING_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    LEASE_END_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """A policy's name; `server:NAME` for a hook server; `cgroup-tree` for what the values of other cgroups need."""
+    """A policy's name; `server:NAME` for a hook server; `plugin:NAME` for an owner of claims; `cgroup-tree` for
+    what the values of other cgroups need.
+    """
     role: Global___ExplainedClaim.Role.ValueType
     value: _builtins.str
     """The value of a set, the ratio of a scale, the amount of an add, the bound of an at-most; absent if the
@@ -2660,6 +3192,10 @@ class ExplainedClaim(_message.Message):
     def strategies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyField]:
         """The fields of strategies that this follows from."""
 
+    @_builtins.property
+    def lease_end(self) -> _timestamp_pb2.Timestamp:
+        """Of a claim with a lease: when it ends without another request, a hold included; else absent."""
+
     def __init__(
         self,
         *,
@@ -2673,10 +3209,11 @@ class ExplainedClaim(_message.Message):
         effect_reason: _builtins.str = ...,
         ceiling: _builtins.str | None = ...,
         mode: Global___Mode.ValueType = ...,
+        lease_end: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "lease_end", b"lease_end", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "effect", b"effect", "effect_reason", b"effect_reason", "mode", b"mode", "owner", b"owner", "priority", b"priority", "reason", b"reason", "role", b"role", "strategies", b"strategies", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "effect", b"effect", "effect_reason", b"effect_reason", "lease_end", b"lease_end", "mode", b"mode", "owner", b"owner", "priority", b"priority", "reason", b"reason", "role", b"role", "strategies", b"strategies", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ceiling: _TypeAlias = _typing.Literal["ceiling"]  # noqa: Y015
     _WhichOneofArgType__ceiling: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling"]  # noqa: Y015
@@ -3341,3 +3878,555 @@ class RecordResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordResponse: _TypeAlias = RecordResponse  # noqa: Y015
+
+@_typing.final
+class Claim(_message.Message):
+    """One claim: what its owner wants for one value. An owner has at most one for each target, field and role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    CEILING_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    value: _builtins.str
+    """Of a set the value, of a scale the ratio, of an add the amount, of an at-most the bound: text as in all
+    of this API. Absent in a set: the neutral value, which has no effect.
+    """
+    ceiling: _builtins.int
+    """Of an add: what the value and it may reach at most; absent for no ceiling."""
+    reason: _builtins.str
+    """For people, at most 256 bytes: why this value."""
+    @_builtins.property
+    def key(self) -> Global___ClaimKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___ClaimKey | None = ...,
+        value: _builtins.str | None = ...,
+        ceiling: _builtins.int | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "key", b"key", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling", "_value", b"_value", "ceiling", b"ceiling", "key", b"key", "reason", b"reason", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ceiling: _TypeAlias = _typing.Literal["ceiling"]  # noqa: Y015
+    _WhichOneofArgType__ceiling: _TypeAlias = _typing.Literal["_ceiling", b"_ceiling"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ceiling) -> _WhichOneofReturnType__ceiling | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015
+
+@_typing.final
+class ClaimKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """A cgroup parameter by its version 1 name, such as cpu.cfs_quota_us."""
+    role: Global___ExplainedClaim.Role.ValueType
+    @_builtins.property
+    def target(self) -> Global___ClaimTarget: ...
+    def __init__(
+        self,
+        *,
+        target: Global___ClaimTarget | None = ...,
+        field: _builtins.str = ...,
+        role: Global___ExplainedClaim.Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "role", b"role", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimKey: _TypeAlias = ClaimKey  # noqa: Y015
+
+@_typing.final
+class ClaimTarget(_message.Message):
+    """What a claim is for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTAINER_ID_FIELD_NUMBER: _builtins.int
+    POD_UID_FIELD_NUMBER: _builtins.int
+    QOS_CLASS_FIELD_NUMBER: _builtins.int
+    HOST_APPLICATION_FIELD_NUMBER: _builtins.int
+    container_id: _builtins.str
+    """Of the runtime."""
+    pod_uid: _builtins.str
+    """The pod's own cgroup."""
+    qos_class: _builtins.str
+    """Guaranteed (the cgroup of all pods), Burstable or BestEffort."""
+    host_application: _builtins.str
+    """The cgroup of a host application, by the name of that application."""
+    def __init__(
+        self,
+        *,
+        container_id: _builtins.str = ...,
+        pod_uid: _builtins.str = ...,
+        qos_class: _builtins.str = ...,
+        host_application: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["container_id", "pod_uid", "qos_class", "host_application"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___ClaimTarget: _TypeAlias = ClaimTarget  # noqa: Y015
+
+@_typing.final
+class SetClaimsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    IS_WHOLE_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """As in the configuration, such as cpu-suppress."""
+    session: _builtins.str
+    """Chosen by the client, anew at each of its starts; 1 to 64 printable ASCII characters."""
+    sequence: _builtins.int
+    """One more than that of the session's last request; any number with `is_whole`. The same number again is
+    the same request again.
+    """
+    is_whole: _builtins.bool
+    """Whether `claims` are all claims of the owner: others end. Another session takes over with it."""
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___Claim]:
+        """Claims that are new, or have other values; with `is_whole` all. Neither claims nor ended ones: a
+        heartbeat, which renews the lease.
+        """
+
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimKey]:
+        """Claims that end; those that the owner does not have are ignored."""
+
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        session: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        is_whole: _builtins.bool = ...,
+        claims: _abc.Iterable[Global___Claim] | None = ...,
+        ended: _abc.Iterable[Global___ClaimKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "ended", b"ended", "is_whole", b"is_whole", "owner", b"owner", "sequence", b"sequence", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetClaimsRequest: _TypeAlias = SetClaimsRequest  # noqa: Y015
+
+@_typing.final
+class SetClaimsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SetClaimsResponse._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: SetClaimsResponse._Outcome.ValueType  # 0
+        OUTCOME_TAKEN: SetClaimsResponse._Outcome.ValueType  # 1
+        """All but what is in `refused` is taken."""
+        OUTCOME_SEND_WHOLE_SET: SetClaimsResponse._Outcome.ValueType  # 2
+        """A request is missing before this one, or the session is not known: nothing is changed, and the lease is
+        not renewed. Send all claims, with `is_whole`, or take over with GetClaims.
+        """
+        OUTCOME_TAKEN_OVER: SetClaimsResponse._Outcome.ValueType  # 3
+        """Another session of this owner has taken over: nothing is changed. Stop, or take over again."""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: SetClaimsResponse.Outcome.ValueType  # 0
+    OUTCOME_TAKEN: SetClaimsResponse.Outcome.ValueType  # 1
+    """All but what is in `refused` is taken."""
+    OUTCOME_SEND_WHOLE_SET: SetClaimsResponse.Outcome.ValueType  # 2
+    """A request is missing before this one, or the session is not known: nothing is changed, and the lease is
+    not renewed. Send all claims, with `is_whole`, or take over with GetClaims.
+    """
+    OUTCOME_TAKEN_OVER: SetClaimsResponse.Outcome.ValueType  # 3
+    """Another session of this owner has taken over: nothing is changed. Stop, or take over again."""
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    outcome: Global___SetClaimsResponse.Outcome.ValueType
+    problem: _builtins.str
+    """Why claims that were taken are not applied now: dry-run, the bypass, koordlet; empty if they are."""
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedClaim]:
+        """By their places in the request."""
+
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedWrite]:
+        """Values that could not be written, or are left alone now, as far as this request was about them."""
+
+    @_builtins.property
+    def lease(self) -> _duration_pb2.Duration:
+        """From now on: the lease ends after this time without another request."""
+
+    def __init__(
+        self,
+        *,
+        outcome: Global___SetClaimsResponse.Outcome.ValueType = ...,
+        refused: _abc.Iterable[Global___RefusedClaim] | None = ...,
+        failed: _abc.Iterable[Global___FailedWrite] | None = ...,
+        lease: _duration_pb2.Duration | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "lease", b"lease", "outcome", b"outcome", "problem", b"problem", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetClaimsResponse: _TypeAlias = SetClaimsResponse  # noqa: Y015
+
+@_typing.final
+class RefusedClaim(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Cause:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RefusedClaim._Cause.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CAUSE_UNSPECIFIED: RefusedClaim._Cause.ValueType  # 0
+        CAUSE_NOT_ALLOWED: RefusedClaim._Cause.ValueType  # 1
+        """The owner may not claim this field, role or level."""
+        CAUSE_UNKNOWN_TARGET: RefusedClaim._Cause.ValueType  # 2
+        """There is no such container, pod, class or application, or its cgroup is not known."""
+        CAUSE_INVALID: RefusedClaim._Cause.ValueType  # 3
+        """The value, ceiling or reason cannot be used."""
+        CAUSE_TOO_MANY: RefusedClaim._Cause.ValueType  # 4
+        """The owner has too many claims, or too many bytes of them."""
+
+    class Cause(_Cause, metaclass=_CauseEnumTypeWrapper): ...
+    CAUSE_UNSPECIFIED: RefusedClaim.Cause.ValueType  # 0
+    CAUSE_NOT_ALLOWED: RefusedClaim.Cause.ValueType  # 1
+    """The owner may not claim this field, role or level."""
+    CAUSE_UNKNOWN_TARGET: RefusedClaim.Cause.ValueType  # 2
+    """There is no such container, pod, class or application, or its cgroup is not known."""
+    CAUSE_INVALID: RefusedClaim.Cause.ValueType  # 3
+    """The value, ceiling or reason cannot be used."""
+    CAUSE_TOO_MANY: RefusedClaim.Cause.ValueType  # 4
+    """The owner has too many claims, or too many bytes of them."""
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Place in `SetClaimsRequest.claims`, from 0."""
+    cause: Global___RefusedClaim.Cause.ValueType
+    reason: _builtins.str
+    """In words."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        cause: Global___RefusedClaim.Cause.ValueType = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "index", b"index", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedClaim: _TypeAlias = RefusedClaim  # noqa: Y015
+
+@_typing.final
+class ReleaseClaimsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    session: _builtins.str
+    """Only if this is the owner's session; empty: whatever session it is."""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseClaimsRequest: _TypeAlias = ReleaseClaimsRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseClaimsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    released: _builtins.int
+    """Number of claims that have ended."""
+    outcome: Global___SetClaimsResponse.Outcome.ValueType
+    """TAKEN, or TAKEN_OVER where `session` is not the owner's."""
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedWrite]:
+        """As in SetClaimsResponse."""
+
+    def __init__(
+        self,
+        *,
+        released: _builtins.int = ...,
+        failed: _abc.Iterable[Global___FailedWrite] | None = ...,
+        outcome: Global___SetClaimsResponse.Outcome.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "outcome", b"outcome", "released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseClaimsResponse: _TypeAlias = ReleaseClaimsResponse  # noqa: Y015
+
+@_typing.final
+class GetClaimsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """Empty for all owners."""
+    session: _builtins.str
+    """A session that takes over; empty: none does. Needs an owner."""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClaimsRequest: _TypeAlias = GetClaimsRequest  # noqa: Y015
+
+@_typing.final
+class GetClaimsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedClaims]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        owners: _abc.Iterable[Global___OwnedClaims] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owners", b"owners"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClaimsResponse: _TypeAlias = GetClaimsResponse  # noqa: Y015
+
+@_typing.final
+class OwnedClaims(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def owner(self) -> Global___ClaimOwner: ...
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___Claim]:
+        """After a restart of the daemon without its client's requests the values are what the files hold."""
+
+    def __init__(
+        self,
+        *,
+        owner: Global___ClaimOwner | None = ...,
+        claims: _abc.Iterable[Global___Claim] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnedClaims: _TypeAlias = OwnedClaims  # noqa: Y015
+
+@_typing.final
+class EvictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POD_UID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    IS_DRY_RUN_FIELD_NUMBER: _builtins.int
+    GRACE_PERIOD_FIELD_NUMBER: _builtins.int
+    pod_uid: _builtins.str
+    owner: _builtins.str
+    """As in the configuration, such as memory-evict."""
+    reason: _builtins.str
+    """For the audit, at most 1,024 bytes: why this pod, with the arithmetic."""
+    is_dry_run: _builtins.bool
+    """Whether everything is checked and audited, and nothing done."""
+    @_builtins.property
+    def grace_period(self) -> _duration_pb2.Duration:
+        """How long containers may take to end before they are killed, up to 1 hour; absent: 0, as Koordinator does."""
+
+    def __init__(
+        self,
+        *,
+        pod_uid: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        is_dry_run: _builtins.bool = ...,
+        grace_period: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace_period", b"grace_period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_period", b"grace_period", "is_dry_run", b"is_dry_run", "owner", b"owner", "pod_uid", b"pod_uid", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictRequest: _TypeAlias = EvictRequest  # noqa: Y015
+
+@_typing.final
+class EvictResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[EvictResponse._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: EvictResponse._Outcome.ValueType  # 0
+        OUTCOME_EVICTED: EvictResponse._Outcome.ValueType  # 1
+        """All containers are stopped, or the API server has taken the eviction."""
+        OUTCOME_DRY_RUN: EvictResponse._Outcome.ValueType  # 2
+        """`is_dry_run`, or the owner is in dry-run: nothing was done."""
+        OUTCOME_REFUSED: EvictResponse._Outcome.ValueType  # 3
+        """Its class (SYSTEM, LSE), the bound per interval, the cool-down, or a disruption budget forbids it."""
+        OUTCOME_FAILED: EvictResponse._Outcome.ValueType  # 4
+        """At least one container could not be stopped."""
+        OUTCOME_NOTHING_TO_STOP: EvictResponse._Outcome.ValueType  # 5
+        """It has no containers that run."""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: EvictResponse.Outcome.ValueType  # 0
+    OUTCOME_EVICTED: EvictResponse.Outcome.ValueType  # 1
+    """All containers are stopped, or the API server has taken the eviction."""
+    OUTCOME_DRY_RUN: EvictResponse.Outcome.ValueType  # 2
+    """`is_dry_run`, or the owner is in dry-run: nothing was done."""
+    OUTCOME_REFUSED: EvictResponse.Outcome.ValueType  # 3
+    """Its class (SYSTEM, LSE), the bound per interval, the cool-down, or a disruption budget forbids it."""
+    OUTCOME_FAILED: EvictResponse.Outcome.ValueType  # 4
+    """At least one container could not be stopped."""
+    OUTCOME_NOTHING_TO_STOP: EvictResponse.Outcome.ValueType  # 5
+    """It has no containers that run."""
+
+    class _Method:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[EvictResponse._Method.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        METHOD_UNSPECIFIED: EvictResponse._Method.ValueType  # 0
+        METHOD_STOP_CONTAINERS: EvictResponse._Method.ValueType  # 1
+        """StopContainer of the runtime, for each container: reported as a restart of the pod's containers."""
+        METHOD_EVICTION_API: EvictResponse._Method.ValueType  # 2
+        """The Eviction API of Kubernetes."""
+
+    class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
+    METHOD_UNSPECIFIED: EvictResponse.Method.ValueType  # 0
+    METHOD_STOP_CONTAINERS: EvictResponse.Method.ValueType  # 1
+    """StopContainer of the runtime, for each container: reported as a restart of the pod's containers."""
+    METHOD_EVICTION_API: EvictResponse.Method.ValueType  # 2
+    """The Eviction API of Kubernetes."""
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CONTAINERS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    RETRY_AT_FIELD_NUMBER: _builtins.int
+    outcome: Global___EvictResponse.Outcome.ValueType
+    reason: _builtins.str
+    """Why it was refused, or failed; else empty."""
+    method: Global___EvictResponse.Method.ValueType
+    @_builtins.property
+    def containers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoppedContainer]:
+        """Of a pod whose containers were stopped: each that ran or was about to."""
+
+    @_builtins.property
+    def retry_at(self) -> _timestamp_pb2.Timestamp:
+        """When it may be tried again: after a bound per interval, or the cool-down of the pod; else absent."""
+
+    def __init__(
+        self,
+        *,
+        outcome: Global___EvictResponse.Outcome.ValueType = ...,
+        reason: _builtins.str = ...,
+        containers: _abc.Iterable[Global___StoppedContainer] | None = ...,
+        method: Global___EvictResponse.Method.ValueType = ...,
+        retry_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_at", b"retry_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["containers", b"containers", "method", b"method", "outcome", b"outcome", "reason", b"reason", "retry_at", b"retry_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictResponse: _TypeAlias = EvictResponse  # noqa: Y015
+
+@_typing.final
+class StoppedContainer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    error: _builtins.str
+    """Empty if it was stopped."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoppedContainer: _TypeAlias = StoppedContainer  # noqa: Y015

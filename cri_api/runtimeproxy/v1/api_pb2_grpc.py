@@ -355,6 +355,26 @@ class AdminStub:
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.SerializeToString,
                 response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.FromString,
                 _registered_method=True)
+        self.SetClaims = channel.unary_unary(
+                '/runtimeproxy.v1.Admin/SetClaims',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsResponse.FromString,
+                _registered_method=True)
+        self.ReleaseClaims = channel.unary_unary(
+                '/runtimeproxy.v1.Admin/ReleaseClaims',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsResponse.FromString,
+                _registered_method=True)
+        self.GetClaims = channel.unary_unary(
+                '/runtimeproxy.v1.Admin/GetClaims',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsResponse.FromString,
+                _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/runtimeproxy.v1.Admin/Evict',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -390,6 +410,57 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetClaims(self, request, context):
+        """Sets claims of one owner: it changes some of them, replaces all of them, or only renews their lease.
+        Owners, with the fields, roles and levels that each may claim, are in the configuration.
+
+        A claim that cannot be taken is refused alone, with the reason in the response; a claim that the same
+        owner had for that value ends. The response comes when the values are written, or could not be.
+
+        Each request that is taken renews the lease of all claims of its owner. It lasts 15 s, and after a restart
+        of the daemon begins when that serves again. When it ends, claims are released, or held for up to 5
+        minutes first, by the configuration: by default at-most claims are.
+
+        NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
+        request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+        by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseClaims(self, request, context):
+        """Ends all claims of an owner at once, without waiting for the lease or a hold, and the session.
+
+        NOT_FOUND: no owner has this name. UNAVAILABLE, FAILED_PRECONDITION: as for SetClaims.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetClaims(self, request, context):
+        """The claims of one owner or of all. With a session, that session takes over: it goes on from these claims
+        with the sequence number after the one in the response, and their lease is renewed.
+
+        NOT_FOUND: no owner has this name. INVALID_ARGUMENT: a session without an owner, or one that cannot be
+        used. UNAVAILABLE: claims of the process before this one are not known yet, or another process serves
+        now; call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
+        """Evicts a pod: ends all its containers. What becomes of each container is in the response; a container
+        that cannot be stopped does not keep the others from it.
+
+        NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
+        used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -407,6 +478,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.FromString,
                     response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.SerializeToString,
+            ),
+            'SetClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetClaims,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsResponse.SerializeToString,
+            ),
+            'ReleaseClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseClaims,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsResponse.SerializeToString,
+            ),
+            'GetClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetClaims,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsResponse.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -491,6 +582,114 @@ class Admin:
             '/runtimeproxy.v1.Admin/Record',
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordRequest.SerializeToString,
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.RecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/SetClaims',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.SetClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/ReleaseClaims',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReleaseClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/GetClaims',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/Evict',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.FromString,
             options,
             channel_credentials,
             insecure,

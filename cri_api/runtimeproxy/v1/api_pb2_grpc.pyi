@@ -190,6 +190,41 @@ class AdminStub:
     ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
     recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
     """
+    SetClaims: _grpc.UnaryUnaryMultiCallable[_api_pb2.SetClaimsRequest, _api_pb2.SetClaimsResponse]
+    """Sets claims of one owner: it changes some of them, replaces all of them, or only renews their lease.
+    Owners, with the fields, roles and levels that each may claim, are in the configuration.
+
+    A claim that cannot be taken is refused alone, with the reason in the response; a claim that the same
+    owner had for that value ends. The response comes when the values are written, or could not be.
+
+    Each request that is taken renews the lease of all claims of its owner. It lasts 15 s, and after a restart
+    of the daemon begins when that serves again. When it ends, claims are released, or held for up to 5
+    minutes first, by the configuration: by default at-most claims are.
+
+    NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
+    request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+    by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
+    """
+    ReleaseClaims: _grpc.UnaryUnaryMultiCallable[_api_pb2.ReleaseClaimsRequest, _api_pb2.ReleaseClaimsResponse]
+    """Ends all claims of an owner at once, without waiting for the lease or a hold, and the session.
+
+    NOT_FOUND: no owner has this name. UNAVAILABLE, FAILED_PRECONDITION: as for SetClaims.
+    """
+    GetClaims: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetClaimsRequest, _api_pb2.GetClaimsResponse]
+    """The claims of one owner or of all. With a session, that session takes over: it goes on from these claims
+    with the sequence number after the one in the response, and their lease is renewed.
+
+    NOT_FOUND: no owner has this name. INVALID_ARGUMENT: a session without an owner, or one that cannot be
+    used. UNAVAILABLE: claims of the process before this one are not known yet, or another process serves
+    now; call again.
+    """
+    Evict: _grpc.UnaryUnaryMultiCallable[_api_pb2.EvictRequest, _api_pb2.EvictResponse]
+    """Evicts a pod: ends all its containers. What becomes of each container is in the response; a container
+    that cannot be stopped does not keep the others from it.
+
+    NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
+    used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -211,6 +246,41 @@ class AdminAsyncStub(AdminStub):
 
     ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
     recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+    """
+    SetClaims: _aio.UnaryUnaryMultiCallable[_api_pb2.SetClaimsRequest, _api_pb2.SetClaimsResponse]  # type: ignore[assignment]
+    """Sets claims of one owner: it changes some of them, replaces all of them, or only renews their lease.
+    Owners, with the fields, roles and levels that each may claim, are in the configuration.
+
+    A claim that cannot be taken is refused alone, with the reason in the response; a claim that the same
+    owner had for that value ends. The response comes when the values are written, or could not be.
+
+    Each request that is taken renews the lease of all claims of its owner. It lasts 15 s, and after a restart
+    of the daemon begins when that serves again. When it ends, claims are released, or held for up to 5
+    minutes first, by the configuration: by default at-most claims are.
+
+    NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
+    request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+    by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
+    """
+    ReleaseClaims: _aio.UnaryUnaryMultiCallable[_api_pb2.ReleaseClaimsRequest, _api_pb2.ReleaseClaimsResponse]  # type: ignore[assignment]
+    """Ends all claims of an owner at once, without waiting for the lease or a hold, and the session.
+
+    NOT_FOUND: no owner has this name. UNAVAILABLE, FAILED_PRECONDITION: as for SetClaims.
+    """
+    GetClaims: _aio.UnaryUnaryMultiCallable[_api_pb2.GetClaimsRequest, _api_pb2.GetClaimsResponse]  # type: ignore[assignment]
+    """The claims of one owner or of all. With a session, that session takes over: it goes on from these claims
+    with the sequence number after the one in the response, and their lease is renewed.
+
+    NOT_FOUND: no owner has this name. INVALID_ARGUMENT: a session without an owner, or one that cannot be
+    used. UNAVAILABLE: claims of the process before this one are not known yet, or another process serves
+    now; call again.
+    """
+    Evict: _aio.UnaryUnaryMultiCallable[_api_pb2.EvictRequest, _api_pb2.EvictResponse]  # type: ignore[assignment]
+    """Evicts a pod: ends all its containers. What becomes of each container is in the response; a container
+    that cannot be stopped does not keep the others from it.
+
+    NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
+    used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -248,6 +318,65 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
 
         ALREADY_EXISTS: another recording goes on. RESOURCE_EXHAUSTED: the client reads too slowly, and the
         recording has ended. UNAVAILABLE: the policies are not loaded yet, or the process ends.
+        """
+
+    @_abc_1.abstractmethod
+    def SetClaims(
+        self,
+        request: _api_pb2.SetClaimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.SetClaimsResponse, _abc.Awaitable[_api_pb2.SetClaimsResponse]]:
+        """Sets claims of one owner: it changes some of them, replaces all of them, or only renews their lease.
+        Owners, with the fields, roles and levels that each may claim, are in the configuration.
+
+        A claim that cannot be taken is refused alone, with the reason in the response; a claim that the same
+        owner had for that value ends. The response comes when the values are written, or could not be.
+
+        Each request that is taken renews the lease of all claims of its owner. It lasts 15 s, and after a restart
+        of the daemon begins when that serves again. When it ends, claims are released, or held for up to 5
+        minutes first, by the configuration: by default at-most claims are.
+
+        NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
+        request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+        by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseClaims(
+        self,
+        request: _api_pb2.ReleaseClaimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.ReleaseClaimsResponse, _abc.Awaitable[_api_pb2.ReleaseClaimsResponse]]:
+        """Ends all claims of an owner at once, without waiting for the lease or a hold, and the session.
+
+        NOT_FOUND: no owner has this name. UNAVAILABLE, FAILED_PRECONDITION: as for SetClaims.
+        """
+
+    @_abc_1.abstractmethod
+    def GetClaims(
+        self,
+        request: _api_pb2.GetClaimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.GetClaimsResponse, _abc.Awaitable[_api_pb2.GetClaimsResponse]]:
+        """The claims of one owner or of all. With a session, that session takes over: it goes on from these claims
+        with the sequence number after the one in the response, and their lease is renewed.
+
+        NOT_FOUND: no owner has this name. INVALID_ARGUMENT: a session without an owner, or one that cannot be
+        used. UNAVAILABLE: claims of the process before this one are not known yet, or another process serves
+        now; call again.
+        """
+
+    @_abc_1.abstractmethod
+    def Evict(
+        self,
+        request: _api_pb2.EvictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.EvictResponse, _abc.Awaitable[_api_pb2.EvictResponse]]:
+        """Evicts a pod: ends all its containers. What becomes of each container is in the response; a container
+        that cannot be stopped does not keep the others from it.
+
+        NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
+        used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
         """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
