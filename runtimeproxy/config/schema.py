@@ -29,9 +29,8 @@ from typing import (
     get_type_hints,
 )
 
-from runtimeproxy.config.settings import GROUPS, Settings, Within
+from runtimeproxy.config.settings import GROUPS, TABLES, Settings, Within
 from runtimeproxy.config.validation import Problem
-from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelRequirement, LabelSelector
 
 if TYPE_CHECKING:
@@ -48,12 +47,12 @@ _REASONS = {
     "json_invalid": "is nested too deeply",
 }
 
-_POLICY_TABLES: Mapping[tuple[str, ...], type] = {
-    (): PolicySettings,
-    ("selector",): LabelSelector,
-    ("selector", "match_expressions"): LabelRequirement,
+_INNER_TABLES: Mapping[tuple[str, ...], type] = {
+    **{(name,): kind for name, kind in TABLES.items()},
+    ("policies", "selector"): LabelSelector,
+    ("policies", "selector", "match_expressions"): LabelRequirement,
 }
-"""The tables below `policies.<name>`."""
+"""The tables below `<group>.<name>`, by group and place."""
 
 
 def validate(table: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
@@ -161,7 +160,8 @@ def _suggestion(key: tuple[str, ...]) -> str:
 
 def _known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys of the table at this path."""
-    kind = (
-        Settings if not path else _POLICY_TABLES.get(path[2:4]) if path[0] == "policies" else GROUPS[path[0]]
-    )
+    if not path:
+        kind: type | None = Settings
+    else:
+        kind = GROUPS.get(path[0]) or _INNER_TABLES.get((path[0], *path[2:4]))
     return [each.name for each in dataclasses.fields(kind)] if kind is not None else []

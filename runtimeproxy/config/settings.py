@@ -248,8 +248,34 @@ class TracingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QosManagerSettings:
+    """`[qosmanager]`: the process `koord-qos-manager`, which reads this file, too."""
+
+    mode: Literal["enforce", "dry-run"] = "enforce"
+    """`dry-run`: all plugins compute and explain, nothing is claimed and no pod is evicted."""
+    interval_s: Annotated[float, Within(0.1, 60)] = 1.0
+    """Time between two rounds of samples and plugins. The default is Koordinator's."""
+    feature_gates: tuple[str, ...] = ()
+    """Koordinator's feature gates that differ from their defaults, such as `BECPUEvict=true`: BECPUSuppress
+    and CPUBurst are on; CPUEvict, BECPUEvict, CPUAllocatableEvict, MemoryEvict, BEMemoryEvict and
+    MemoryAllocatableEvict are off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """Settings of one plugin of `koord-qos-manager`: cpu-suppress, cpu-burst, cpu-evict or memory-evict."""
+
+    mode: Literal["enforce", "dry-run", "off"] | None = None
+    """`enforce` claims values and evicts pods; `dry-run` only computes and explains; `off` does not run.
+    Unset: `dry-run` for `cpu-evict` and `memory-evict`, `enforce` for the others. Its feature gate and the
+    strategies must want it, too."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """The plugin's own keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of the daemon."""
+    """All settings of the daemon, and of `koord-qos-manager`."""
 
     proxy: ProxySettings = field(default_factory=ProxySettings)
     hooks: HooksSettings = field(default_factory=HooksSettings)
@@ -263,6 +289,9 @@ class Settings:
     api: ApiSettings = field(default_factory=ApiSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
+    qosmanager: QosManagerSettings = field(default_factory=QosManagerSettings)
+    plugins: Mapping[str, PluginSettings] = field(default_factory=dict)
+    """`[plugins.<name>]`: settings of one plugin by its name."""
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -277,9 +306,27 @@ GROUPS: Final = {
     "api": ApiSettings,
     "metrics": MetricsSettings,
     "tracing": TracingSettings,
+    "qosmanager": QosManagerSettings,
     "log": LogSettings,
 }
 """The groups of plain keys; each key has an environment variable."""
+TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings}
+"""The groups of tables, `[<group>.<name>]`."""
+
+BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict")
+FEATURE_GATES: Final[Mapping[str, bool]] = {
+    "BECPUSuppress": True,
+    "BECPUManager": False,
+    "CPUBurst": True,
+    "BECPUEvict": False,
+    "CPUEvict": False,
+    "CPUAllocatableEvict": False,
+    "BEMemoryEvict": False,
+    "MemoryEvict": False,
+    "MemoryAllocatableEvict": False,
+}
+"""Koordinator's feature gates of the plugins, and their defaults; those of what policies do here are not
+among them. Source: Koordinator pkg/features/koordlet_features.go (policies spec 3.0)."""
 
 _NEED_RESTART: Final = frozenset(
     (

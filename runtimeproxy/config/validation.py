@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.config.settings import BUILT_IN_PLUGINS, FEATURE_GATES, ProxySettings, Settings
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
@@ -90,6 +90,14 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     )
     for name, policy in settings.policies.items():
         problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
+    for index, gate in enumerate(settings.qosmanager.feature_gates):
+        if reason := _gate_problem(gate):
+            problems.append((("qosmanager", "feature_gates", str(index)), reason))
+    problems += (
+        (("plugins", name), f"no plugin has this name; there are {', '.join(BUILT_IN_PLUGINS)}")
+        for name in settings.plugins
+        if name not in BUILT_IN_PLUGINS
+    )
     return replace(settings, proxy=proxy, tracing=tracing), problems
 
 
@@ -119,6 +127,23 @@ def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:
     if size > most:
         raise ValueError(f"the socket path has {size} bytes, at most {most} are possible: {path}")
     return path
+
+
+def feature_gates(texts: Sequence[str]) -> dict[str, bool]:
+    """All feature gates by name.
+
+    Args:
+        texts: those that differ from the defaults, `NAME=true` or `NAME=false`; of two of one name the last.
+    """
+    named = (text.partition("=") for text in texts)
+    return {**FEATURE_GATES, **{name: value == "true" for name, _, value in named}}
+
+
+def _gate_problem(text: str) -> str:
+    name, _, value = text.partition("=")
+    if name not in FEATURE_GATES:
+        return f"{name!r} is not a feature gate; there are {', '.join(FEATURE_GATES)}"
+    return "" if value in ("true", "false") else f"write {name}=true or {name}=false"
 
 
 class TcpAddress(NamedTuple):

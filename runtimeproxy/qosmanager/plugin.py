@@ -8,9 +8,9 @@ a decision is a pure function, and a test needs neither the daemon nor a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
 
@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
     level: Level
     id: str = ""
-    """Of a container its id, of a pod its sandbox's id, of a QoS class its name (`BestEffort`)."""
+    """Of a container its id, of a pod its uid, of a QoS class or host application its name."""
 
 
 class Claim(NamedTuple):
@@ -57,7 +57,7 @@ class Claim(NamedTuple):
 class Eviction(NamedTuple):
     """A plugin's proposal to evict a pod. The daemon carries it out, or refuses."""
 
-    sandbox_id: str
+    pod_uid: str
     reason: str
     """For people and the audit; with the arithmetic."""
 
@@ -98,8 +98,8 @@ class PluginContext:
 
     gates: Mapping[str, bool]
     """All feature gates by name."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """`[plugins.NAME.options]`."""
+    options: Any = None
+    """Of the plugin's `options_type`; None if it has none."""
     held: Sequence[Claim] = ()
     """The plugin's claims that count in the daemon from before this process: its values must not jump."""
 
@@ -127,15 +127,12 @@ class Plugin(Generic[StateT]):
     needs: ClassVar[frozenset[Need]] = frozenset()
     interval_s: ClassVar[float] = 1.0
     """The least time between two runs."""
-    option_names: ClassVar[frozenset[str]] = frozenset()
-    """Keys of `[plugins.NAME.options]`; all others end the start."""
+    options_type: ClassVar[type[Any] | None] = None
+    """A frozen dataclass whose fields are the keys of `[plugins.NAME.options]`, each with a default; None:
+    there are none."""
 
     def setup(self, context: PluginContext) -> StateT:
-        """The state of the first run.
-
-        Raises:
-            ValueError: An option cannot be used.
-        """
+        """The state of the first run."""
         raise NotImplementedError
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
@@ -153,21 +150,3 @@ class Plugin(Generic[StateT]):
 
 AnyPlugin = Plugin[Any]
 PluginFactory = Callable[[], AnyPlugin]
-
-GATES: Final[Mapping[str, bool]] = {
-    "BECPUSuppress": True,
-    "BECPUManager": False,
-    "CPUBurst": True,
-    "RdtResctrl": True,
-    "CgroupReconcile": False,
-    "BlkIOReconcile": False,
-    "SystemConfig": False,
-    "BECPUEvict": False,
-    "CPUEvict": False,
-    "CPUAllocatableEvict": False,
-    "BEMemoryEvict": False,
-    "MemoryEvict": False,
-    "MemoryAllocatableEvict": False,
-}
-"""Koordinator's feature gates of its QoS manager, and their defaults. Source: Koordinator
-pkg/features/koordlet_features.go (policies spec 3.0)."""

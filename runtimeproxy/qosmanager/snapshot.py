@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
-from runtimeproxy.slo.schema import Colocation, CpuBurst, HostApplication, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurst, PodCpuBurst, Threshold
 
 NODE_CGROUP: Final = "/"
 """Stands for the node in samples."""
@@ -31,7 +31,7 @@ class Level(StrEnum):
     POD = "pod"
     CONTAINER = "container"
     HOST_APPLICATION = "host_application"
-    """A program of the host that takes part in QoS; has samples, and no claims."""
+    """A program of the host that takes part in QoS."""
 
 
 class ContainerState(StrEnum):
@@ -116,11 +116,16 @@ class Cpu(NamedTuple):
     numa_node: int
 
 
-class HostApp(NamedTuple):
-    """A host application of the strategies, and where its cgroup is."""
+class HostApplication(NamedTuple):
+    """A program of the host that takes part in QoS, by the strategies of the node."""
 
-    application: HostApplication
-    cgroup: str
+    name: str
+    qos: QoSClass = QoSClass.NONE
+    priority_class: PriorityClass = PriorityClass.NONE
+    cgroup: str = ""
+    """Empty: not known."""
+    base: CgroupBase = CgroupBase.CGROUP_ROOT
+    """What the path of the strategy is below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +150,10 @@ class Node:
     cpu_manager_policy: str = ""
     """The kubelet's: `none` or `static`; empty: not known."""
     reserved_cpus: frozenset[int] = frozenset()
-    """CPUs that the kubelet reserves by number."""
+    """CPUs that the kubelet, or Koordinator's annotation, reserves by number."""
     reserved: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """What the kubelet reserves (`kubeReserved` and `systemReserved`), in the units of `capacity`."""
+    """What of the node is not for pods, in the units of `capacity`: the larger one of what is not
+    allocatable, and of the reservation in Koordinator's annotation."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=lambda: _EMPTY)
     """CPUs that the kubelet's CPU manager has given to one container alone, by pod uid and container name."""
     system_cpus: frozenset[int] = frozenset()
@@ -168,7 +174,7 @@ class Strategies:
     threshold: Threshold = field(default_factory=Threshold)
     cpu_burst: CpuBurst = field(default_factory=CpuBurst)
     colocation: Colocation = field(default_factory=Colocation)
-    host_applications: tuple[HostApp, ...] = ()
+    host_applications: tuple[HostApplication, ...] = ()
 
 
 class Metric(StrEnum):

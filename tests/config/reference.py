@@ -13,9 +13,8 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings, needs_restart
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, TABLES, Settings, needs_restart
 from runtimeproxy.config.sources import FLAGS, variable
-from runtimeproxy.hooks.settings import PolicySettings
 
 WIDTH: Final = 120
 _UNITS: Final = {"_per_s": "number per second", "_s": "seconds", "_bytes": "bytes"}
@@ -41,9 +40,9 @@ def reference() -> str:
 
 
 def _group(group: str) -> Iterator[str]:
-    kind = GROUPS.get(group, PolicySettings)
+    kind = GROUPS.get(group) or TABLES[group]
     about = inspect.cleandoc(kind.__doc__ or "")
-    title = about.partition(":")[0] if group in GROUPS else "`[policies.<name>]`"
+    title = about.partition(":")[0] if group in GROUPS else f"`[{group}.<name>]`"
     yield f"## {title}\n"
     yield f"{_sentence(about.partition(': ')[2] if group in GROUPS else about)}\n"
     texts = _attribute_texts(kind)

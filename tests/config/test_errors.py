@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.config.settings import FEATURE_GATES
 from runtimeproxy.config.validation import CombinedConfigError
 from tests.config.reading import PREFIX, loaded, problems
 
@@ -18,6 +19,11 @@ from tests.config.reading import PREFIX, loaded, problems
         ("PROXY_DRIAN_S", "1", f"no setting has this name; did you mean {PREFIX}PROXY_DRAIN_S?"),
         ("ENDPOINT", "/x", f"no setting has this name; did you mean {PREFIX}PROXY_ENDPOINT?"),
         ("ZZZ", "1", "no setting has this name"),
+        (
+            "QOSMANAGER_FEATURE_GATES",
+            "'BECPUEvicts=true'",
+            f"'BECPUEvicts' is not a feature gate; there are {', '.join(FEATURE_GATES)}",
+        ),
         ("LOG_LEVEL", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("PROXY_DRAIN_S", "1" * 5_000, "must be a valid number"),
         pytest.param("PROXY_ALLOWED_UIDS", "[" * 5_000, "must be a valid array", id="nested"),
@@ -31,6 +37,7 @@ def test_wrong_environment_variables_are_named(name: str, text: str, reason: str
     assert (error.source, error.key, error.reason) == ("environment", PREFIX + name, reason)
 
 
+ONE_OF_MODES = "must be 'enforce', 'dry-run' or 'off'"
 NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
 
 
@@ -65,6 +72,20 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         ("[policies.a]\npriority = 100", "policies.a.priority", "must be in 0 to 99"),
         ("[policies.a]\ntimeout_s = 0", "policies.a.timeout_s", "must be more than 0 and at most 600"),
         ("[policies.a]\nenabled = 'no'", "policies.a.enabled", "must be a valid boolean"),
+        ("[qosmanager]\nmode = 'off'", "qosmanager.mode", "must be 'enforce' or 'dry-run'"),
+        ("[qosmanager]\ninterval_s = 0", "qosmanager.interval_s", "must be greater than or equal to 0.1"),
+        (
+            "[qosmanager]\nfeature_gates = ['CPUBurst=true', 'CPUEvict']",
+            "qosmanager.feature_gates.1",
+            "write CPUEvict=true or CPUEvict=false",
+        ),
+        (
+            "[plugins.cpu-supress]",
+            "plugins.cpu-supress",
+            "no plugin has this name; there are cpu-suppress, cpu-burst, cpu-evict, memory-evict",
+        ),
+        ("[plugins.cpu-burst]\nmoode = 1", "plugins.cpu-burst.moode", "unknown key; did you mean mode?"),
+        ("[plugins.cpu-burst]\nmode = 'on'", "plugins.cpu-burst.mode", ONE_OF_MODES),
         ("[state]\ndir = 'here'", "state.dir", "'here' is not an absolute path"),
         ("[cgroups]\nroot = ''", "cgroups.root", "'' is not an absolute path"),
         ("[node]\nobjects_dir = 'here'", "node.objects_dir", "'here' is not an absolute path"),

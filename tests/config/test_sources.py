@@ -72,6 +72,8 @@ def test_the_defaults() -> None:
         "api": {"admin_socket": "admin/api.sock"},
         "metrics": {"listen": ""},
         "tracing": {"endpoint": "", "ratio": 1.0},
+        "qosmanager": {"mode": "enforce", "interval_s": 1.0, "feature_gates": ()},
+        "plugins": {},
         "log": {"level": "info", "format": "auto"},
     }
 

@@ -1,6 +1,7 @@
 """The contract with plugins."""
 
-from runtimeproxy.qosmanager.plugin import GATES, Claim, Decision, Role, Target
+from runtimeproxy.config.validation import feature_gates
+from runtimeproxy.qosmanager.plugin import Claim, Decision, Role, Target
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, NoMetrics, Pod, Snapshot
 
 
@@ -16,9 +17,15 @@ def test_a_decision_without_claims_releases_all() -> None:
     assert Decision(state=3).claims == ()
 
 
-def test_the_gates_of_evictions_and_files_are_off_by_default() -> None:
+def test_the_gates_of_evictions_are_off_by_default() -> None:
     # Source: policies spec 3.0.
-    assert {name for name, is_on in GATES.items() if is_on} == {"BECPUSuppress", "CPUBurst", "RdtResctrl"}
+    gates = feature_gates([])
+    assert {name for name, is_on in gates.items() if is_on} == {"BECPUSuppress", "CPUBurst"}
+    assert feature_gates(["CPUBurst=false", "BECPUEvict=true"]) == {
+        **gates,
+        "CPUBurst": False,
+        "BECPUEvict": True,
+    }
 
 
 def test_a_snapshot_without_arguments_is_one_of_which_nothing_is_known() -> None:
