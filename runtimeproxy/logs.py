@@ -251,6 +251,9 @@ class FailureLog:
         clock: a monotonic time in seconds.
         output: where the lines go; None for the logger of this module.
         limit: most causes that are remembered; the oldest are forgotten first.
+
+    Attributes:
+        last: the text of the last failure, whether it was logged or only counted; empty for none.
     """
 
     def __init__(
@@ -268,6 +271,7 @@ class FailureLog:
         # The garbage collector may log within any statement, in the thread that has the lock.
         self._lock = threading.RLock()
         self._causes: OrderedDict[Hashable, _Cause] = OrderedDict()
+        self.last = ""
         _FAILURE_LOGS.add(self)
 
     def __len__(self) -> int:
@@ -294,7 +298,7 @@ class FailureLog:
             fields: the line's.
         """
         now_s = self._clock()
-        text = _cut(text)
+        self.last = text = _cut(text)
         if isinstance(cause, str):
             cause = _cut(cause)
         with self._lock:

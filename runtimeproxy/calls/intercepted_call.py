@@ -357,6 +357,7 @@ class InterceptedCall:
                 self._forward(call, frame)
             elif self._is_unseen:
                 self._reply.forward(frame)
+                self._services.changed += frame is not None
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
         finally:
@@ -470,6 +471,8 @@ class InterceptedCall:
     def _forward(self, call: CriCall, frame: bytes | None) -> None:
         call.on_sent()
         self._reply.forward(frame)
+        if frame is not None:
+            self._services.changed += 1
         if self._recorded is not None:
             self._recorded.on_decided()
         # Not before the message is written, and then the response need not wait for it.

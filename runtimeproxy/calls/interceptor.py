@@ -162,6 +162,14 @@ class RecordedCall(Protocol):
 class Recorder(Protocol):
     """Records calls."""
 
+    @property
+    def started_s(self) -> float:
+        """When the recording began, in seconds since the epoch."""
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been recorded."""
+
     def begin(self, kind: CallKind, frame: bytes, encoding: str) -> RecordedCall:
         """A request has arrived."""
 
@@ -198,6 +206,7 @@ class CallServices:
         order: The order of calls.
         failures: Logs failures, each cause once per interval.
         internal_errors: How many errors there have been in the proxy's own code.
+        changed: How many calls were forwarded with a changed request.
         problems: How many calls went on without what they should have had, by kind of call and cause.
     """
 
@@ -218,6 +227,7 @@ class CallServices:
     order: CallOrder = field(default_factory=CallOrder)
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
+    changed: int = 0
     problems: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property

@@ -96,10 +96,26 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
         error = found.upgrade.error
         result = Cell(error, BAD) if error else f"process {found.upgrade.successor_pid}"
         yield "upgrade", (_when(found.upgrade, "time", now), ": ", result)
-    yield "calls", f"{calls.decided} decided, {calls.refused} refused, {calls.undecided} without a decision"
+    decided = f"{calls.decided} decided, {calls.changed} changed, {calls.refused} refused"
+    yield "calls", f"{decided}, {calls.undecided} without a decision"
     refused = f", {clients.refused} refused" if clients.refused else ""
     in_progress = counted(clients.streams, "call")
     yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
+    yield from _sinks(found, now)
+
+
+def _sinks(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
+    """Where decisions and calls are written to, beside the log."""
+    audit, tracing = found.audit_file, found.tracing
+    if found.HasField("audit_file"):
+        lost = Cell(f", {audit.lost} lost" if audit.lost else "", BAD)
+        yield "audit", (f"{counted(audit.written, 'line')} in {audit.path}", lost)
+    if found.HasField("tracing"):
+        lost = Cell(f", {tracing.lost} lost" if tracing.lost else "", BAD)
+        yield "traces", (f"{counted(tracing.sent, 'span')} sent to {tracing.endpoint}", lost)
+    if found.HasField("recording"):
+        calls = counted(found.recording.calls, "call")
+        yield "record", f"{calls} recorded{_when(found.recording, 'started_at', now, ' since ')}"
 
 
 def _when(message: Message, field: str, now: datetime, before: str = "") -> str:

@@ -61,6 +61,7 @@ class Sysctls:
 
     Attributes:
         writes: how often values were written, and could not be, by sysctl and whether it was written.
+        problems: what could not be written or read at the last attempt, with the reasons.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Sysctls:
         self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
         self.writes: Counts[tuple[str, bool]] = Counts()
+        self.problems: tuple[str, ...] = ()
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
@@ -242,6 +244,7 @@ class Sysctls:
         return changes
 
     def _reported(self, changes: list[SysctlChange]) -> tuple[SysctlChange, ...]:
+        problems: list[str] = []
         for change in changes:
             self.writes.add((change.name, not change.error))
             if change.error:
@@ -249,8 +252,10 @@ class Sysctls:
                 if not change.new:
                     text = f"sysctls are left as they are: {change.name} cannot be read: {change.error}"
                 self._failures.report("sysctl", change.name, text)
+                problems.append(text)
             else:
                 logger.info("sysctl %s: %s -> %s", change.name, change.old, change.new)
+        self.problems = tuple(problems)
         return tuple(changes)
 
     def _path(self, name: str) -> Path:

@@ -75,6 +75,7 @@ class NodeSources:
         latest: See `NodeSource`.
         fresh_until_s: See `NodeSource`.
         looked_s: When everything was last looked at, by the clock; None before.
+        polling_reason: Why the kernel reports no changes of files, which are polled then; empty if it does.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class NodeSources:
         self._lines, self._lines_since_s = 0, clock()
         self._wake = asyncio.Event()
         self._is_restored = False
-        self._is_polled = False
+        self.polling_reason = ""
 
     def snapshot(self) -> Node:
         """The present node; reads facts that are older than a second."""
@@ -271,13 +272,12 @@ class NodeSources:
         return self._lines <= MOST_LINES
 
     def _report_events(self, no_events: str | None) -> None:
-        if no_events and not self._is_polled:
-            self._is_polled = True
+        if no_events and not self.polling_reason:
             text = "node: no events from the kernel (%s), files are polled every %g s"
             logger.warning(text, no_events, self._settings.poll_s)
-        elif not no_events and self._is_polled:
-            self._is_polled = False
+        elif not no_events and self.polling_reason:
             logger.info("node: the kernel reports changes of files now")
+        self.polling_reason = no_events or ""
 
     async def _rest(self, look: Look, no_events: str | None) -> None:
         """Waits until it is time for the next look."""

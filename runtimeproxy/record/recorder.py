@@ -45,6 +45,7 @@ class Recorder:
 
     Attributes:
         problem: why it has ended; empty as long as it has not.
+        started_s: when it was made, in seconds since the epoch.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Recorder:
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self.problem = ""
+        self.started_s = time.time()
         self._services = services
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
@@ -95,6 +97,11 @@ class Recorder:
         if not self._waiting:
             self._wake.clear()
         return taken
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been recorded."""
+        return self._number
 
     @property
     def node(self) -> Node:

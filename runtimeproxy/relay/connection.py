@@ -363,6 +363,14 @@ class Connection:
         relay = self._relay
         return (0, 0) if relay is None else (relay.request.received_bytes, relay.response.received_bytes)
 
+    @property
+    def stream_counts(self) -> tuple[int, int]:
+        """How many calls are in progress, and how many of them are intercepted and not forwarded yet."""
+        relay = self._relay
+        if relay is None:
+            return 0, 0
+        return len(relay.open_streams), sum(each.is_pending for each in relay.special_streams.values())
+
     # --- moving bytes ------------------------------------------------------------------------------------
 
     def _receive(self, relay: H2Relay, take: Callable[[bytes], None], data: bytes) -> None:

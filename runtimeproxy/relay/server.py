@@ -121,6 +121,12 @@ class RelayServer:
             runtime_bytes += from_runtime
         return client_bytes, runtime_bytes
 
+    @property
+    def stream_counts(self) -> tuple[int, int]:
+        """How many calls of all clients are in progress, and how many of them are intercepted ones."""
+        found = [connection.stream_counts for connection in self._connections]
+        return sum(streams for streams, _ in found), sum(intercepted for _, intercepted in found)
+
     async def is_runtime_away(self) -> bool:
         """Whether the runtime was lost and does not answer yet; it is asked if that is not known."""
         runtime = self._options.default_upstream

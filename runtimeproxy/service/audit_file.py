@@ -68,6 +68,7 @@ class AuditFile:
         self._lock = threading.Lock()
         self._queued = 0
         self._overflowed = 0
+        self._overflow = ""
         self._writer = _Writer(settings, write)
         self._thread: threading.Thread | None = None
 
@@ -80,6 +81,16 @@ class AuditFile:
     def lost(self) -> int:
         """Lines that were lost since the start; of what did not fit into the queue, entries."""
         return self._overflowed + self._writer.lost
+
+    @property
+    def path(self) -> str:
+        """The file; empty for none."""
+        return self._settings.file
+
+    @property
+    def problem(self) -> str:
+        """Why the last line was lost; empty if it was written."""
+        return self._overflow or self._writer.problem
 
     def __call__(self, entry: AuditEntry) -> None:
         """Takes an entry; never blocks."""
@@ -110,7 +121,9 @@ class AuditFile:
         with self._lock:
             if self._queued + len(entries) > MOST_QUEUED:
                 self._overflowed += len(entries)
+                self._overflow = f"entries came faster than {self._settings.file} can be written"
                 return
+            self._overflow = ""
             self._queued += len(entries)
         self._put(entries)
 
@@ -188,6 +201,7 @@ class _Writer:
     Attributes:
         written: lines.
         lost: lines that could not be written.
+        problem: why the last line was lost; empty if it was written.
     """
 
     def __init__(self, settings: AuditSettings, write: Write) -> None:
@@ -200,6 +214,7 @@ class _Writer:
         self._is_cut = False
         self.written = 0
         self.lost = 0
+        self.problem = ""
 
     def reopen(self, settings: AuditSettings) -> None:
         self.close()
@@ -221,10 +236,11 @@ class _Writer:
             self._append(line)
         except OSError as error:
             self.lost += 1
-            text = f"{self._settings.file}: {error.strerror}"
+            self.problem = text = f"{self._settings.file}: {error.strerror}"
             self._failures.report("audit file", error.errno, text, level=logging.ERROR)
         else:
             self.written += 1
+            self.problem = ""
 
     def _append(self, line: bytes) -> None:
         # The part of a line that a full disk took is ended, so that the next one can be read.

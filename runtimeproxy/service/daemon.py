@@ -392,6 +392,8 @@ class Daemon:
             interceptor=self._interceptor,
             bypass=self._bypass,
             upgrade=self._upgrade,
+            audit_file=self._audit_file,
+            traces=self._traces,
             settings=lambda: self._settings,
             endpoint=listener.address,
             started_s=self._started_s,

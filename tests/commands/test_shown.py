@@ -66,6 +66,19 @@ def test_a_daemon_that_is_well() -> None:
         ({"last_reload": api_pb2.Reload(time=ago(5), need_restart=["a.b"])}, "; restart to apply a.b"),
         ({"upgrade": api_pb2.UpgradeStatus(has_predecessor=True)}, "drain     calls still end"),
         ({"upgrade": api_pb2.UpgradeStatus(time=ago(5), error="no")}, "(5 s ago): no"),
+        ({"calls": api_pb2.CallStatus(decided=5, changed=3)}, "5 decided, 3 changed, 0 refused, 0 without"),
+        (
+            {"audit_file": api_pb2.AuditFileStatus(path="/a.jsonl", written=7, lost=2)},
+            "audit     7 lines in /a.jsonl, 2 lost",
+        ),
+        (
+            {"tracing": api_pb2.TracingStatus(endpoint="http://c:4317", sent=1)},
+            "traces    1 span sent to http://c:4317\n",
+        ),
+        (
+            {"recording": api_pb2.RecordingStatus(started_at=ago(60), calls=2)},
+            "record    2 calls recorded since ",
+        ),
         ({"problems": ["one", "two"]}, "problems:\n  -  one\n  -  two\n"),
         (
             {

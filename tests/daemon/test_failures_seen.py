@@ -472,6 +472,22 @@ def interpreter_crashes(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def audit_file_is_a_folder(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(f"[audit]\nfile = '{scene.folder}'\n")
+    with CriClient(daemon.socket) as client:
+        batch_pod(client).run().create()
+        wait_for(daemon, "audit_lines_total", outcome="lost")
+    return daemon
+
+
+def collector_is_away(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(f"[tracing]\nendpoint = '{scene.folder}/nothing.sock'\n")
+    with CriClient(daemon.socket) as client:
+        pod(client).run()
+        wait_for(daemon, "spans_total", outcome="lost")
+    return daemon
+
+
 SEEN: Final[dict[str, tuple[Callable[[Scene], ProxyProcess], Seen]]] = {
     "a policy cannot be loaded": (
         not_loaded,
@@ -520,6 +536,14 @@ SEEN: Final[dict[str, tuple[Callable[[Scene], ProxyProcess], Seen]]] = {
     "a value cannot be written": (cannot_be_written, lambda status: len(status.ledger.failed_writes) > 0),
     "the node is rebooted": (cgroup_is_made_anew, lambda status: status.ledger.counts.writes > 0),
     "the folder has more than": (too_many_object_files, has_node_problem),
+    "the audit's file": (
+        audit_file_is_a_folder,
+        lambda s: s.audit_file.lost > 0 and bool(s.audit_file.problem),
+    ),
+    "the collector of traces": (
+        collector_is_away,
+        lambda s: s.tracing.lost > 0 and "nothing.sock" in s.tracing.problem,
+    ),
     "the interpreter crashes": (interpreter_crashes, lambda status: status.records.is_recovered),
     "the checkpoint is damaged": (
         checkpoint_is_damaged,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.testing import FakeRuntime
-from tests.daemon.conftest import cgroup_files, client, daemon, daemons, installed, loop, runtime
+from tests.daemon.conftest import cgroup_files, client, daemon, daemons, fifo, installed, loop, runtime
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
-__all__ = ["cgroup_files", "client", "daemon", "daemons", "installed", "loop", "runtime"]
+__all__ = ["cgroup_files", "client", "daemon", "daemons", "fifo", "installed", "loop", "runtime"]
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ TRIGGERS = {
     "Restarts": ('process_start_time_seconds{job="koord-runtime-proxy"}', "1+1x30"),
     "EventLoopSlow": ('event_loop_lag_seconds_bucket{le="5.0"}', "0+60x30"),
     "AuditLinesLost": ('audit_lines_total{outcome="lost"}', "0x10 1x20"),
+    "SpansLost": ('spans_total{outcome="lost"}', "0x10 1x20"),
     "BreakerOpen": ('bypass{cause="breaker"}', "1x30"),
     "BypassOn": ('bypass{cause="operator"}', "1x100"),
     "CallsHeldLong": ('held_seconds_bucket{method="CreateContainer",le="5.0"}', "0+60x30"),

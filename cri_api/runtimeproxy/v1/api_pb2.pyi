@@ -170,6 +170,9 @@ class GetStatusResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     UPGRADE_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    AUDIT_FILE_FIELD_NUMBER: _builtins.int
+    TRACING_FIELD_NUMBER: _builtins.int
+    RECORDING_FIELD_NUMBER: _builtins.int
     CLAIM_OWNERS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -211,6 +214,18 @@ class GetStatusResponse(_message.Message):
         """Everything that needs an operator's attention, a sentence each; empty if all is well."""
 
     @_builtins.property
+    def audit_file(self) -> Global___AuditFileStatus:
+        """Absent if `audit.file` is not set."""
+
+    @_builtins.property
+    def tracing(self) -> Global___TracingStatus:
+        """Absent without `tracing.endpoint`."""
+
+    @_builtins.property
+    def recording(self) -> Global___RecordingStatus:
+        """The recording that is being made; absent if there is none."""
+
+    @_builtins.property
     def claim_owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimOwner]:
         """The owners of claims in the configuration, by name."""
 
@@ -234,12 +249,15 @@ class GetStatusResponse(_message.Message):
         calls: Global___CallStatus | None = ...,
         upgrade: Global___UpgradeStatus | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
+        audit_file: Global___AuditFileStatus | None = ...,
+        tracing: Global___TracingStatus | None = ...,
+        recording: Global___RecordingStatus | None = ...,
         claim_owners: _abc.Iterable[Global___ClaimOwner] | None = ...,
         evictions: Global___EvictionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "records", b"records", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -960,6 +978,10 @@ class LedgerStatus(_message.Message):
     CHANGE_FIELD_NUMBER: _builtins.int
     ALLOCATED_PODS_FIELD_NUMBER: _builtins.int
     ALLOCATION_PROBLEM_FIELD_NUMBER: _builtins.int
+    OCCUPIED_PODS_FIELD_NUMBER: _builtins.int
+    CPU_MODE_PROBLEM_FIELD_NUMBER: _builtins.int
+    SYSCTL_PROBLEMS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_ORIGINALS_FIELD_NUMBER: _builtins.int
     is_enabled: _builtins.bool
     """Whether files are written at all (`cgroups.enabled`)."""
     cgroups: _builtins.int
@@ -974,6 +996,12 @@ class LedgerStatus(_message.Message):
     allocated_pods: _builtins.int
     """CPUs that pods have for themselves (`node.shared_pools = "computed"`): number of pods, and the problem."""
     allocation_problem: _builtins.str
+    occupied_pods: _builtins.int
+    """Of these pods, those whose CPUs others have not left yet."""
+    cpu_mode_problem: _builtins.str
+    """What keeps the node from the CPU mode that policies want; empty for nothing."""
+    unknown_originals: _builtins.int
+    """Number of values whose original text is not known: they go back to what the kubelet's requests come to."""
     @_builtins.property
     def yielded(self) -> _containers.RepeatedCompositeFieldContainer[Global___YieldedValue]:
         """Values that are left to another program for a time."""
@@ -998,6 +1026,10 @@ class LedgerStatus(_message.Message):
     def change(self) -> Global___OngoingChange:
         """A change of running pods that is being made; absent if there is none."""
 
+    @_builtins.property
+    def sysctl_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sysctls that could not be set or read at the last attempt: name and reason."""
+
     def __init__(
         self,
         *,
@@ -1015,10 +1047,14 @@ class LedgerStatus(_message.Message):
         change: Global___OngoingChange | None = ...,
         allocated_pods: _builtins.int = ...,
         allocation_problem: _builtins.str = ...,
+        occupied_pods: _builtins.int = ...,
+        cpu_mode_problem: _builtins.str = ...,
+        sysctl_problems: _abc.Iterable[_builtins.str] | None = ...,
+        unknown_originals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "counts", b"counts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "cpu_mode_problem", b"cpu_mode_problem", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "occupied_pods", b"occupied_pods", "sysctl_problems", b"sysctl_problems", "unknown_originals", b"unknown_originals", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1033,6 +1069,11 @@ class LedgerCounts(_message.Message):
     REPAIRS_FIELD_NUMBER: _builtins.int
     OVERWRITES_FIELD_NUMBER: _builtins.int
     GIVEN_BACK_FIELD_NUMBER: _builtins.int
+    LEFT_ALONE_FIELD_NUMBER: _builtins.int
+    RENEWED_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
+    ABOVE_USAGE_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
     writes: _builtins.int
     failed_writes: _builtins.int
     repairs: _builtins.int
@@ -1040,6 +1081,16 @@ class LedgerCounts(_message.Message):
     overwrites: _builtins.int
     """Of these, values that another program had written, and not the kernel, systemd or the runtime."""
     given_back: _builtins.int
+    left_alone: _builtins.int
+    """Attempts at values that are left alone."""
+    renewed: _builtins.int
+    """Cgroups that were made anew under their name; after a reboot all."""
+    recovered: _builtins.int
+    """Cgroups whose values a process had written that was killed before it could save them."""
+    above_usage: _builtins.int
+    """Memory limits that could not fall at once, as more was in use."""
+    evaluations: _builtins.int
+    """Evaluations of all running pods."""
     def __init__(
         self,
         *,
@@ -1048,10 +1099,15 @@ class LedgerCounts(_message.Message):
         repairs: _builtins.int = ...,
         overwrites: _builtins.int = ...,
         given_back: _builtins.int = ...,
+        left_alone: _builtins.int = ...,
+        renewed: _builtins.int = ...,
+        recovered: _builtins.int = ...,
+        above_usage: _builtins.int = ...,
+        evaluations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_writes", b"failed_writes", "given_back", b"given_back", "overwrites", b"overwrites", "repairs", b"repairs", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_usage", b"above_usage", "evaluations", b"evaluations", "failed_writes", b"failed_writes", "given_back", b"given_back", "left_alone", b"left_alone", "overwrites", b"overwrites", "recovered", b"recovered", "renewed", b"renewed", "repairs", b"repairs", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1209,6 +1265,9 @@ class NodeStatus(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     HANGS_SINCE_FIELD_NUMBER: _builtins.int
     STRATEGY_PROBLEMS_FIELD_NUMBER: _builtins.int
+    POLLING_REASON_FIELD_NUMBER: _builtins.int
+    polling_reason: _builtins.str
+    """Why files are polled instead of watched by the kernel's events; empty if they are not."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInput]: ...
     @_builtins.property
@@ -1235,10 +1294,11 @@ class NodeStatus(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         hangs_since: _timestamp_pb2.Timestamp | None = ...,
         strategy_problems: _abc.Iterable[Global___StrategyProblem] | None = ...,
+        polling_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "notes", b"notes", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "notes", b"notes", "polling_reason", b"polling_reason", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1284,7 +1344,7 @@ class NodeInput(_message.Message):
     """Where it comes from, such as a path; empty if that is not known."""
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty for none."""
+        """Problems in its source; empty for none."""
 
     @_builtins.property
     def policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1443,6 +1503,7 @@ class CallStatus(_message.Message):
     decided: _builtins.int
     """Calls that policies decided on."""
     changed: _builtins.int
+    """Of them, those whose request was changed."""
     refused: _builtins.int
     unparsable: _builtins.int
     """Requests that could not be parsed: they were forwarded as they came, or refused."""
@@ -1506,6 +1567,96 @@ class UpgradeStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpgradeStatus: _TypeAlias = UpgradeStatus  # noqa: Y015
+
+@_typing.final
+class AuditFileStatus(_message.Message):
+    """The file of the audit, `audit.file`. Numbers since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    written: _builtins.int
+    """Lines, one per decision."""
+    lost: _builtins.int
+    """Lines that could not be written, and entries that came faster than the disk takes them."""
+    problem: _builtins.str
+    """Why the last line was lost; empty if it was written."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        written: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "path", b"path", "problem", b"problem", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditFileStatus: _TypeAlias = AuditFileStatus  # noqa: Y015
+
+@_typing.final
+class TracingStatus(_message.Message):
+    """Spans of intercepted calls, for the collector at `tracing.endpoint`. Numbers since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    sent: _builtins.int
+    lost: _builtins.int
+    problem: _builtins.str
+    """Why the last spans were lost; empty if they were sent."""
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        sent: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "lost", b"lost", "problem", b"problem", "sent", b"sent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TracingStatus: _TypeAlias = TracingStatus  # noqa: Y015
+
+@_typing.final
+class RecordingStatus(_message.Message):
+    """A recording of calls; see Record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    calls: _builtins.int
+    """Number of recorded calls."""
+    @_builtins.property
+    def started_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        started_at: _timestamp_pb2.Timestamp | None = ...,
+        calls: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "started_at", b"started_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordingStatus: _TypeAlias = RecordingStatus  # noqa: Y015
 
 @_typing.final
 class ClaimOwner(_message.Message):

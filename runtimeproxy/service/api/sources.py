@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.relay.server import RelayServer
     from runtimeproxy.service.api.admin_socket import AdminSocket
+    from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.handover.upgrade import Upgrade
+    from runtimeproxy.service.tracing.traces import Traces
 
 
 class Reloaded(NamedTuple):
@@ -38,6 +40,8 @@ class ApiSources:
         interceptor: calls that wait for the policies.
         bypass: on or off, and why.
         upgrade: the last one.
+        audit_file: the file of the audit, which may be off.
+        traces: spans of calls; None without a collector.
         settings: those in effect.
         endpoint: the socket that the kubelet uses.
         started_s: when the process started, since the epoch.
@@ -54,6 +58,8 @@ class ApiSources:
     interceptor: CallInterceptor
     bypass: Bypass
     upgrade: Upgrade
+    audit_file: AuditFile
+    traces: Traces | None
     settings: Callable[[], Settings]
     endpoint: str
     started_s: float

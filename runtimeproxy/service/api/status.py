@@ -98,6 +98,9 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
         clients=_clients(sources),
         calls=_calls(sources),
         upgrade=_upgrade(sources),
+        audit_file=_audit_file(sources),
+        tracing=_tracing(sources),
+        recording=_recording(sources.engine),
     )
     status.bypass.CopyFrom(bypass_of(sources))
     status.breaker.CopyFrom(_breaker(sources))
@@ -362,6 +365,11 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
             repairs=sum(counts.repairs.read().values()),
             overwrites=sum(counts.overwrites.read().values()),
             given_back=sum(counts.given_back.read().values()),
+            left_alone=sum(counts.left.read().values()),
+            renewed=sum(counts.renewed.read().values()),
+            recovered=counts.recovered,
+            above_usage=sum(counts.above_usage.read().values()),
+            evaluations=engine.upkeep.evaluator.rounds,
         ),
         failed_writes=[
             api_pb2.FailedWrite(
@@ -390,6 +398,12 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
         change=_change(engine),
         allocated_pods=len(engine.node.latest.allocations),
         allocation_problem=allocations.problem if allocations is not None else "",
+        occupied_pods=allocations.occupied if allocations is not None else 0,
+        cpu_mode_problem=engine.upkeep.mode_problem,
+        sysctl_problems=engine.sysctls.problems if engine.sysctls is not None else (),
+        unknown_originals=sum(
+            original.text is None for book in ledger.books for original in book.originals.values()
+        ),
     )
 
 
@@ -420,6 +434,7 @@ def _node(engine: Engine, settings: Settings) -> api_pb2.NodeStatus:
             api_pb2.StrategyProblem(path=each.file, key=each.key, reason=_reason(each.path, each.reason))
             for each in sources.strategy_problems
         ],
+        polling_reason=sources.polling_reason,
     )
 
 
@@ -439,10 +454,17 @@ def inputs_of(engine: Engine, settings: Settings) -> list[api_pb2.NodeInput]:
             state=_INPUT_STATES[node.state_of(each)],
             generation=node.generations.get(each, 0),
             source=places.get(each, ""),
+            problems=_problems_in(places.get(each, ""), engine.node.problems),
             policies=dict.fromkeys(used.get(each, ())),
         )
         for each in FIELDS
     ]
+
+
+def _problems_in(source: str, problems: Iterable[str]) -> Iterator[str]:
+    """Those of a folder, or of what is in it."""
+    folder = source.rstrip("/")
+    return (each for each in problems if folder and each.startswith((f"{folder}/", f"{folder}:")))
 
 
 def _places(settings: Settings) -> dict[Input, str]:
@@ -476,8 +498,11 @@ def _reload(sources: ApiSources) -> api_pb2.Reload | None:
 
 def _clients(sources: ApiSources) -> api_pb2.Clients:
     server = sources.server
+    streams, intercepted = server.stream_counts
     return api_pb2.Clients(
         connections=server.connection_count,
+        streams=streams,
+        intercepted_streams=intercepted,
         refused=sum(server.counts.refused.values()),
         protocol_errors=server.counts.ended["protocol_error"],
         silent=server.counts.ended["no_call"],
@@ -497,6 +522,7 @@ def _calls(sources: ApiSources) -> api_pb2.CallStatus:
     too_large = problems["too_large"] + sources.server.counts.too_large
     return api_pb2.CallStatus(
         decided=sum(sum(each.held.counts) for each in methods),
+        changed=sources.engine.services.changed,
         refused=refused.total(),
         unparsable=problems["unreadable"],
         too_large=too_large,
@@ -515,6 +541,29 @@ def _upgrade(sources: ApiSources) -> api_pb2.UpgradeStatus:
     )
 
 
+def _audit_file(sources: ApiSources) -> api_pb2.AuditFileStatus | None:
+    file = sources.audit_file
+    if not file.path:
+        return None
+    return api_pb2.AuditFileStatus(path=file.path, written=file.written, lost=file.lost, problem=file.problem)
+
+
+def _tracing(sources: ApiSources) -> api_pb2.TracingStatus | None:
+    traces = sources.traces
+    if traces is None:
+        return None
+    return api_pb2.TracingStatus(
+        endpoint=traces.endpoint, sent=traces.sent, lost=traces.lost, problem=traces.problem
+    )
+
+
+def _recording(engine: Engine) -> api_pb2.RecordingStatus | None:
+    recorder = engine.services.recorder
+    if recorder is None:
+        return None
+    return api_pb2.RecordingStatus(started_at=timestamp(recorder.started_s), calls=recorder.calls)
+
+
 # --- problems ----------------------------------------------------------------------------------------------
 
 
@@ -531,6 +580,8 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     yield from _problems_of_values(status.ledger)
     if status.node.HasField("hangs_since"):
         yield "Reading the node's inputs hangs: what was known before counts."
+    if status.node.polling_reason:
+        yield f"Node: the kernel reports no changes of files, which are polled: {status.node.polling_reason}."
     yield from (f"Node: {each}." for each in status.node.problems)
 
 
@@ -544,8 +595,6 @@ def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"There were {status.daemon.internal_errors} errors in the proxy's own code; the log has them."
     if status.daemon.admin_problem:
         yield f"The admin socket does not serve: {status.daemon.admin_problem}."
-    if status.daemon.lost_log_lines:
-        yield f"{status.daemon.lost_log_lines} log lines were lost."
     yield from _problems_of_changes(status)
     records = status.records
     if records.checkpoint_problem:
@@ -554,6 +603,17 @@ def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"A checkpoint could not be used and is set aside as {records.checkpoint_set_aside}."
     if not records.is_recovered:
         yield "The records have not been compared with the runtime yet."
+    yield from _problems_of_sinks(status)
+
+
+def _problems_of_sinks(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if status.daemon.lost_log_lines:
+        yield f"{status.daemon.lost_log_lines} log lines were lost."
+    if status.audit_file.problem:
+        lost = status.audit_file.lost
+        yield f"The audit is not complete, {lost} lines of its file are lost: {status.audit_file.problem}."
+    if status.tracing.problem:
+        yield f"{status.tracing.lost} spans are lost: {status.tracing.problem}."
 
 
 def _problems_of_changes(status: api_pb2.GetStatusResponse) -> Iterator[str]:
@@ -609,3 +669,6 @@ def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
         yield f"{ledger.hanging_files} reads or writes of files hang."
     if ledger.allocation_problem:
         yield f"{ledger.allocation_problem[:1].upper()}{ledger.allocation_problem[1:]}."
+    if ledger.occupied_pods:
+        yield f"{ledger.occupied_pods} pods own CPUs that others have not left."
+    yield from (f"{each[:1].upper()}{each[1:]}." for each in ledger.sysctl_problems)

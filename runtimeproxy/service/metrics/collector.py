@@ -323,5 +323,6 @@ def _of_node(node: NodeSources) -> Iterator[Sample]:
     for name, state in node.latest.states.items():
         yield Sample("node_input_state", 1, (name, state))
     yield Sample("node_problems", len(node.problems))
+    yield Sample("node_polled", bool(node.polling_reason))
     if node.looked_s is not None:
         yield Sample("node_look_age_seconds", time.monotonic() - node.looked_s)

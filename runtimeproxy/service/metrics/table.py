@@ -169,6 +169,7 @@ _TABLE = {
         "state",
     ),
     "node_problems": _gauge("Problems in Kubernetes objects, strategies and the kubelet's files"),
+    "node_polled": _gauge("1 while files are polled, as the kernel reports no changes of them"),
     "node_look_age_seconds": _gauge("Time since the inputs were last looked at"),
 }
 

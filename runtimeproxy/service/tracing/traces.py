@@ -64,6 +64,7 @@ class Traces:
     Attributes:
         sent: spans that the collector has taken since the start.
         lost: spans that it has not, or that did not fit into the queue.
+        problem: why the last spans were lost; empty if they were sent.
     """
 
     def __init__(
@@ -85,11 +86,17 @@ class Traces:
         self._sender: Sender | None = None
         self._is_closing = False
         self.sent = 0
+        self.problem = ""
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
 
     @property
     def lost(self) -> int:
         return self._overflowed + self._unsent
+
+    @property
+    def endpoint(self) -> str:
+        """The collector's."""
+        return self._settings.endpoint
 
     def start(self) -> None:
         """Imports the library in the thread that sends."""
@@ -107,6 +114,7 @@ class Traces:
         """Takes a call that has ended; never blocks."""
         if self._queued + len(self._gathered) >= MOST_QUEUED:
             self._overflowed += 1
+            self.problem = f"spans came faster than {self.endpoint} takes them"
             return
         if not self._gathered:
             asyncio.get_running_loop().call_later(self._gather_s, self._pass_on)
@@ -133,8 +141,9 @@ class Traces:
         """In the thread: sends until the end."""
         try:
             self._sender = self._make_sender(self._settings.endpoint, self._failures)
-        except Exception:  # a library that cannot be used costs the spans, not the daemon
-            logger.exception("traces cannot be sent to %s", self._settings.endpoint)
+        except Exception as error:  # noqa: BLE001 - a library that cannot be used costs the spans, not the daemon
+            text = f"traces cannot be sent to {self.endpoint}: {error}"
+            self._failures.report("traces", type(error).__name__, text, level=logging.ERROR, error=error)
         while (traces := self._queue.get()) is not None and not self._is_closing:
             for first in range(0, len(traces), MOST_AT_ONCE):
                 self._send(traces[first : first + MOST_AT_ONCE])
@@ -147,7 +156,9 @@ class Traces:
             self._failures.report("traces", type(error).__name__, f"{type(error).__name__}", error=error)
         if is_sent:
             self.sent += len(traces)
+            self.problem = ""
         else:
             self._unsent += len(traces)
+            self.problem = self._failures.last or f"{self.endpoint} has not taken them"
         with self._lock:
             self._queued -= len(traces)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 
-from cri_api.runtimeproxy.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.service.api import status as status_module
 from runtimeproxy.service.api.status import problems_of, read_memory
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import batch_pod
+from tests.daemon.driving import batch_pod, pod, release
+from tests.daemon.installed import WAIT_FOR
 from tests.daemon.test_reload import reload
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 from tests.service.api.conftest import status_of
+from tests.service.api.test_admin import socket_of
 
 Policy = api_pb2.PolicyStatus
 RAISING = """
@@ -139,8 +146,6 @@ def test_policies_that_fail_and_cannot_be_loaded(daemons: Daemons) -> None:
     (prepared.policies_folder / "broken.py").write_text("import nothing_like_it\n")
     prepared.start()
     with CriClient(prepared.socket) as client:
-        from cri_api.runtimeproxy.v1 import api_pb2_grpc
-
         api: Any = api_pb2_grpc.RuntimeProxyStub(client.channel)
         batch_pod(client, "one").run().create()
         wait_until(lambda: "raising" in str(status_of(api).problems), "the failure")
@@ -161,6 +166,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"daemon": {"lostLogLines": "3"}}, "3 log lines were lost."),
     ({"daemon": {"adminProblem": "denied"}}, "The admin socket does not serve: denied."),
     ({"records": {"checkpointProblem": "disk full"}}, "The records are not saved: disk full."),
+    ({"auditFile": {"problem": "/a: disk full", "lost": 2}}, "2 lines of its file are lost: /a: disk full."),
+    ({"tracing": {"problem": "no answer", "lost": "3"}}, "3 spans are lost: no answer."),
+    ({"node": {"pollingReason": "no inotify"}}, "which are polled: no inotify."),
+    ({"ledger": {"occupiedPods": 2}}, "2 pods own CPUs that others have not left."),
+    ({"ledger": {"sysctlProblems": ["sysctls are left"]}}, "Sysctls are left."),
     ({"records": {"checkpointSetAside": "/x.bad"}}, "is set aside as /x.bad."),
     ({"records": {"isRecovered": False}}, "have not been compared with the runtime"),
     ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
@@ -201,6 +211,70 @@ def test_the_sentence_of_each_problem(trouble: dict[str, Any], sentence: str) ->
 
 def test_no_problem() -> None:
     assert not list(problems_of(json_format.ParseDict(HEALTHY, api_pb2.GetStatusResponse())))
+
+
+OF_CLAIMS = {"ClaimOwner", "EvictionStatus", "Eviction"}
+OF_CLAIMS_IN_STATUS = {("GetStatusResponse", "claim_owners"), ("GetStatusResponse", "evictions")}
+"""The API of claims is declared, and not served yet."""
+
+
+def declared(message: Descriptor, seen: set[str]) -> Iterator[tuple[str, str]]:
+    """The fields of a message and of all below it, by the names of the messages."""
+    is_own = message.file.package == "runtimeproxy.v1" and not message.GetOptions().map_entry
+    if message.name in seen or not is_own:
+        return
+    seen.add(message.name)
+    for field in message.fields:
+        yield message.name, field.name
+        if field.message_type is not None:
+            yield from declared(field.message_type, seen)
+
+
+def filled() -> Iterator[tuple[str, str]]:
+    """The fields that the API's code sets: keywords of messages, and what it sets in a status."""
+    for path in Path(status_module.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                yield from ((node.func.attr, each.arg) for each in node.keywords if each.arg)
+                # Such as status.problems.extend(...)
+                is_inside = node.func.attr in ("CopyFrom", "extend")
+                if is_inside and isinstance(node.func.value, ast.Attribute):
+                    yield "GetStatusResponse", node.func.value.attr
+
+
+def test_every_declared_field_is_filled() -> None:
+    status = set(declared(api_pb2.GetStatusResponse.DESCRIPTOR, set()))
+    assert len(status) > 150
+    missing = {each for each in status - set(filled()) if each[0] not in OF_CLAIMS}
+    # The servicer knows the watchers.
+    assert sorted(missing - OF_CLAIMS_IN_STATUS) == [("Clients", "watchers")]
+
+
+def test_what_goes_on_now(own_api: Any, daemon: ProxyProcess, fifo: Path) -> None:
+    wait_until(socket_of(daemon).exists, "the admin socket")
+    admin_channel = grpc.insecure_channel(f"unix:{socket_of(daemon)}")
+    with CriClient(daemon.socket) as client, admin_channel:
+        batch_pod(client).run().create()
+        watching = own_api.WatchAudit(api_pb2.WatchAuditRequest(follow=True), timeout=60)
+        assert next(watching).entries
+        admin: Any = api_pb2_grpc.AdminStub(admin_channel)
+        recorded = admin.Record(api_pb2.RecordRequest(), timeout=60, wait_for_ready=True)
+        assert next(recorded).lines
+        held = pod(client, "held", {WAIT_FOR: str(fifo)}).run()
+        creating = client.runtime.CreateContainer.future(held.create_request, timeout=60)
+        wait_until(lambda: status_of(own_api).clients.intercepted_streams == 1, "the held call")
+        status = status_of(own_api)
+        release(fifo)
+        creating.result(60)
+        wait_until(lambda: status_of(own_api).clients.intercepted_streams == 0, "its end")
+        recorded.cancel()
+        wait_until(lambda: not status_of(own_api).HasField("recording"), "the end of the recording")
+        watching.cancel()
+        wait_until(lambda: status_of(own_api).clients.watchers == 0, "the end of the watch")
+    # The held call, the watch, and the call for the status.
+    assert (status.clients.streams, status.clients.watchers) == (3, 1)
+    assert (status.calls.changed, status.recording.calls) == (1, 1)
+    assert status.recording.HasField("started_at")
 
 
 def test_memory() -> None:
