@@ -17,17 +17,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
+from runtimeproxy.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.config.settings import reloaded
 from runtimeproxy.config.validation import admin_socket, parse_listen
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.logs import dropped_lines, flush_failures
+from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.relay.server import RelayServer
+from runtimeproxy.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.api.admin_socket import AdminSocket
 from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE, loader
 from runtimeproxy.service.api.sources import ApiSources, Reloaded
 from runtimeproxy.service.audit_file import AuditFile
-from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
 from runtimeproxy.service.bypass import Bypass, Cause
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import report_to_predecessor
@@ -35,8 +37,6 @@ from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, 
 from runtimeproxy.service.local_server import LocalServer
 from runtimeproxy.service.metrics.server import serve_metrics
 from runtimeproxy.service.metrics.sources import ServiceCounts, Sources
-from runtimeproxy.service.process import exact_timers, limit_arenas, wake_soon
-from runtimeproxy.service.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
 from runtimeproxy.service.wiring import check_handed_over, connection_options, listener_of, local_server
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.calls.cri_call import container_cgroup
 from runtimeproxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
@@ -47,9 +48,8 @@ from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.process import give_back_memory
 from runtimeproxy.service.mode_file import ModeFile
-from runtimeproxy.service.process import give_back_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

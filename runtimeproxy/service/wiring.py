@@ -16,8 +16,8 @@ from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, inherited, listen
 from runtimeproxy.relay.upstream import Upstream, answers_calls
+from runtimeproxy.sdnotify import listen_sockets
 from runtimeproxy.service.local_server import LocalServer
-from runtimeproxy.service.sdnotify import listen_sockets
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import ProxySettings

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.service.local_server import PREFIX, RESERVED_DESCRIPTORS, LocalServer
 
 MANY = 512

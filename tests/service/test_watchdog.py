@@ -14,7 +14,7 @@ from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.service.sdnotify import Notifier, answers_ping, feed_watchdog
+from runtimeproxy.sdnotify import Notifier, answers_ping, feed_watchdog
 from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until
 

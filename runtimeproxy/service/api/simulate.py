@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.node.documents import InputError
 from runtimeproxy.service.api.values import MODES
-from runtimeproxy.service.background import BackgroundThreads
 from runtimeproxy.simulate.reading import pod_calls
 from runtimeproxy.simulate.result import Certainty, PolicyChange, Remark, SimulatedField, SimulatedPod, Target
 from runtimeproxy.simulate.simulation import simulate

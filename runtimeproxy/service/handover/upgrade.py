@@ -36,8 +36,8 @@ from runtimeproxy.service.handover.protocol import (
 if TYPE_CHECKING:
     from runtimeproxy.relay.listener import Listener
     from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.sdnotify import Notifier
     from runtimeproxy.service.handover.predecessor import Predecessor
-    from runtimeproxy.service.sdnotify import Notifier
 
 logger = logging.getLogger(__name__)
 

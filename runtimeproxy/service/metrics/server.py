@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.config.validation import TcpAddress
-from runtimeproxy.service.background import BackgroundThreads
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

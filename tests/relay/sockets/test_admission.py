@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from runtimeproxy.relay.server import MAX_CONNECTIONS
-from runtimeproxy.service.sdnotify import answers_ping
+from runtimeproxy.sdnotify import answers_ping
 from tests.peers import wire
 from tests.peers.aio import WAIT_S, until
 from tests.relay.sockets.stage import Stage

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.service.sdnotify import answers_ping
+from runtimeproxy.sdnotify import answers_ping
 from tests.peers.aio import WAIT_S, soon, until
 from tests.peers.wire import GOAWAY, HEADERS, data, goaway, message
 from tests.relay.playbook import HELD

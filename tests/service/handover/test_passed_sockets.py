@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.service.sdnotify import listen_sockets
+from runtimeproxy.sdnotify import listen_sockets
 from tests.lab.programs import REPOSITORY
 
 TAKES_TWO = """\

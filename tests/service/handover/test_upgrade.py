@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.relay.budget import MemoryBudget
 from runtimeproxy.relay.connection import ConnectionOptions
 from runtimeproxy.relay.h2_relay import RelayOptions
 from runtimeproxy.relay.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.sdnotify import Notifier, answers_ping
 from runtimeproxy.service.handover.predecessor import Predecessor
 from runtimeproxy.service.handover.protocol import Channel
 from runtimeproxy.service.handover.upgrade import Program, Serving, Upgrade
-from runtimeproxy.service.sdnotify import Notifier, answers_ping
 from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.service.sdnotify import Notifier, listen_sockets, watchdog_interval_s
+from runtimeproxy.sdnotify import Notifier, listen_sockets, watchdog_interval_s
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -152,7 +152,7 @@ def test_those_taken_before_a_bad_one_are_closed(tmp_path: Path) -> None:
 
 ACCEPT = """
 import os
-from runtimeproxy.service.sdnotify import listen_sockets
+from runtimeproxy.sdnotify import listen_sockets
 os.environ["LISTEN_PID"] = str(os.getpid())
 (taken,) = listen_sockets(os.environ)
 taken.setblocking(True)

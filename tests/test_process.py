@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from runtimeproxy.service.process import SLICE_NS, exact_timers, wake_soon
+from runtimeproxy.process import SLICE_NS, exact_timers, wake_soon
 from tests.lab.programs import missing
 
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
@@ -124,7 +124,7 @@ def test_a_thread_that_is_not_there_is_no_error() -> None:
 
 FREEING = """
 import resource
-from runtimeproxy.service.process import give_back_memory, limit_arenas
+from runtimeproxy.process import give_back_memory, limit_arenas
 
 def resident_bytes():
     with open("/proc/self/statm") as statm:

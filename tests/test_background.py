@@ -10,13 +10,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from runtimeproxy.service.background import BackgroundTasks, BackgroundThreads
+from runtimeproxy.background import BackgroundTasks, BackgroundThreads
 
 WAIT_S = 30.0
 
 HANGS = """\
 import threading
-from runtimeproxy.service.background import BackgroundThreads
+from runtimeproxy.background import BackgroundThreads
 began = threading.Event()
 threads = BackgroundThreads(1, "hanging")
 threads.submit(lambda: (began.set(), threading.Event().wait()))
