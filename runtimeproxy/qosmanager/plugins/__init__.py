@@ -1,0 +1,1 @@
+"""The built-in plugins of the QoS manager, one per file."""
