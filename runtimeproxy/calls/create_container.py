@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -213,7 +214,7 @@ class CreateContainer(CriCall):
         if self._pod is None and self._request.pod_sandbox_id:
             store.pods.put(self._unseen or self._unseen_pod())
         make = self._draft.make_record or self._draft.prepare()
-        record = make(id=identity, pod_id=self.pod_key)
+        record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         book_container(self.services, store.pods.get(self.pod_key), record, self._draft.fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -97,7 +98,7 @@ class PodDraft:
     def record(self, identity: str) -> PodRecord:
         """The record, once the runtime has created the sandbox."""
         make = self._make_record or self.prepare()
-        return make(id=identity)
+        return make(id=identity, created_s=time.time())
 
     def release(self) -> None:
         """Drops the parts of the configuration that are not needed once the record is prepared."""

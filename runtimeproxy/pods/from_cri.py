@@ -34,6 +34,8 @@ CONTAINER_STATES: Final = {0: Lifecycle.CREATED, 1: Lifecycle.RUNNING}
 INFO_KEY: Final = "info"
 """Key of the JSON document in a verbose answer. Source: containerd and CRI-O, both use this one."""
 
+_NANOS: Final = 1_000_000_000
+
 CRIO_CGROUP_PARENT: Final = "io.kubernetes.cri-o.CgroupParent"
 """Annotation in the OCI specification of a sandbox. Source: CRI-O, pkg/annotations."""
 
@@ -53,6 +55,7 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
         state=Lifecycle.RUNNING if item.state == SANDBOX_READY else Lifecycle.STOPPED,
         detailed=False,
         recovered=True,
+        created_s=item.created_at / _NANOS,
     )
 
 
@@ -69,6 +72,7 @@ def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: 
         state=CONTAINER_STATES.get(item.state, Lifecycle.STOPPED),
         detailed=False,
         recovered=True,
+        created_s=item.created_at / _NANOS,
     )
 
 

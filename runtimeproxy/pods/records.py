@@ -64,6 +64,8 @@ class PodRecord:
     """Whether cgroup parent and resources are known; a list of the runtime has neither."""
     recovered: bool = False
     """Whether it comes from the runtime itself: then the changes of policies are not known."""
+    created_s: float = field(default=0.0, compare=False)
+    """When the runtime made it, in seconds since the epoch; 0.0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class ContainerRecord:
     """Whether the resources are known; a list of the runtime has none."""
     recovered: bool = False
     """Whether it comes from the runtime itself: then the changes of policies are not known."""
+    created_s: float = field(default=0.0, compare=False)
+    """As `PodRecord.created_s`."""
 
 
 @dataclass(frozen=True, slots=True)

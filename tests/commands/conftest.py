@@ -85,6 +85,18 @@ class ScriptedApi(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer)
     def Record(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         yield from self._answer("Record", request, context)
 
+    def SetClaims(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("SetClaims", request, context)
+
+    def ReleaseClaims(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("ReleaseClaims", request, context)
+
+    def GetClaims(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("GetClaims", request, context)
+
+    def Evict(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("Evict", request, context)
+
 
 class Served(NamedTuple):
     """A scripted API, and the flags that lead to it."""

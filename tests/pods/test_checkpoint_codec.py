@@ -65,6 +65,7 @@ POD = PodRecord(
     state=Lifecycle.STOPPED,
     detailed=False,
     recovered=True,
+    created_s=1_700_000_000.25,
 )
 CONTAINER = ContainerRecord(
     id="box",
@@ -80,6 +81,7 @@ CONTAINER = ContainerRecord(
     state=Lifecycle.RUNNING,
     detailed=False,
     recovered=True,
+    created_s=1_700_000_001.5,
 )
 CGROUP = CgroupRecord(
     "/kubepods/podu1",

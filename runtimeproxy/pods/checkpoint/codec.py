@@ -279,5 +279,6 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered"), _flag),
+    "created_s": partial(_checked, float),
 }
 """The reader of each field."""

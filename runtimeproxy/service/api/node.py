@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.ledger.answers import class_cgroups
+from runtimeproxy.node.documents import InputError, mapping_of, member, parse_json, text_of
+from runtimeproxy.node.documents import cpus_of as cpus_of_text
+from runtimeproxy.node.objects import RESERVATION
 from runtimeproxy.node.snapshot import Feature, Input, InputState
+from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.service.api.status import inputs_of
-from runtimeproxy.service.api.strategies import strategy_fields
-from runtimeproxy.units import format_cpu_list
+from runtimeproxy.service.api.strategies import all_fields, strategy_fields
+from runtimeproxy.service.api.values import KOORDINATOR
+from runtimeproxy.slo.schema import CgroupBase, HostApplication
+from runtimeproxy.units import format_cpu_list, quantity_bytes, quantity_millicores
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -24,15 +35,67 @@ PREFIXES: Final = (
     "node.koordinator.sh/",
 )
 """Of labels and annotations that are shown, beside all of Koordinator's."""
-KOORDINATOR: Final = "koordinator.sh/"
+PLUGIN_PARTS: Final = ("threshold", "cpu_burst", "colocation", "cpu_normalization")
+"""The parts of the node's strategies that a QoS manager needs."""
 
 
-def node_of(engine: Engine, settings: Settings) -> api_pb2.GetNodeResponse:
+class NodeFeed:
+    """The responses of GetNode: a client that knows the present one gets only that.
+
+    Used in the event loop's thread.
+
+    Args:
+        engine: What is known of the node.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Of another process it is another one.
+        self._generation = time.time_ns()
+        self._made_of: tuple[object, ...] = ()
+        self._latest = api_pb2.GetNodeResponse()
+
+    def response(self, known_generation: int, settings: Settings) -> api_pb2.GetNodeResponse:
+        """See the proto."""
+        engine = self._engine
+        node = engine.node.latest
+        cgroups = _class_cgroups(engine)
+        names = {uid: name for uid, name in _pod_names(engine).items() if uid in _holders(node)}
+        made_of = (node, settings, engine.node.problems, engine.services.chain, names, cgroups)
+        # A snapshot has many parts, and is another object when one of them has changed.
+        is_same = len(self._made_of) == len(made_of) and all(
+            one is other or (index > 1 and one == other)
+            for index, (one, other) in enumerate(zip(made_of, self._made_of, strict=True))
+        )
+        if not is_same:
+            response = node_of(engine, settings, names, cgroups)
+            self._made_of = made_of
+            response.generation = self._generation
+            if response != self._latest:
+                self._generation += 1
+                response.generation = self._generation
+                self._latest = response
+        if known_generation == self._generation:
+            return api_pb2.GetNodeResponse(generation=known_generation, is_unchanged=True)
+        return self._latest
+
+
+def node_of(
+    engine: Engine, settings: Settings, names: Mapping[str, str], cgroups: Mapping[KubeQoSClass, str]
+) -> api_pb2.GetNodeResponse:
+    """All that is known of the node.
+
+    Args:
+        engine: Has it.
+        settings: Those in effect.
+        names: Of the pods that have CPUs for themselves, by uid.
+        cgroups: Of the QoS classes.
+    """
     node, root = engine.node.latest, settings.cgroups.root
     uname = os.uname()
     features = frozenset(map(str, node.features))
     is_known = node.state_of(Input.CGROUPS) is InputState.KNOWN
-    names = _pod_names(engine)
+    reserved, reserved_cpus = reserved_of(node)
     response = api_pb2.GetNodeResponse(
         name=settings.node.name or uname.nodename.strip().lower(),
         cpus=cpus_of(node, names),
@@ -61,6 +124,14 @@ def node_of(engine: Engine, settings: Settings) -> api_pb2.GetNodeResponse:
         inputs=inputs_of(engine, settings),
         problems=engine.node.problems,
         kernel_version=uname.release,
+        reserved=reserved,
+        reserved_cpus=format_cpu_list(reserved_cpus),
+        qos_class_cgroups=[
+            api_pb2.QosClassCgroup(kube_qos_class=qos, cgroup=cgroup)
+            for qos, cgroup in sorted(cgroups.items())
+        ],
+        host_applications=map(partial(_host_application, node), node.strategies.host_applications),
+        plugin_strategies=all_fields(node.strategies, PLUGIN_PARTS, node.strategies.provenance),
     )
     if node.normalization_ratio is not None:
         response.normalization_ratio = node.normalization_ratio
@@ -71,9 +142,70 @@ def _pod_names(engine: Engine) -> Mapping[str, str]:
     return {pod.uid: f"{pod.namespace}/{pod.name}" for pod in engine.store.pods}
 
 
+def _holders(node: Node) -> set[str]:
+    """The uids of the pods that have CPUs for themselves."""
+    static = node.kubelet.static_cpus if node.kubelet is not None else {}
+    return {*node.allocations, *(uid for uid, _ in static)}
+
+
+def _class_cgroups(engine: Engine) -> dict[KubeQoSClass, str]:
+    """The cgroups of the QoS classes, by the pods that are known."""
+    parents = {pod.cgroup_parent for pod in engine.store.pods if pod.cgroup_parent}
+    found: list[tuple[tuple[str, ...], KubeQoSClass]] = []
+    for parent in sorted(parents):
+        with suppress(CgroupPathError):
+            found.append((cgroup_path(parent), kube_qos_class(parent)))
+    return class_cgroups(found)
+
+
+def _host_application(node: Node, application: HostApplication) -> api_pb2.HostApplication:
+    from policies.host_applications import host_application_cgroup
+
+    cgroup = ""
+    with suppress(ValueError):
+        cgroup = host_application_cgroup(application, node.cgroup_driver)
+    base = application.cgroup_path.base if application.cgroup_path is not None else CgroupBase.CGROUP_ROOT
+    return api_pb2.HostApplication(
+        name=application.name,
+        qos_class=application.qos,
+        priority_class=application.priority,
+        cgroup=cgroup,
+        cgroup_base=base,
+    )
+
+
+def reserved_of(node: Node) -> tuple[dict[str, int], frozenset[int]]:
+    """What of the node is not for pods, and the CPUs that are set apart for that. Pure.
+
+    By resource the larger one of what is not allocatable and of the node's annotation. Source: policies spec
+    3.1, nodeReserved.
+    """
+    reserved: dict[str, int] = {}
+    if node.capacity is not None and node.allocatable is not None:
+        for name in ("cpu", "memory"):
+            if name in node.capacity and name in node.allocatable:
+                reserved[name] = max(node.capacity[name] - node.allocatable[name], 0)
+    elif node.kubelet is not None:
+        reserved.update({name: node.kubelet.reserved[name] for name in node.kubelet.reserved})
+    cpus = node.kubelet.reserved_cpus if node.kubelet is not None else frozenset[int]()
+    text = node.annotations.get(RESERVATION)
+    if text is not None:
+        with suppress(InputError):
+            annotation = mapping_of(parse_json(text))
+            cpus |= cpus_of_text(text_of(member(annotation, "reservedCPUs")))
+            # With applyPolicy ReservedCPUsOnly the amounts do not count.
+            if member(annotation, "applyPolicy") != "ReservedCPUsOnly":
+                amounts = mapping_of(member(annotation, "resources") or {})
+                for name, read in (("cpu", quantity_millicores), ("memory", quantity_bytes)):
+                    with suppress(ValueError):
+                        if name in amounts:
+                            reserved[name] = max(reserved.get(name, 0), read(str(amounts[name])))
+    return reserved, cpus
+
+
 def shown_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
     """Labels or annotations that count for something here: others may be long, or no one's business."""
-    return {key: text for key, text in texts.items() if key.startswith(PREFIXES) or KOORDINATOR in key}
+    return {key: text for key, text in texts.items() if key.startswith(PREFIXES) or f"{KOORDINATOR}/" in key}
 
 
 def cpus_of(node: Node, names: Mapping[str, str]) -> Iterator[api_pb2.Cpu]:

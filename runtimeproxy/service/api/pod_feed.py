@@ -13,17 +13,25 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.checkpoint.codec import Kind
 from runtimeproxy.service.api.pods import pod_message, snapshot
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.node.sources import OnChange
     from runtimeproxy.service.engine import Engine
 
 GATHER_S: Final = 0.1
 """How long changes are gathered: a pod that starts changes ten times in a moment."""
 IN_A_PART: Final = 100
-"""Pods in one part of a snapshot; each takes about a KiB, and clients take 4 MiB by default."""
+"""Pods in one part of a snapshot; each takes some KiB, and clients take 4 MiB by default."""
+IN_A_TURN: Final = 10
+"""Changed pods of which messages are made in one turn of the loop: calls of the kubelet are served between
+two turns."""
+_OF_PODS: Final = frozenset({Input.STRATEGIES, Input.POD_REQUESTS, Input.PRIORITY, Input.KUBELET})
+"""Inputs of the node that messages of pods depend on."""
 
 
 class PodFeed:
@@ -44,6 +52,7 @@ class PodFeed:
         self._timer: asyncio.TimerHandle | None = None
         self._on_record_before: Callable[[Kind, str, bool], None] | None = None
         self._on_book_before: Callable[[str], None] | None = None
+        self._on_node_before: OnChange | None = None
 
     async def watch(
         self, request: api_pb2.WatchPodsRequest
@@ -88,12 +97,15 @@ class PodFeed:
         store, ledger = self._engine.store, self._engine.ledger
         self._on_record_before, store.on_change = store.on_change, self._on_record
         self._on_book_before, ledger.on_change = ledger.on_change, self._on_book
+        node = self._engine.node
+        self._on_node_before, node.on_change = node.on_change, self._on_node
         self._known = {pod.sandbox_id: pod for pod in snapshot(self._engine, "")}
         self._pod_of = {box.id: box.pod_id for box in store.containers}
 
     def _cease(self) -> None:
         self._engine.store.on_change = self._on_record_before
         self._engine.ledger.on_change = self._on_book_before
+        self._engine.node.on_change = self._on_node_before
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,6 +133,13 @@ class PodFeed:
         if is_first:
             self._engine.in_loop(self._gather)
 
+    def _on_node(self, node: Node, inputs: frozenset[Input]) -> None:
+        if self._on_node_before is not None:
+            self._on_node_before(node, inputs)
+        if not _OF_PODS.isdisjoint(inputs):
+            for pod in self._engine.store.pods:
+                self._note(pod.id)
+
     def _note(self, pod_id: str) -> None:
         if pod_id:
             self._changed[pod_id] = None
@@ -128,16 +147,23 @@ class PodFeed:
 
     def _gather(self) -> None:
         if self._timer is None and self.watchers:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send_changes)
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send_some)
 
-    def _send_changes(self) -> None:
-        """Tells all watchers what has changed."""
+    def _send_some(self) -> None:
+        """Sends some of the changed pods, and the others in later turns of the loop."""
+        self._send_changes(IN_A_TURN)
+        if self._changed:
+            self._timer = asyncio.get_running_loop().call_later(0, self._send_some)
+
+    def _send_changes(self, most: int | None = None) -> None:
+        """Tells all watchers what has changed, of all pods or of some of them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._note_books()
-        changed, self._changed = self._changed, {}
+        changed = list(self._changed)[:most]
         for identity in changed:
+            del self._changed[identity]
             record = self._engine.store.pods.get(identity)
             before = self._known.get(identity)
             if record is None:

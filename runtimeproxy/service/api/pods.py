@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.calls.cri_call import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
+from runtimeproxy.ledger.tree import QUOTA
+from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
-from runtimeproxy.service.api.values import shown
-from runtimeproxy.units import format_cpu_list
+from runtimeproxy.service.api.strategies import all_fields
+from runtimeproxy.service.api.values import KOORDINATOR, shown, timestamp
+from runtimeproxy.slo.strategies import PodStrategy
+from runtimeproxy.units import CPU_PERIOD_US, MIN_CPU_SHARES, SHARES_PER_CPU, UNLIMITED, format_cpu_list
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.views import Resources
     from runtimeproxy.pods.store import PodStore
     from runtimeproxy.service.engine import Engine
 
@@ -98,10 +105,21 @@ def _age(pod: PodRecord) -> tuple[bool, int]:
 def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
     """A pod with its containers."""
     cgroup_of = partial(container_cgroup, engine.services, pod)
-    containers = [_container(engine, box, cgroup_of(box)) for box in engine.store.containers.members(pod.id)]
+    node, view = engine.node.latest, recorded_pod(pod)
+    requests, extended = node.requests_of(view), extended_amounts(pod.annotations)
+    containers = [
+        _container(
+            engine,
+            box,
+            cgroup_of(box),
+            amounts_of(box.requested, requests.get(box.name, {}), extended.get(box.name, NO_AMOUNTS)),
+        )
+        for box in engine.store.containers.members(pod.id)
+    ]
     fields = list(_owned(engine, pod, pod.cgroup_parent))
     owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
-    allocation = engine.node.latest.allocations.get(pod.uid)
+    allocation = node.allocations.get(pod.uid)
+    strategy = node.strategy_for(view)
     return api_pb2.Pod(
         namespace=pod.namespace,
         name=pod.name,
@@ -119,10 +137,107 @@ def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
         policies=sorted({name for owner in owners for name in owner.split("+")}),
         is_recovered=pod.recovered,
         allocated_cpus=format_cpu_list(allocation.cpus) if allocation is not None else "",
+        created_at=timestamp(pod.created_s or None),
+        labels=_of_koordinator(pod.labels),
+        annotations=_of_koordinator(pod.annotations),
+        strategies=_strategy_fields(strategy),
+        requested=_resources(pod.requested),
+        overhead=_resources(pod.overhead),
     )
 
 
-def _container(engine: Engine, box: ContainerRecord, cgroup: str) -> api_pb2.Container:
+POD_PARTS: Final = ("cpu_burst", "eviction")
+"""The parts of a pod's strategy that a QoS manager needs."""
+
+
+_MOST_STRATEGIES: Final = 64
+_FIELDS: Final[dict[int, tuple[PodStrategy, tuple[api_pb2.StrategyField, ...]]]] = {}
+"""The fields of strategies by their id: pods that differ in nothing share one, and to make its messages takes
+longer than all else of a pod."""
+
+
+def _strategy_fields(strategy: PodStrategy) -> tuple[api_pb2.StrategyField, ...]:
+    found = _FIELDS.get(id(strategy))
+    if found is None or found[0] is not strategy:
+        if len(_FIELDS) >= _MOST_STRATEGIES:
+            _FIELDS.clear()
+        found = strategy, tuple(all_fields(strategy, POD_PARTS, strategy.provenance))
+        _FIELDS[id(strategy)] = found
+    return found[1]
+
+
+def _of_koordinator(texts: Mapping[str, str]) -> dict[str, str]:
+    """The labels or annotations of Koordinator's domains."""
+    return {
+        key: text for key, text in texts.items() if f".{key.partition('/')[0]}".endswith(f".{KOORDINATOR}")
+    }
+
+
+def _resources(resources: Resources) -> api_pb2.Resources:
+    return api_pb2.Resources(
+        cpu_period_us=resources.cpu_period_us,
+        cpu_quota_us=resources.cpu_quota_us,
+        cpu_shares=resources.cpu_shares,
+        memory_limit_bytes=resources.memory_limit_bytes,
+        cpuset_cpus=resources.cpuset_cpus,
+        cpuset_mems=resources.cpuset_mems,
+        oom_score_adj=resources.oom_score_adj,
+    )
+
+
+class Amounts(NamedTuple):
+    """Requests and limits of a container by resource, in the units of `Container.requests` of the proto."""
+
+    requests: Mapping[str, int]
+    limits: Mapping[str, int]
+
+
+NO_AMOUNTS: Final = Amounts({}, {})
+
+
+def amounts_of(requested: Resources, known: Mapping[str, int], extended: Amounts = NO_AMOUNTS) -> Amounts:
+    """What a container's specification asks for, as far as that is known. Pure.
+
+    Args:
+        requested: What the kubelet asked the runtime for.
+        known: Requests of the kubelet's own state.
+        extended: Those of Koordinator's annotation.
+    """
+    requests, limits = dict(known), dict[str, int]()
+    shares, quota_us = requested.cpu_shares, requested.cpu_quota_us
+    if "cpu" not in requests and shares is not None and shares > MIN_CPU_SHARES:
+        # Shares are rounded down, so this is at most the request, and up to 1 below it.
+        requests["cpu"] = -(-shares * 1000 // SHARES_PER_CPU)
+    if quota_us is not None and quota_us > 0:
+        limits["cpu"] = quota_us * 1000 // (requested.cpu_period_us or CPU_PERIOD_US)
+    if requested.memory_limit_bytes is not None and requested.memory_limit_bytes > 0:
+        limits["memory"] = requested.memory_limit_bytes
+    return Amounts({**requests, **extended.requests}, {**limits, **extended.limits})
+
+
+_EXTENDED: Final = ("kubernetes.io/batch-", "kubernetes.io/mid-")
+
+
+def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, Amounts]:
+    """Batch and mid resources by container; what cannot be read is left out."""
+    from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, read
+
+    found: dict[str, Amounts] = {}
+    with suppress(AnnotationError):
+        place = read(annotations, EXTENDED_RESOURCE_SPEC)
+        entries = {} if place is None else place.member("containers").entries()
+        for name, entry in entries.items():
+            amounts: list[dict[str, int]] = [{}, {}]
+            for part, into in zip(("requests", "limits"), amounts, strict=True):
+                with suppress(AnnotationError):
+                    for resource, each in entry.member(part).entries().items():
+                        if resource.startswith(_EXTENDED):
+                            into[resource] = each.quantity()
+            found[name] = Amounts(*amounts)
+    return found
+
+
+def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: Amounts) -> api_pb2.Container:
     return api_pb2.Container(
         id=box.id,
         name=box.name,
@@ -131,7 +246,23 @@ def _container(engine: Engine, box: ContainerRecord, cgroup: str) -> api_pb2.Con
         fields=_owned(engine, box, cgroup),
         is_recovered=box.recovered,
         cgroup=cgroup,
+        created_at=timestamp(box.created_s or None),
+        requested=_resources(box.requested),
+        requests=amounts.requests,
+        limits=amounts.limits,
+        scaled_cpu_quota_us=_scaled_quota_us(engine, box, cgroup),
     )
+
+
+def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int | None:
+    """The quota before adds and bounds; None if it is not known."""
+    book = engine.ledger.record(cgroup) if cgroup else None
+    entry = book.entries.get(QUOTA) if book is not None else None
+    if entry is None or not entry.claims:
+        requested = box.requested.cpu_quota_us
+        return None if box.recovered and requested is None else requested or UNLIMITED
+    steps = resolve(QUOTA, entry.requested, entry.claims).steps
+    return steps[1] if steps and isinstance(steps[1], int) else None
 
 
 def _owned(engine: Engine, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:

@@ -12,7 +12,7 @@ import grpc
 from runtimeproxy.node.documents import InputError
 from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
-from runtimeproxy.service.api.node import node_of
+from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
 from runtimeproxy.service.api.simulate import Simulator
@@ -44,6 +44,7 @@ class RuntimeProxyServicer:
         self._explainer = Explainer(sources.engine, executor)
         self._simulator = Simulator(sources.engine)
         self._pods = PodFeed(sources.engine)
+        self._node = NodeFeed(sources.engine)
         self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.audit.flush)
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
@@ -75,9 +76,9 @@ class RuntimeProxyServicer:
         return status
 
     async def GetNode(  # noqa: N802  # the method's name in the service
-        self, _request: api_pb2.GetNodeRequest, _context: Context
+        self, request: api_pb2.GetNodeRequest, _context: Context
     ) -> api_pb2.GetNodeResponse:
-        return node_of(self._sources.engine, self._sources.settings())
+        return self._node.response(request.known_generation, self._sources.settings())
 
     async def WatchPods(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.WatchPodsRequest, context: Context

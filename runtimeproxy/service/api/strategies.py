@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.slo.strategies import BY_DEFAULT
 
 if TYPE_CHECKING:
     from runtimeproxy.slo.strategies import Provenance
@@ -31,6 +32,28 @@ def strategy_fields(
 
 
 _MISSING: Any = object()
+
+
+def all_fields(
+    strategies: object, parts: Iterable[str], provenance: Mapping[str, Provenance]
+) -> Iterator[api_pb2.StrategyField]:
+    """All fields of some parts of strategies, those that no layer says anything about with their defaults.
+
+    Args:
+        strategies: A dataclass of dataclasses.
+        parts: Names of its attributes.
+        provenance: By dotted path; that of a part counts for its fields.
+    """
+    for part in parts:
+        value = getattr(strategies, part)
+        for each in dataclasses.fields(value):
+            path = f"{part}.{each.name}"
+            # Fields below this one may have a source of their own.
+            below = (it for name, it in provenance.items() if name.startswith(f"{path}."))
+            found = provenance.get(path) or next(below, BY_DEFAULT)
+            yield api_pb2.StrategyField(
+                path=path, value=as_json(getattr(value, each.name)), provenance=provenance_message(found)
+            )
 
 
 def provenance_message(provenance: Provenance) -> api_pb2.Provenance:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 _NANOS: Final = 1_000_000_000
+KOORDINATOR: Final = "koordinator.sh"
+"""The domain of Koordinator's labels and annotations, and of those with another part before it."""
 
 MODES: Final = {Mode.ENFORCE: api_pb2.MODE_ENFORCE, Mode.DRY_RUN: api_pb2.MODE_DRY_RUN}
 SET_MODES: Final = {

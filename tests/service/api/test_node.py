@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.node.objects import RESERVATION
 from runtimeproxy.node.snapshot import Cpu, KubeletFacts, Node, PodCpus, Pool, Pools
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.service.api.node import cpus_of, pools_of, shown_texts
+from runtimeproxy.service.api.node import cpus_of, pools_of, reserved_of, shown_texts
 from runtimeproxy.service.api.strategies import as_json, strategy_fields
 from runtimeproxy.slo.schema import CpuBurst
 from runtimeproxy.slo.strategies import Provenance, Source, Strategies
+from runtimeproxy.units import format_cpu_list
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
@@ -27,6 +31,7 @@ kind: ConfigMap
 metadata: {name: slo-controller-config}
 data:
   cpu-burst-config: '{"clusterStrategy": {"policy": "auto", "cpuBurstPercent": 500}}'
+  host-application-config: '{"applications": [{"name": "nginx", "qos": "LS"}]}'
 """
 
 
@@ -75,6 +80,42 @@ def test_values_as_json() -> None:
     assert as_json(None) == "null"
 
 
+@pytest.mark.parametrize(
+    ("node", "amounts", "cpus"),
+    [
+        (Node(), {}, ""),
+        (
+            Node(capacity={"cpu": 8000, "memory": 100}, allocatable={"cpu": 7000, "memory": 90}),
+            {"cpu": 1000, "memory": 10},
+            "",
+        ),
+        (
+            Node(
+                kubelet=KubeletFacts(reserved={"cpu": 500}, reserved_cpus=frozenset({1})),
+                annotations={RESERVATION: '{"resources": {"cpu": "2"}, "reservedCPUs": "0"}'},
+            ),
+            {"cpu": 2000},
+            "0-1",
+        ),
+        (
+            Node(
+                kubelet=KubeletFacts(reserved={"cpu": 500}),
+                annotations={
+                    RESERVATION: '{"resources": {"cpu": "2"}, "reservedCPUs": "0", '
+                    '"applyPolicy": "ReservedCPUsOnly"}'
+                },
+            ),
+            {"cpu": 500},
+            "0",
+        ),
+        (Node(annotations={RESERVATION: "no JSON"}), {}, ""),
+    ],
+)
+def test_what_is_not_for_pods(node: Node, amounts: dict[str, int], cpus: str) -> None:
+    reserved, reserved_cpus = reserved_of(node)
+    assert (reserved, format_cpu_list(reserved_cpus)) == (amounts, cpus)
+
+
 def test_a_daemons_node(daemons: Daemons) -> None:
     prepared = daemons.prepare('[node]\nname = "here"\n')
     prepared.objects_folder.mkdir(exist_ok=True)
@@ -88,11 +129,26 @@ def test_a_daemons_node(daemons: Daemons) -> None:
 
         wait_until(lambda: bool(node().strategies), "strategies are known")
         answer = node()
+        again = api.GetNode(api_pb2.GetNodeRequest(known_generation=answer.generation), timeout=30)
+        assert again == api_pb2.GetNodeResponse(generation=answer.generation, is_unchanged=True)
+        changed = NODE.replace("500", "600")
+        (prepared.objects_folder / ".node.yaml").write_text(changed)
+        (prepared.objects_folder / ".node.yaml").rename(prepared.objects_folder / "node.yaml")
+        known = api_pb2.GetNodeRequest(known_generation=answer.generation)
+        wait_until(lambda: not api.GetNode(known, timeout=30).is_unchanged, "another generation")
+        assert "600" in {each.value for each in api.GetNode(known, timeout=30).plugin_strategies}
     assert answer.name == "here"
     assert answer.kernel_version
     assert dict(answer.labels) == {"kubernetes.io/arch": "amd64"}
     assert dict(answer.capacity) == {"cpu": 8000, "memory": 2**30}
     fields = {each.path: each for each in answer.strategies}
     assert fields["cpu_burst.cpu_burst_percent"].value == "500"
+    own = {each.path: each for each in answer.plugin_strategies}
+    assert (own["cpu_burst.cpu_burst_percent"].value, own["cpu_burst.policy"].value) == ("500", '"auto"')
+    assert own["threshold.enable"].value == "false"
+    assert own["threshold.enable"].provenance.source == "default"
+    (application,) = answer.host_applications
+    assert (application.name, application.qos_class) == ("nginx", "LS")
+    assert application.cgroup == "/host-latency-sensitive/nginx"
     states = {each.name: each.state for each in answer.inputs}
     assert states["strategies"] == states["node-object"] == api_pb2.NodeInput.STATE_KNOWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.views import Resources
 from runtimeproxy.service.api.audit_feed import entry_message, matches
+from runtimeproxy.service.api.pods import Amounts, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
     SLOW_S,
     SlowWatcherError,
@@ -151,12 +154,51 @@ def test_a_pod_comes_changes_and_goes(own_api: Any, client: CriClient) -> None:
     assert "batch-resource" in changed.policies
     owned = {field.name: field for field in changed.containers[0].fields}
     assert owned["cgroup[cpu.shares]"].owner == "batch-resource"
+    assert abs(changed.created_at.seconds - time.time()) < 60
+    assert set(changed.labels) == {"koordinator.sh/qosClass"}
+    assert set(changed.annotations) == {"node.koordinator.sh/extended-resource-spec"}
+    strategies = {each.path: each.value for each in changed.strategies}
+    assert strategies["cpu_burst.policy"] == '"none"'
+    assert strategies["eviction.is_enabled"] == "false"
+    (box,) = changed.containers
+    assert (box.requests["kubernetes.io/batch-cpu"], box.limits["kubernetes.io/batch-memory"]) == (500, 2**27)
+    assert (box.requested.cpu_quota_us, box.scaled_cpu_quota_us) == (0, 50_000)
     assert status_of(own_api).clients.watchers == 1
     made.remove()
     removed = next(each for each in stream if each.WhichOneof("event") == "removed").removed
     assert removed.sandbox_id == added.sandbox_id
     stream.cancel()
     wait_until(lambda: status_of(own_api).clients.watchers == 0, "the watcher is gone")
+
+
+@pytest.mark.parametrize(
+    ("requested", "known", "requests", "limits"),
+    [
+        (Resources(), {}, {}, {}),
+        (Resources(cpu_shares=2), {}, {}, {}),
+        (Resources(cpu_shares=512), {}, {"cpu": 500}, {}),
+        (Resources(cpu_shares=512), {"cpu": 501, "memory": 7}, {"cpu": 501, "memory": 7}, {}),
+        (
+            Resources(cpu_quota_us=30_000, cpu_period_us=10_000, memory_limit_bytes=9),
+            {},
+            {},
+            {"cpu": 3000, "memory": 9},
+        ),
+        (Resources(cpu_quota_us=-1, memory_limit_bytes=-1), {}, {}, {}),
+    ],
+)
+def test_what_a_container_asks_for(
+    requested: Resources, known: dict[str, int], requests: dict[str, int], limits: dict[str, int]
+) -> None:
+    assert amounts_of(requested, known) == (requests, limits)
+    both = amounts_of(requested, known, Amounts({"kubernetes.io/batch-cpu": 1}, {}))
+    assert both == ({**requests, "kubernetes.io/batch-cpu": 1}, limits)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"containers": {"main": {"requests": 7}}}'])
+def test_an_annotation_that_cannot_be_read(text: str) -> None:
+    found = extended_amounts({"node.koordinator.sh/extended-resource-spec": text})
+    assert all(each == ({}, {}) for each in found.values())
 
 
 def test_a_snapshot_only_and_one_namespace(own_api: Any, client: CriClient) -> None:
