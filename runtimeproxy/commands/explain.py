@@ -185,7 +185,7 @@ def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
     if field.is_observed_only:
         yield Cell("observed", DOUBTFUL), "another program owns it: it is not kept"
     if field.problem:
-        yield Cell("problem", BAD), field.problem
+        yield Cell("note", DOUBTFUL), field.problem
 
 
 def _claim(claim: api_pb2.ExplainedClaim) -> str:

@@ -56,7 +56,11 @@ def test_a_user_who_may_not_connect(served: Served) -> None:
         folder = folder.parent
         if folder == Path("/tmp"):
             break
-    code = "import sys; from runtimeproxy.cli import main; import os; os.seteuid(65534); sys.exit(main())"
+    # A first command imports all modules: that user may not be able to read the interpreter's own.
+    code = (
+        "import os, sys, runtimeproxy.commands.status; from runtimeproxy.cli import main; "
+        "main(['version']); os.seteuid(65534); sys.exit(main())"
+    )
     words = [sys.executable, "-c", code, "status", *served.flags]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 3

@@ -19,13 +19,14 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.hooks.algebra import Claim, Outcome, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, off_reason
-from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, ENV, LABELS
+from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.answers import class_cgroups
+from runtimeproxy.ledger.answers import by_parameter, class_cgroups
+from runtimeproxy.ledger.tree import BURST, LISTS, MEMORY_AT_LEAST_MIN, MEMORY_MIN, QUOTA
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
-from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
 from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of, pod_message
 from runtimeproxy.service.api.strategies import strategy_fields
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.views import Resources
+    from runtimeproxy.ledger.books import Formats
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.engine import Engine
 
@@ -43,6 +46,9 @@ LOOK_S: Final = 2.0
 EVALUATION_S: Final = 5.0
 MOST_HUNG: Final = 1
 """Reads that may hang at a time: other work needs the threads."""
+
+NOT_RECORDED: Final = "<changed>"
+"""Of environment variables, mounts and devices: records hold none of their values."""
 
 LEVELS: Final = {
     Level.NODE: api_pb2.LEVEL_NODE,
@@ -71,6 +77,14 @@ _OUTCOMES: Final = {
     AuditKind.CONFLICT: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
     AuditKind.LEFT_OUT: api_pb2.PolicyAnswer.OUTCOME_CHANGES,
 }
+
+_FITTED: Final = {
+    BURST: "the kernel takes no burst above the quota",
+    QUOTA: "fitted to the quotas of the cgroups above and below it",
+    **dict.fromkeys(LISTS, "fitted to the lists of the cgroups above and below it"),
+    **dict.fromkeys(MEMORY_AT_LEAST_MIN, f"it is not lower than {MEMORY_MIN}"),
+}
+"""Why a value is not applied as the claims have it: see `runtimeproxy.ledger.tree`."""
 
 
 class _Subject(NamedTuple):
@@ -198,6 +212,9 @@ class Explainer:
             if audited.kind is AuditKind.WOULD_CHANGE and audited.field:
                 name = parameter_of(audited.field) or audited.field
                 field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
+                if not field.claims and isinstance(record, ContainerRecord):
+                    requested = shown(by_parameter(record.requested).get(name))
+                    field.MergeFrom(api_pb2.ExplainedField(requested=requested))
                 field.claims.append(_dry_run_claim(audited))
         self._add_strategies(fields.values(), strategies)
         box = record if isinstance(record, ContainerRecord) else None
@@ -244,7 +261,9 @@ class Explainer:
             observed=found.text if found is not None else None,
             observed_value=observed,
             is_different=is_different,
-            problem=result.problem or self._problem(book.id, name),
+            problem=result.problem
+            or self._problem(book.id, name)
+            or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.observed,
         )
         for each in ledger.yielded():
@@ -280,6 +299,26 @@ class Explainer:
             for claim in field.claims:
                 wanted = parts.get(claim.owner, frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
+
+
+def _difference(
+    name: str,
+    entry: Entry,
+    value: object,
+    found: FileText | None,
+    record: PodRecord | ContainerRecord | None,
+    formats: Formats,
+) -> str:
+    """Why the applied value is not the resolved one; empty if it is, or the file holds it already."""
+    if not isinstance(value, int | str) or entry.resolved == value:
+        return ""
+    if found is not None and entry.resolved is None:
+        return "" if formats.matches(name, value, found.text) else "it has not been written yet"
+    if entry.resolved is not None:
+        return _FITTED.get(name, "fitted to the range of the parameter")
+    if isinstance(record, ContainerRecord) and record.state is Lifecycle.CREATED:
+        return "it is written when the container has started"
+    return "its cgroup has no such file"
 
 
 def _read(
@@ -328,15 +367,10 @@ def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
 
 
 def _message_field(record: PodRecord | ContainerRecord, name: str, owner: str) -> api_pb2.ExplainedField:
-    """A field of the message; of environment variables only that policies have set them."""
-    group, _, key = name.removesuffix("]").partition("[")
-    value: str | None = None
-    if group == ENV:
-        value = "<set>"
-    elif group in (LABELS, ANNOTATIONS):
-        value = getattr(record, group).get(key)
-    elif group == CGROUP_PARENT and isinstance(record, PodRecord):
-        value = record.cgroup_parent
+    """A field of the message that is no cgroup parameter."""
+    value, requested = _message_value(record, name), None
+    if name.startswith(f"{RESOURCES}."):
+        requested = _resource(record.requested, name)
     claims = [
         api_pb2.ExplainedClaim(
             owner=each,
@@ -347,7 +381,29 @@ def _message_field(record: PodRecord | ContainerRecord, name: str, owner: str) -
         )
         for each in owner.split("+")
     ]
-    return api_pb2.ExplainedField(name=name, claims=claims, applied=value, resolved=value)
+    return api_pb2.ExplainedField(
+        name=name, requested=requested, claims=claims, applied=value, resolved=value
+    )
+
+
+def _message_value(record: PodRecord | ContainerRecord, name: str) -> str | None:
+    """The value that was sent to the runtime; None if policies have cleared it."""
+    if name.startswith(f"{RESOURCES}."):
+        return _resource(record.booked, name)
+    group, _, key = name.removesuffix("]").partition("[")
+    if group in (LABELS, ANNOTATIONS):
+        value: str | None = getattr(record, group).get(key)
+        return value
+    if group == CGROUP_PARENT and isinstance(record, PodRecord):
+        return record.cgroup_parent
+    return NOT_RECORDED
+
+
+def _resource(resources: Resources, name: str) -> str | None:
+    group, _, key = name.removesuffix("]").partition("[")
+    if group == UNIFIED:
+        return resources.unified.get(key)
+    return shown(getattr(resources, group.removeprefix(f"{RESOURCES}."), None))
 
 
 def _answers(
