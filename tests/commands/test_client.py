@@ -59,7 +59,7 @@ def test_a_user_who_may_not_connect(served: Served) -> None:
     # A first command imports all modules: that user may not be able to read the interpreter's own.
     code = (
         "import os, sys, runtimeproxy.commands.status; from runtimeproxy.cli import main; "
-        "main(['version']); os.seteuid(65534); sys.exit(main())"
+        "main(['version']); os.setuid(65534); sys.exit(main())"
     )
     words = [sys.executable, "-c", code, "status", *served.flags]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
