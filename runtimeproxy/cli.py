@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads on, as with `head`; Python's own flush at the end must not report it again.
+        # The reader has ended, as with `head`; Python's own flush at the end must not report it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
 

@@ -33,14 +33,18 @@ def audit(arguments: Namespace) -> int:
     )
     timeout_s = None if arguments.follow else arguments.timeout
     page = Page() if arguments.output == "text" else None
+    has_entries = False
     with reading(arguments) as api:
         for response in api.WatchAudit(request, timeout=timeout_s):
             for entry in response.entries:
+                has_entries = True
                 if page is None:
                     print_message(entry, arguments.output, is_stream=True)
                 else:
                     page.line(audit_words(entry, is_short=page.is_terminal))
             print(end="", flush=True)
+    if page is not None and not has_entries:
+        page.line("no such decisions since the start of the daemon")
     return ExitCode.OK
 
 

@@ -27,18 +27,34 @@ _TIMEOUT: Final[_Options] = {
         "help": "how long the daemon may take (default: 10s)",
     },
 }
-_READING: Final[_Options] = {
+_ENDPOINT: Final[_Options] = {
     "--endpoint": {"metavar": "SOCKET", "help": "the daemon's socket (default: that of the configuration)"},
+}
+_READING: Final[_Options] = {
+    **_ENDPOINT,
     **_TIMEOUT,
     **_OUTPUT,
 }
 """Of commands that ask the daemon."""
 _ADMIN_SOCKET: Final[_Options] = {
+    **_ENDPOINT,
     "--admin-socket": {
         "metavar": "SOCKET",
         "help": "the daemon's admin socket (default: that of the configuration)",
     },
 }
+AUDIT_KINDS: Final = (
+    "changed",
+    "would-change",
+    "conflict",
+    "refused",
+    "failed",
+    "invalid",
+    "left-out",
+    "pending",
+    "void",
+    "off",
+)
 _REASON: Final[_Options] = {
     "--reason": {
         "type": plain_text,
@@ -103,9 +119,9 @@ COMMANDS: Final = (
             "--kind": {
                 "action": "append",
                 "default": [],
-                "type": plain_text,
+                "choices": AUDIT_KINDS,
                 "metavar": "KIND",
-                "help": "only entries of this kind, such as changed, refused or failed; may be repeated",
+                "help": f"only entries of this kind: {', '.join(AUDIT_KINDS)}; may be repeated",
             },
             "--limit": {
                 "type": natural,
@@ -143,7 +159,6 @@ COMMANDS: Final = (
                 "help": "end after this time, such as 10m",
             },
             **_REASON,
-            "--endpoint": _READING["--endpoint"],
             **_ADMIN_SOCKET,
             **_TIMEOUT,
             **_OUTPUT,
@@ -263,7 +278,6 @@ COMMANDS: Final = (
         "(on | off) [--reason TEXT] ",
         {
             "state": {"choices": ("on", "off"), "help": "kept by an upgrade, not by a restart"},
-            "--endpoint": _READING["--endpoint"],
             **_REASON,
             **_ADMIN_SOCKET,
             **_TIMEOUT,

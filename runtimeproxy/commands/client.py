@@ -44,7 +44,7 @@ _CODES: Final = {
 def client_settings(arguments: Namespace) -> Settings:
     """The settings that say where the daemon is; with a warning if some of them cannot be used.
 
-    A wrong configuration is no reason to show nothing of the daemon, which keeps its old one.
+    With a wrong configuration the daemon still runs with its old one, and can be asked.
     """
     reading = read_settings(arguments)
     for error in reading.errors:
@@ -56,7 +56,7 @@ def endpoint_of(arguments: Namespace) -> str:
     """The path of the daemon's socket: `--endpoint`, or that of the configuration.
 
     Raises:
-        CommandError: it is no path of a socket.
+        CommandError: it is not the path of a socket.
     """
     if arguments.endpoint is None:
         return client_settings(arguments).proxy.endpoint
@@ -109,7 +109,7 @@ def admin_socket_of(arguments: Namespace) -> str:
     """The path of the socket of the service that writes: `--admin-socket`, or that of the configuration.
 
     Raises:
-        CommandError: it is no path of a socket, or there is none.
+        CommandError: it is not the path of a socket, or the configuration has no admin socket.
     """
     if arguments.admin_socket is not None:
         return _parsed("--admin-socket", arguments.admin_socket)
@@ -174,7 +174,7 @@ def explained(code: str, details: str, path: str, advice: str = _START) -> Comma
     elif code == "DEADLINE_EXCEEDED":
         text = f"{path}: the daemon did not answer in time; --timeout gives it more, {_STATUS} its state"
     elif code == "RESOURCE_EXHAUSTED":
-        text = f"{path}: the daemon ended this watch, as its output was not read in time; run it again"
+        text = f"{path}: {own}"
     else:
         return CommandError(f"{path}: {code}: {own}")
     return CommandError(text, ExitCode.NO_DAEMON)

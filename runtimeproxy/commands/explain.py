@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.client import reading
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
-from runtimeproxy.commands.fields import FieldRow, claim_text, show_fields
 from runtimeproxy.commands.output import (
     BAD,
     DOUBTFUL,
@@ -17,9 +16,12 @@ from runtimeproxy.commands.output import (
     GOOD,
     STRONG,
     Cell,
+    FieldRow,
     Page,
     Words,
+    claim_text,
     print_message,
+    show_fields,
 )
 from runtimeproxy.commands.values import enum_name
 
@@ -59,8 +61,9 @@ def _ask(arguments: Namespace) -> api_pb2.ExplainResponse:
         try:
             return _explanation(arguments, others[0])
         except CommandError as other:
-            # The first reading is the usual one; the second one says more if it found a pod at least.
-            raise (error if other.code == ExitCode.NOT_FOUND else other) from None
+            # The first reading is the usual one; the second one says more if it found the pod.
+            is_pod_unknown = other.code == ExitCode.NOT_FOUND and str(other).startswith("no pod ")
+            raise (error if is_pod_unknown else other) from None
 
 
 def _explanation(arguments: Namespace, target: Target) -> api_pb2.ExplainResponse:

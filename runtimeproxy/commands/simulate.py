@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import load_policies, load_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
-from runtimeproxy.commands.fields import FieldRow, claim_text, show_fields
-from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, STRONG, Cell, Page, Words, print_value
+from runtimeproxy.commands.output import (
+    BAD,
+    DOUBTFUL,
+    FAINT,
+    GOOD,
+    STRONG,
+    Cell,
+    FieldRow,
+    Page,
+    Words,
+    claim_text,
+    print_value,
+    show_fields,
+)
 from runtimeproxy.config.sources import FLAGS
 
 if TYPE_CHECKING:

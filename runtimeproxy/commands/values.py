@@ -27,7 +27,7 @@ def duration_s(text: str) -> float:
     """Seconds of a duration such as `10m`, `1h30m` or `500ms`; more than 0, at most `MOST_S`.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not, or out of range.
     """
     parts = _PART.findall(text)
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
@@ -42,7 +42,7 @@ def natural(text: str) -> int:
     """A number from 0 on that a message can hold.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not, or out of range.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 999999999")
@@ -66,7 +66,7 @@ def size_bytes(text: str) -> int:
     """Bytes of a size such as `256Mi` or `1G`, as Kubernetes writes it; more than 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not, or out of range.
     """
     try:
         size = quantity_bytes(text)
@@ -128,7 +128,7 @@ def label_selector(text: str) -> LabelSelector:
     """A label selector as kubectl takes it: `app=web,tier!=front,env in (a, b),!legacy`.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or Kubernetes would refuse it.
+        argparse.ArgumentTypeError: it is not, or Kubernetes would refuse it.
     """
     labels: dict[str, str] = {}
     expressions: list[LabelRequirement] = []

@@ -23,9 +23,8 @@ from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
 from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
-from runtimeproxy.ledger.counts import LedgerCounts
+from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
-from runtimeproxy.ledger.failures import LedgerFailures
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks

@@ -182,7 +182,7 @@ class Encoder:
 
         Raises:
             MessageTooLargeError: It is too long to be recorded.
-            UnreadableMessageError: It is no message in a frame.
+            UnreadableMessageError: It is not a message in a frame.
             DecodeError: It cannot be parsed.
         """
         message = Decompressor(taken.frame, taken.encoding, MAX_REQUEST_BYTES)
@@ -253,7 +253,7 @@ class Recording:
         """Yields kind and body of each entry after the header, once.
 
         Raises:
-            RecordingError: An entry is none.
+            RecordingError: A line is not an entry.
         """
         number = 1
         for line in self._lines:
@@ -268,7 +268,7 @@ def open_recording(file: IO[bytes]) -> Recording:
     """Reads the header of a recording, compressed with gzip or not.
 
     Raises:
-        RecordingError: It is no recording, or one of a newer version.
+        RecordingError: It is not a recording, or one of a newer version.
     """
     start = file.read(len(GZIP_MAGIC))
     file.seek(0)

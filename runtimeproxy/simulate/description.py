@@ -24,12 +24,12 @@ from runtimeproxy.hooks.fields import (
     policies_in,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import Hook, Mode, Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Input, InputState, Node
-from runtimeproxy.simulate.provenance import provenance_of
 from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, Target
+from runtimeproxy.slo.strategies import Provenance
 
 INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.CPUS: "the node's CPUs",
@@ -237,7 +237,7 @@ class Description:
         )
 
     def _provenance(self, name: str, asked: Asked) -> tuple[str, ...]:
-        return provenance_of(self.policies[name].policy, asked.pod, self.node)
+        return _provenance_of(self.policies[name].policy, asked.pod, self.node)
 
 
 def _depending(policies: Mapping[str, LoadedPolicy], off: Mapping[str, Iterable[Input]]) -> list[str]:
@@ -290,3 +290,24 @@ def _text(field: Field, value: Value | float) -> str | None:
 
 def result_of(field: Field, merged: MergedField, decision: Decision) -> Value:
     return fitted(decision.merged.start, field, merged.value) if merged.owner else merged.original
+
+
+def _provenance_of(policy: Policy, pod: PodView, node: Node) -> tuple[str, ...]:
+    """Returns where the strategies that count for a policy and a pod come from, each once, for people.
+
+    Empty if the policy depends on no strategy, or if these are defaults.
+    """
+    found: list[str] = []
+    for part in sorted(policy.strategy_parts):
+        for provenance in (node.strategy_for(pod).provenance, node.strategies.provenance):
+            texts = list(dict.fromkeys(_of_part(part, provenance)))
+            if texts:
+                found += texts
+                break
+    return tuple(dict.fromkeys(found))
+
+
+def _of_part(part: str, provenance: Mapping[str, Provenance]) -> Iterator[str]:
+    for path, each in provenance.items():
+        if path == part or path.startswith(f"{part}."):
+            yield str(each)

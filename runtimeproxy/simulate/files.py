@@ -31,7 +31,7 @@ from runtimeproxy.node.snapshot import Input, InputState, Node
 STANDARD_INPUT: Final = "-"
 _PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
 _NOWHERE: Final = Path(os.devnull)
-"""A folder that is none: nothing of this machine counts."""
+"""Not a folder: nothing of this machine counts."""
 _OF_KINDS: Final = ("Node", "NodeSLO", "NodeResourceTopology")
 """The objects that have the name of their node."""
 
@@ -103,7 +103,7 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """Returns the pairs of `KEY=VALUE,...`.
 
     Raises:
-        UsageError: a text is none.
+        UsageError: a text is not such a list.
     """
     found: dict[str, str] = {}
     for text in texts:

@@ -59,6 +59,14 @@ def test_a_recording_is_written(run: Run, served: Served, tmp_path: Path, name: 
     assert run("replay", str(path)).code == 0
 
 
+def test_the_admin_socket_is_that_of_the_configuration(
+    run: Run, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.api.answers["Record"] = answers(lines(HEADER))
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_API_ADMIN_SOCKET", str(served.path))
+    assert run("record", "--out", str(tmp_path / "day.jsonl")).code == 0
+
+
 def test_it_ends_after_its_time(run: Run, served: Served, tmp_path: Path) -> None:
     ended = threading.Event()
 
@@ -97,7 +105,7 @@ def test_it_ends_before_it_is_too_large(run: Run, served: Served, tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "details", "exit_code", "text"),
     [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too slow", 3, "was not read in time"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "not read in time; record again", 3, "not read in time; record again"),
         (grpc.StatusCode.ALREADY_EXISTS, "another recording goes on", 1, "another recording goes on"),
     ],
 )

@@ -186,7 +186,7 @@ def test_an_explanation() -> None:
         "    suppress        at most 1024 (void: the value is below it)",
         "  cpu.cfs_quota_us  ?          50000     50000    -1",
         "    runtime  its specification has -1, until the kubelet's next update",
-        "    problem  another program has changed it",
+        "    note     another program has changed it",
         "  cpu-burst  off: strategies not known",
         "",
         "1 more that nothing changes: --all",

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.commands.catalog import AUDIT_KINDS, COMMANDS
 from runtimeproxy.commands.values import duration_s, label_selector, shown_duration, shown_time
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
 
@@ -121,3 +123,13 @@ def test_any_text_is_a_selector_or_refused(text: str) -> None:
         # Any other error would fail the test.
         with contextlib.suppress(argparse.ArgumentTypeError):
             parse(text)
+
+
+def test_kinds_of_audit_entries_are_those_of_the_audit() -> None:
+    assert set(AUDIT_KINDS) == {kind.value for kind in AuditKind}
+
+
+def test_commands_find_the_admin_socket_by_the_daemons_socket() -> None:
+    admin = [command for command in COMMANDS if "--admin-socket" in command.arguments]
+    assert {command.name for command in admin} >= {"policy", "bypass", "record"}
+    assert all("--endpoint" in command.arguments for command in admin)

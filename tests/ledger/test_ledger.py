@@ -136,7 +136,7 @@ def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> N
     assert changed == (POD,)
     ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
-    assert ledger.holders(owners={"nobody"}) == ()
+    assert ledger.holders(owners={"no-such-policy"}) == ()
 
 
 def test_amounts_count_on_the_original_of_a_pod(ledger: Ledger, files: CgroupFiles) -> None:

@@ -81,8 +81,11 @@ class AdminServicer:
             except PolicyLoadError as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"the policy cannot be loaded: {error}")
         about = {"policy": request.policy, "reason": request.reason}
-        mode = api_pb2.Mode.Name(request.mode).removeprefix("MODE_").lower().replace("_", "-")
-        logger.warning("policy %s: mode %s was set by command", request.policy, mode, extra=about)
+        if request.mode == api_pb2.MODE_UNSPECIFIED:
+            logger.warning("policy %s: its mode was reset by command", request.policy, extra=about)
+        else:
+            mode = api_pb2.Mode.Name(request.mode).removeprefix("MODE_").lower().replace("_", "-")
+            logger.warning("policy %s: mode %s was set by command", request.policy, mode, extra=about)
         found = {each.name: each for each in policies_of(engine)}
         return api_pb2.SetPolicyModeResponse(policy=found.get(request.policy))
 
@@ -149,7 +152,10 @@ def changed(
     if request.HasField("duration"):
         time_s = request.duration.seconds + request.duration.nanos / 1e9
         if not LEAST_S <= time_s <= MOST_S:
-            raise ValueError(f"a time of {time_s:g} s is not in {LEAST_S:g} to {MOST_S:g} s")
+            raise ValueError(
+                f"a time of {time_s:g} s is not in {LEAST_S:g} s to {MOST_S / 86_400:g} days; without a time "
+                "the mode stays until it is reset"
+            )
         until_s = now_s + time_s
     after = with_override(
         overrides,

@@ -1,7 +1,7 @@
 """Explain: of each field of a pod what was asked for, who wants what, and what the kernel has.
 
-The book of a cgroup has most of it. The policies are asked again, for what is no claim: those that are off,
-fail, or run in dry-run.
+The book of a cgroup has most of it. The policies run again, for answers that are not
+claims: of those that are off, fail, or run in dry-run.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
 
 
 def _message_field(record: PodRecord | ContainerRecord, name: str, owner: str) -> api_pb2.ExplainedField:
-    """A field of the message that is no cgroup parameter."""
+    """A field of the message that is not a cgroup parameter."""
     value, requested = _message_value(record, name), None
     if name.startswith(f"{RESOURCES}."):
         requested = _resource(record.requested, name)

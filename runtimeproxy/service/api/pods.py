@@ -63,12 +63,14 @@ def find_pod(store: PodStore, text: str) -> PodRecord:
     by_uid = {pod.uid or pod.id: pod for pod in sorted(found, key=_age)}
     if not by_uid:
         raise UnknownPodError(
-            f"no pod is {text}: give a uid, NAMESPACE/NAME, a name, or the beginning of an id"
+            f"no pod is called {text!r}: give a name, NAMESPACE/NAME, a uid, or the beginning of an id"
         )
     if len(by_uid) > 1:
         names = [f"{pod.namespace}/{pod.name} ({pod.uid or pod.id})" for pod in by_uid.values()]
         more = f" and {len(names) - MOST_CANDIDATES} more" if len(names) > MOST_CANDIDATES else ""
-        raise AmbiguousPodError(f"{text} may be {', '.join(sorted(names)[:MOST_CANDIDATES])}{more}")
+        raise AmbiguousPodError(
+            f"{text!r} may be {', '.join(sorted(names)[:MOST_CANDIDATES])}{more}: give the namespace or a uid"
+        )
     return next(iter(by_uid.values()))
 
 

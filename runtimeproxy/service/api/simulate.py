@@ -120,7 +120,7 @@ def data_of(request: api_pb2.SimulateRequest) -> bytes:
     """The input as the text of a manifest or of a recorded call.
 
     Raises:
-        InputError: There is none, or the message cannot be read.
+        InputError: Neither is given, or the message cannot be read.
     """
     if request.WhichOneof("input") == "manifest":
         return request.manifest.encode()
@@ -136,7 +136,7 @@ def data_of(request: api_pb2.SimulateRequest) -> bytes:
     try:
         message = MESSAGES[call.method].FromString(call.message)
     except DecodeError as error:
-        raise InputError(f"the message is no request of {call.method}") from error
+        raise InputError(f"the message is not a request of {call.method}") from error
     return json_format.MessageToJson(message, preserving_proto_field_name=True).encode()
 
 

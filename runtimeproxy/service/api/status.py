@@ -17,7 +17,7 @@ from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
 from runtimeproxy.hooks.policy import Mode
-from runtimeproxy.ledger.failures import FAILED_WRITES
+from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
 from runtimeproxy.service.api.values import (

@@ -80,7 +80,7 @@ def selector_from(message: api_pb2.PodSelector) -> PodSelector:
     """The pods that a message names.
 
     Raises:
-        ValueError: An operator is none.
+        ValueError: An operator is not known.
     """
     expressions = []
     for each in message.match_expressions:

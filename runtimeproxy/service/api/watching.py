@@ -61,7 +61,7 @@ class Watcher(Generic[ItemT]):
             return
         if self.needs_snapshot:
             if self._full_since_s is not None and self._clock() - self._full_since_s > SLOW_S:
-                self.end(SlowWatcherError(f"changes were not read for {SLOW_S:g} s; call again"))
+                self.end(SlowWatcherError(f"the responses were not read for {SLOW_S:g} s; call again"))
             return
         if len(self._queue) < self._most:
             self._queue.append(item)
@@ -69,7 +69,7 @@ class Watcher(Generic[ItemT]):
             self._queue.clear()
             self.needs_snapshot, self._full_since_s = True, self._clock()
         else:
-            self.end(SlowWatcherError(f"{self._most} entries were not read; call again"))
+            self.end(SlowWatcherError(f"{self._most} entries were not read in time; call again"))
         self._wake.set()
 
     def end(self, error: RuntimeProxyError) -> None:
@@ -130,7 +130,9 @@ class Watchers(Generic[ItemT]):
             TooManyWatchersError: There are too many.
         """
         if len(self._watchers) >= self._most:
-            raise TooManyWatchersError(f"there are {self._most} watchers already")
+            raise TooManyWatchersError(
+                f"there are {self._most} watchers already; end one of them, and call again"
+            )
         if self._ended is not None:
             watcher.end(self._ended)
         self._watchers[watcher] = None

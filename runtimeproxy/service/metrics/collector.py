@@ -301,7 +301,7 @@ def _of_upkeep(engine: Engine) -> Iterator[Sample]:
     yield Sample("ledger_hung_files", upkeep.hung)
     if engine.sysctls is not None:
         for (name, is_written), number in engine.sysctls.writes.read().items():
-            # Of the file in which they are saved the path is no label.
+            # The path of the file in which they are saved is not used as a label.
             label = OTHER if "/" in name else name
             yield Sample("sysctl_writes_total", number, (label, "written" if is_written else "failed"))
     if allocations is not None:

@@ -119,7 +119,7 @@ class OtlpSender:
 
 
 def attributes_of(trace: CallTrace) -> Attributes:
-    """The attributes of a call's span; of what is not known there is none.
+    """The attributes of a call's span; unknown ones are left out.
 
     The proxy does not read the headers of responses, so it knows the status of a successful call, and of one
     that it refused itself.

@@ -62,7 +62,7 @@ def test_several_pods_are_named(store: PodStore, text: str, names: list[str]) ->
 
 
 def test_no_pod(store: PodStore) -> None:
-    with pytest.raises(UnknownPodError, match="no pod is nothing"):
+    with pytest.raises(UnknownPodError, match="no pod is called 'nothing'"):
         find_pod(store, "nothing")
 
 
@@ -145,7 +145,7 @@ def test_one_container_only(explained: tuple[Any, ProxyProcess, CriClient]) -> N
     ("pod", "code", "text"),
     [
         ("", grpc.StatusCode.INVALID_ARGUMENT, "no pod is given"),
-        ("nothing", grpc.StatusCode.NOT_FOUND, "no pod is nothing"),
+        ("nothing", grpc.StatusCode.NOT_FOUND, "no pod is called 'nothing'"),
     ],
 )
 def test_pods_that_cannot_be_explained(api: Any, pod: str, code: grpc.StatusCode, text: str) -> None:

@@ -119,8 +119,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"selector": {"namespaces": ["Not A Name"]}}, "namespaces"),
     ({"selector": {"match_expressions": [{"key": "a", "operator": "Is"}]}}, "'Is' is not one of"),
     ({"mode": 9}, "mode 9 is not known"),
-    ({"duration": {"nanos": 5}}, "is not in 1 to"),
-    ({"duration": {"seconds": 10**9}}, "is not in 1 to"),
+    ({"duration": {"nanos": 5}}, "is not in 1 s to"),
+    ({"duration": {"seconds": 10**9}}, "is not in 1 s to"),
 ]
 
 

@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"manifest": "{"}, ""),
     ({"manifest": POD, "policy": "no-such"}, "no policy in use is named no-such"),
     ({"call": {"method": "Version", "message": b""}}, "calls of Version are not simulated"),
-    ({"call": {"method": "CreateContainer", "message": b"\xff\xff"}}, "is no request of CreateContainer"),
+    ({"call": {"method": "CreateContainer", "message": b"\xff\xff"}}, "is not a request of CreateContainer"),
 ]
 
 
