@@ -105,7 +105,12 @@ def test_it_ends_before_it_is_too_large(run: Run, served: Served, tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "details", "exit_code", "text"),
     [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "not read in time; record again", 3, "not read in time; record again"),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "not read in time; record again",
+            3,
+            "not read in time; record again",
+        ),
         (grpc.StatusCode.ALREADY_EXISTS, "another recording goes on", 1, "another recording goes on"),
     ],
 )
