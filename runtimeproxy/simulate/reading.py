@@ -56,23 +56,26 @@ def _is_recorded(documents: Sequence[object]) -> bool:
 
 def _recorded(document: Mapping[str, Any], source: str) -> PodCalls:
     if any(key in document for key in _OF_CONTAINERS):
-        creation = _message(api_pb2.CreateContainerRequest(), _with_bytes(document))
-        if not creation.config.metadata.name:
-            raise InputError("is a CreateContainerRequest without config.metadata.name")
-        return PodCalls(
-            source=f"{printable(source)}: CreateContainerRequest",
-            config=creation.sandbox_config,
-            containers=(ContainerCall(ContainerKind.REGULAR, creation.config),),
-            runs_sandbox=False,
-        )
-    start = _message(api_pb2.RunPodSandboxRequest(), document)
-    if not start.config.metadata.name:
-        raise InputError("is a RunPodSandboxRequest without config.metadata.name")
-    return PodCalls(
-        source=f"{printable(source)}: RunPodSandboxRequest",
-        config=start.config,
-        runtime_handler=start.runtime_handler,
-    )
+        return recorded_call(_message(api_pb2.CreateContainerRequest(), _with_bytes(document)), source)
+    return recorded_call(_message(api_pb2.RunPodSandboxRequest(), document), source)
+
+
+def recorded_call(
+    request: api_pb2.RunPodSandboxRequest | api_pb2.CreateContainerRequest, source: str
+) -> PodCalls:
+    """Returns a request as the one for its pod.
+
+    Raises:
+        InputError: the pod or container has no name.
+    """
+    kind = type(request).__name__
+    if not request.config.metadata.name:
+        raise InputError(f"is a {kind} without config.metadata.name")
+    source = f"{printable(source)}: {kind}"
+    if isinstance(request, api_pb2.RunPodSandboxRequest):
+        return PodCalls(source=source, config=request.config, runtime_handler=request.runtime_handler)
+    container = ContainerCall(ContainerKind.REGULAR, request.config)
+    return PodCalls(source=source, config=request.sandbox_config, containers=(container,), runs_sandbox=False)
 
 
 def _message(message: MessageT, document: Mapping[str, Any]) -> MessageT:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
@@ -17,7 +16,7 @@ from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.node.documents import InputError
 from runtimeproxy.service.api.values import MODES
-from runtimeproxy.simulate.reading import pod_calls
+from runtimeproxy.simulate.reading import pod_calls, recorded_call
 from runtimeproxy.simulate.result import Certainty, PolicyChange, Remark, SimulatedField, SimulatedPod, Target
 from runtimeproxy.simulate.simulation import simulate
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.settings import ConflictRule
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.engine import Engine
+    from runtimeproxy.simulate.kubelet import PodCalls
     from runtimeproxy.simulate.result import Simulation
 
 MESSAGES: Final[Mapping[str, Any]] = {
@@ -91,7 +91,7 @@ def _simulated(
     skip_label: tuple[str, str] | None,
 ) -> Simulation:
     """In a worker thread."""
-    calls = pod_calls(data_of(request), _SOURCE, node, webhook=request.with_webhook)
+    calls = calls_of(request, node)
     return simulate(calls, policies, node, rule=rule, skip_label=skip_label)
 
 
@@ -116,19 +116,19 @@ def chosen(
     return found
 
 
-def data_of(request: api_pb2.SimulateRequest) -> bytes:
-    """The input as the text of a manifest or of a recorded call.
+def calls_of(request: api_pb2.SimulateRequest, node: Node) -> list[PodCalls]:
+    """The requests of the manifest, or the recorded one.
 
     Raises:
-        InputError: Neither is given, or the message cannot be read.
+        InputError: Neither is given, or it cannot be read.
     """
+    call, webhook = request.call, request.with_webhook
     if request.WhichOneof("input") == "manifest":
-        return request.manifest.encode()
-    call = request.call
+        return pod_calls(request.manifest.encode(), _SOURCE, node, webhook=webhook)
     if request.WhichOneof("input") != "call":
         raise InputError("no manifest and no call is given")
     if call.WhichOneof("content") == "json":
-        return call.json.encode()
+        return pod_calls(call.json.encode(), _SOURCE, node, webhook=webhook)
     if call.method not in MESSAGES:
         raise InputError(
             f"calls of {call.method or 'no method'} are not simulated, only {', '.join(MESSAGES)}"
@@ -137,7 +137,7 @@ def data_of(request: api_pb2.SimulateRequest) -> bytes:
         message = MESSAGES[call.method].FromString(call.message)
     except DecodeError as error:
         raise InputError(f"the message is not a request of {call.method}") from error
-    return json_format.MessageToJson(message, preserving_proto_field_name=True).encode()
+    return [recorded_call(message, _SOURCE)]
 
 
 # --- messages ----------------------------------------------------------------------------------------------

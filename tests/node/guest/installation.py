@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def the_daemon_is_confined(_: Node) -> str:
     return f"effective capabilities {capabilities}; {exposure.lstrip('→ ')}"
 
 
+def doctor_finds_nothing_wrong(_: Node) -> str:
+    """No problem, and warnings only about the kubelet, which this node does not have."""
+    findings = json.loads(run(PROGRAM, "doctor", "--output", "json"))
+    unusual = [each for each in findings if each["level"] != "ok" and each["check"] not in _OF_KUBELET]
+    expect("unexpected findings", unusual, [])
+    expect("checks", {each["check"] for each in findings} >= {"service", "kernel", "state folder"}, True)
+    return "; ".join(each["text"] for each in findings if each["level"] != "ok") or "no findings"
+
+
+_OF_KUBELET = ("kubelet", "CPU manager")
+
+
 CHECKS = (
     Check("containerd runs and has an image", the_runtime_has_an_image),
     Check("units from the wheel: systemd-analyze verify, check-config", units_are_installed_and_valid),
@@ -109,4 +122,5 @@ CHECKS = (
     Check("the socket unit holds the socket", the_socket_is_systemds),
     Check("the folder of hook servers is there", hook_servers_have_their_folder),
     Check("the sandbox of the unit is in force", the_daemon_is_confined),
+    Check("doctor finds nothing wrong", doctor_finds_nothing_wrong),
 )

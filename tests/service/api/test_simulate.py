@@ -7,7 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
+from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.node.snapshot import Node
+from runtimeproxy.service.api.simulate import calls_of
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.driving import batch_pod, shares_of
 from tests.lab.cri_client import CriClient
@@ -52,6 +55,22 @@ def test_a_recorded_call_is_simulated_as_it_then_happens(client: CriClient) -> N
     (found,) = simulated(api, call=call)
     fields = {field.name: field for target in found.targets for field in target.fields}
     assert fields["resources.cpu_shares"].after == str(shares_of(pod.create()))
+
+
+def test_variables_of_a_recorded_call_are_those_that_were_sent() -> None:
+    config = cri.ContainerConfig(
+        metadata=cri.ContainerMetadata(name="main"), envs=[cri.KeyValue(key="PATH", value=b"/bin")]
+    )
+    message = cri.CreateContainerRequest(pod_sandbox_id="a", config=config)
+    call = api_pb2.CriCall(method="CreateContainer", message=message.SerializeToString())
+    (found,) = calls_of(api_pb2.SimulateRequest(call=call), Node())
+    assert found.containers[0].config == config
+    call = api_pb2.CriCall(
+        json='{"pod_sandbox_id": "a", "config": {"metadata": {"name": "main"}, '
+        '"envs": [{"key": "PATH", "value": "/bin"}]}}'
+    )
+    (found,) = calls_of(api_pb2.SimulateRequest(call=call), Node())
+    assert found.containers[0].config == config
 
 
 def test_one_policy_only(api: Any) -> None:
