@@ -107,3 +107,33 @@ def test_zsh_loads_its_completion(tmp_path: Path) -> None:
     """
     done = subprocess.run([program("zsh"), "-f", "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout.split(), done.stderr) == (["_koord-runtime-proxy", "loaded"], "")
+
+
+@pytest.mark.debian
+@pytest.mark.parametrize(
+    ("words", "shown"), [("policy cpuset dr", "dry-run"), ("explain --a", "--all"), ("stat", "status")]
+)
+def test_zsh_completes(tmp_path: Path, words: str, shown: str) -> None:
+    """In an interactive shell on a terminal; reading waits until what is looked for is shown."""
+    folder = (FOLDER / COMPLETIONS["zsh"]).parent
+    start = f"autoload -Uz compinit && fpath=({folder} $fpath) && compinit -u -d {tmp_path}/dump"
+    script = f"""
+        zmodload zsh/zpty
+        zpty shell zsh -f -i
+        zpty -w shell '{start}; print REA""DY'
+        zpty -r shell output '*READY*'
+        zpty -n -w shell $'koord-runtime-proxy {words}\t'
+        zpty -r shell output '*{shown}*'
+        zpty -d shell
+        print found
+    """
+    environ = {**os.environ, "TERM": "dumb"}
+    done = subprocess.run(
+        [program("zsh"), "-f", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("found\n", "")
