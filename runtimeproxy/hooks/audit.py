@@ -346,20 +346,15 @@ class AuditRing:
 
 
 class AuditLog:
-    """An audit sink that gathers the entries of a moment and logs those of each decision as one line.
+    """An audit sink that logs the entries of each decision as one line, from the next turn of the loop on."""
 
-    Args:
-        gather_s: how long the first entry waits for others, in seconds.
-    """
-
-    def __init__(self, gather_s: float = GATHER_S) -> None:
-        self._gather_s = gather_s
+    def __init__(self) -> None:
         self._decisions: dict[tuple[object, ...], list[AuditEntry]] = {}
 
     def __call__(self, entry: AuditEntry) -> None:
         """Takes an entry; never blocks."""
         if not self._decisions:
-            asyncio.get_running_loop().call_later(self._gather_s, self._write)
+            asyncio.get_running_loop().call_soon(self._write)
         # Each failed field gets a line of its own, because its reason differs.
         field = entry.field if entry.kind is AuditKind.FAILED else ""
         key = (*entry[:3], entry.pod_uid, entry.pod_name, entry.container, entry.target, field)

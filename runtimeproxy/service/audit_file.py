@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GATHER_S: Final = 0.05
-"""How long the first entry waits for others, so that the thread is woken after their calls went on."""
 MOST_QUEUED: Final = 20_000
 """Entries that wait for the disk: some MiB, and the changes of some thousand containers."""
 REOPEN_S: Final = 1.0
@@ -56,13 +54,11 @@ class AuditFile:
 
     Args:
         settings: see `AuditSettings`; without a file it takes nothing.
-        gather_s: how long the first entry waits for others, in seconds.
         write: writes to a descriptor, as `os.write`.
     """
 
-    def __init__(self, settings: AuditSettings, gather_s: float = GATHER_S, write: Write = os.write) -> None:
+    def __init__(self, settings: AuditSettings, write: Write = os.write) -> None:
         self._settings = settings
-        self._gather_s = gather_s
         self._gathered: list[AuditEntry] = []
         self._queue: SimpleQueue[list[AuditEntry] | _Reopen | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -97,7 +93,7 @@ class AuditFile:
         if not self._settings.file:
             return
         if not self._gathered:
-            asyncio.get_running_loop().call_later(self._gather_s, self._pass_on)
+            asyncio.get_running_loop().call_soon(self._pass_on)
         self._gathered.append(entry)
 
     def configure(self, settings: AuditSettings) -> None:

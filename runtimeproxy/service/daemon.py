@@ -168,7 +168,7 @@ class Daemon:
         self._server: RelayServer | None = None
         self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
-        self._audit_file = AuditFile(settings.audit, gather_s=0.0)
+        self._audit_file = AuditFile(settings.audit)
         self._sinks: tuple[AuditSink, ...] = (self._audit_file,) if sink is None else (sink, self._audit_file)
         self._traces = _traces(settings)
         self._engine: Engine | None = None

@@ -120,7 +120,7 @@ class Engine:
         self.runtime_away_since_s: float | None = None
         self.audit_ring = AuditRing()
         self.counts = PolicyCounts()
-        self._audit_log = AuditLog(gather_s=0.0)
+        self._audit_log = AuditLog()
         readers = (self.counts.count_entry, self.audit_ring, self._audit_log)
         self.audit = AuditQueue((*readers, *sinks))
         # Records

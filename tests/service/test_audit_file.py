@@ -102,7 +102,7 @@ def test_other_decisions_have_other_lines() -> None:
 
 
 async def test_the_file_is_made_for_its_user_only(path: Path) -> None:
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path)))
     file(entry(1))
     file(entry(2))
     await until(lambda: file.written == 2)
@@ -116,7 +116,7 @@ async def test_the_file_is_made_for_its_user_only(path: Path) -> None:
 
 async def test_a_full_file_is_renamed_and_the_oldest_goes(path: Path) -> None:
     line = next(lines([entry(10)]))
-    file = AuditFile(AuditSettings(file=str(path), max_bytes=2 * len(line), keep=2), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path), max_bytes=2 * len(line), keep=2))
     for number in range(10, 19):
         file(entry(number))
     file.close()
@@ -130,7 +130,7 @@ async def test_a_full_file_is_renamed_and_the_oldest_goes(path: Path) -> None:
 
 async def test_without_old_files_a_full_one_is_removed(path: Path) -> None:
     line = next(lines([entry(10)]))
-    file = AuditFile(AuditSettings(file=str(path), max_bytes=len(line), keep=0), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path), max_bytes=len(line), keep=0))
     file(entry(10))
     file(entry(11))
     file.close()
@@ -139,7 +139,7 @@ async def test_without_old_files_a_full_one_is_removed(path: Path) -> None:
 
 
 async def test_a_reload_opens_it_again(path: Path) -> None:
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path)))
     file(entry(1))
     await until(lambda: file.written == 1)
     path.rename(path.with_name("old"))
@@ -169,7 +169,7 @@ async def test_a_full_disk_loses_lines_and_the_next_ones_can_be_read(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(descriptor, data[:left])
 
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0, write=write)
+    file = AuditFile(AuditSettings(file=str(path)), write=write)
     for number in range(1, 5):
         file(entry(number))
     file.close()
@@ -183,7 +183,7 @@ async def test_a_full_disk_loses_lines_and_the_next_ones_can_be_read(
 async def test_half_a_line_of_a_killed_process_is_ended(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"pod":"cut')
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path)))
     file(entry(1))
     file.close()
     assert path.read_text().splitlines()[0] == '{"pod":"cut'
@@ -196,7 +196,7 @@ async def test_what_is_no_file_loses_lines_only(
 ) -> None:
     path.parent.mkdir()
     make(path)
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0)
+    file = AuditFile(AuditSettings(file=str(path)))
     file(entry(1))
     file.close()
     assert (file.written, file.lost) == (0, 1)
@@ -213,7 +213,7 @@ async def test_a_disk_that_hangs_delays_nothing(path: Path) -> None:
         asyncio.run_coroutine_threadsafe(is_free.wait(), loop).result(30)
         return os.write(descriptor, data)
 
-    file = AuditFile(AuditSettings(file=str(path)), gather_s=0, write=write)
+    file = AuditFile(AuditSettings(file=str(path)), write=write)
     file(entry(1))
     await asyncio.wait_for(hangs.wait(), 30)
     for _ in range(2):
