@@ -62,6 +62,10 @@ class LeftNode:
 
 @pytest.fixture
 def left(runtime: FakeRuntime, cgroup_files: CgroupFiles) -> LeftNode:
+    return left_node(runtime, cgroup_files)
+
+
+def left_node(runtime: FakeRuntime, cgroup_files: CgroupFiles) -> LeftNode:
     """Fills the fake runtime and its files."""
     node: dict[str, Any] = json.loads((FOLDER / "node.json").read_text())
     for path, text in node["files"].items():

@@ -1,0 +1,1 @@
+"""How each failure of `systemd/FAILURES.md` is made to happen, a module for each part of the daemon."""

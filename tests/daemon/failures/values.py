@@ -1,0 +1,264 @@
+"""Values of what runs that others change, that cannot be written, or that are given back."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Final
+
+from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
+from tests.daemon.driving import Pod, batch_pod, pod
+from tests.daemon.failures.scene import Row, Scene, write_policy
+from tests.daemon.hook_servers import use
+from tests.daemon.test_from_0_1 import NOT_KNOWN, checkpoint, left_node
+from tests.hooks.remote.behaviours import Behaviour
+from tests.hooks.remote.hook_server_process import HookServerProcess
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.node_objects import kubelet_files
+from tests.lab.proxy_process import ProxyProcess
+from tests.node.objects_of import Machine
+
+NOTHING_LEAVES = """
+import asyncio
+from runtimeproxy.ledger.evaluate import Evaluator
+async def leave(self, cpus):
+    await asyncio.Event().wait()
+Evaluator.leave = leave
+"""
+"""What runs hangs while it is asked to leave CPUs."""
+
+
+def reset(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        ours = weight.read_text()
+        weight.write_text("100\n")
+        found = scene.wait_for(daemon, "ledger_repairs_total", level="pod", found_by="comparison")
+        assert weight.read_text() == ours
+        assert found.of("ledger_overwrites_total") == 0
+    return daemon
+
+
+def overwritten(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    # Values of QoS classes are compared every second.
+    answer = "    return CgroupChange(cgroup={'memory.min': 4096}, reason='test')"
+    write_policy(daemon, "classes", f"def qos_class(self, qos, pods, node):\n{answer}", "CgroupChange")
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        parent = made.config.linux.cgroup_parent
+        scene.files.make(parent)
+        scene.files.make(parent.rpartition("/")[0])
+        file = scene.files.folder(parent.rpartition("/")[0]) / "memory.min"
+        made.run().create().start()
+        for _ in range(3):
+            wait_until(lambda: file.read_text().strip() == "4096", "the policy's value", 30)
+            file.write_text("8192\n")
+        scene.wait_for(daemon, "ledger_overwrites_total", 3, parameter="memory.min")
+        scene.wait_for(daemon, "ledger_yielded_values")
+    return daemon
+
+
+def koordlet_is_registered(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with HookServerProcess(scene.folder / "hook.sock", Behaviour()) as server:
+        server.register(daemon.hook_folder, "koordlet.json", "PreCreateContainer")
+        scene.wait_for(daemon, "ledger_observed_parameters")
+    return daemon
+
+
+def disable(daemon: ProxyProcess) -> None:
+    (daemon.folder / "config.toml").write_text("[policies.batch-resource]\nenabled = false\n")
+    daemon.signal(signal.SIGHUP)
+
+
+def policy_is_disabled(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        disable(daemon)
+        scene.wait_for(daemon, "ledger_given_back_total", level="pod")
+        assert weight.read_text() == "100\n"
+    return daemon
+
+
+def changed_before_it_is_given_back(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        _, weight = scene.run_batch_pod(client)
+        weight.write_text("77\n")
+        # The next comparison of pods is 10 s after the one that finds this.
+        scene.wait_for(daemon, "ledger_repairs_total", level="pod")
+        weight.write_text("78\n")
+        disable(daemon)
+        scene.wait_for(daemon, "ledger_left_alone_total", reason="changed_since")
+        assert weight.read_text() == "78\n"
+    return daemon
+
+
+def cannot_be_written(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        scene.files.make(made.config.linux.cgroup_parent)
+        weight = scene.files.folder(made.config.linux.cgroup_parent) / "cpu.weight"
+        weight.unlink()
+        # No part of a cgroup's path is followed out of the tree.
+        weight.symlink_to(scene.folder / "elsewhere")
+        made.run()
+        scene.wait_for(daemon, "cgroup_writes_total", parameter="cpu.shares", outcome="refused")
+    return daemon
+
+
+def cgroup_is_made_anew(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made, weight = scene.run_batch_pod(client)
+        weight.parent.rename(weight.parent.with_name("old"))
+        scene.files.make(made.config.linux.cgroup_parent)
+        scene.wait_for(daemon, "ledger_renewed_cgroups_total", level="pod")
+    return daemon
+
+
+def server_is_deregistered(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    server = scene.stack.enter_context(
+        HookServerProcess(scene.folder / "hook.sock", Behaviour(overlay={"cpu_shares": 512}))
+    )
+    server.register(daemon.hook_folder, "pod.json", "PreRunPodSandbox")
+    use(daemon, "pod.json")
+    with CriClient(daemon.socket) as client:
+        made = pod(client)
+        parent = made.config.linux.cgroup_parent
+        scene.files.make(parent)
+        made.run().create().start()
+        assert scene.files.read(parent, "cpu.weight") == "20"
+        (daemon.hook_folder / "pod.json").unlink()
+        scene.wait_for(daemon, "ledger_given_back_total", level="pod")
+        assert scene.files.read(parent, "cpu.weight") != "20"
+    return daemon
+
+
+def two_modes_are_wanted(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    both = {"kernel.sched_core": 1, "kernel.sched_group_identity_enabled": 1}
+    answer = f"def node(self, node):\n    return NodeChange(sysctl={both}, reason='test')"
+    write_policy(daemon, "modes", answer, "NodeChange")
+    daemon.start()
+    scene.wait_for(daemon, "cpu_mode_blocked")
+    return daemon
+
+
+def saved_sysctls_are_unreadable(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    (daemon.state_folder / "sysctls.json").mkdir(parents=True)
+    daemon.start()
+    scene.wait_for(daemon, "sysctl_writes_total", outcome="failed")
+    return daemon
+
+
+def original_is_not_known(scene: Scene) -> ProxyProcess:
+    left_node(scene.runtime, scene.files)
+    daemon = scene.prepare()
+    checkpoint(daemon.state_folder, NOT_KNOWN)
+    daemon.start()
+    scene.wait_for(daemon, "ledger_unknown_originals")
+    return daemon
+
+
+def too_many_pods_fail(scene: Scene) -> ProxyProcess:
+    daemon = scene.start("[policies.batch-resource]\nenabled = false\n")
+    with CriClient(daemon.socket) as client:
+        for number in range(12):
+            made = batch_pod(client, f"batch-{number}")
+            scene.files.make(made.config.linux.cgroup_parent)
+            weight = scene.files.folder(made.config.linux.cgroup_parent) / "cpu.weight"
+            weight.unlink()
+            weight.mkdir()
+            made.run()
+        (daemon.folder / "config.toml").write_text("")
+        daemon.signal(signal.SIGHUP)
+        scene.wait_for(daemon, "ledger_change_ended")
+    return daemon
+
+
+def memory_is_in_use(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        parent = made.config.linux.cgroup_parent
+        scene.files.make(parent)
+        (scene.files.folder(parent) / "memory.current").write_text(f"{1 << 30}\n")
+        made.run().create().start()
+        scene.wait_for(daemon, "ledger_limits_above_usage_total", level="pod")
+    return daemon
+
+
+def start_with_computed_pools(scene: Scene, statements: str = "") -> ProxyProcess:
+    machine = Machine(scene.folder / "machine")
+    kubelet_files(scene.folder / "kubelet", {})
+    scene.daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
+    config = f"[node]\nshared_pools = 'computed'\nkubelet_dir = '{scene.folder}/kubelet'\n"
+    return scene.start(config, statements=statements)
+
+
+def pod_of(scene: Scene, client: CriClient, name: str, qos: str, cpus: str = "") -> Pod:
+    """A pod of a machine with computed pools, which is not there yet; `cpus` are its own."""
+    status = {"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": cpus})} if cpus else {}
+    config = pod_sandbox_config(
+        name, qos=qos, kubelet_qos=KubeletQos.BURSTABLE, uid=f"uid-{name}", annotations=status
+    )
+    scene.files.make(config.linux.cgroup_parent)
+    return Pod(client, config)
+
+
+def cpus_are_not_left(scene: Scene) -> ProxyProcess:
+    scene.daemons.environment["KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S"] = "2"
+    daemon = start_with_computed_pools(scene, NOTHING_LEAVES)
+    with CriClient(daemon.socket) as client:
+        pod_of(scene, client, "web", "LS").run().create().start()
+        pod_of(scene, client, "own", "LSR", "0-3").run()
+        scene.wait_for(daemon, "cpu_owners_occupied")
+        scene.wait_for(daemon, "call_problems_total", cause="cpus_not_left")
+    return daemon
+
+
+def allocations_cannot_be_saved(scene: Scene) -> ProxyProcess:
+    daemon = start_with_computed_pools(scene)
+    with CriClient(daemon.socket) as client:
+        # No file can replace a folder.
+        (daemon.state_folder / "allocations.json").unlink(missing_ok=True)
+        (daemon.state_folder / "allocations.json").mkdir()
+        pod_of(scene, client, "own", "LSR", "0-3").run()
+        scene.wait_for(daemon, "cpu_owners_unsaved")
+    return daemon
+
+
+ROWS: Final = {
+    "systemd, the kernel or the runtime": Row(reset, lambda s: s.ledger.counts.repairs > 0),
+    "another program writes a value": Row(
+        overwritten, lambda s: s.ledger.counts.overwrites > 0 and len(s.ledger.yielded) > 0
+    ),
+    "koordlet is registered": Row(koordlet_is_registered, lambda s: len(s.ledger.observed) > 0),
+    "a policy is removed, disabled": Row(policy_is_disabled, lambda s: s.ledger.counts.given_back > 0),
+    "a hook server is deregistered": Row(server_is_deregistered, lambda s: s.ledger.counts.given_back > 0),
+    "policies want two CPU modes": Row(two_modes_are_wanted, lambda s: bool(s.ledger.cpu_mode_problem)),
+    "what was saved of sysctls": Row(
+        saved_sysctls_are_unreadable, lambda s: "sysctls.json" in str(s.ledger.sysctl_problems)
+    ),
+    "the original of a pod's file": Row(original_is_not_known, lambda s: s.ledger.unknown_originals > 0),
+    "another program has changed a value": Row(
+        changed_before_it_is_given_back, lambda s: s.ledger.counts.left_alone > 0
+    ),
+    "a value cannot be written": Row(cannot_be_written, lambda s: len(s.ledger.failed_writes) > 0),
+    "the values of more than": Row(too_many_pods_fail, lambda s: "a change ended" in s.ledger.change_problem),
+    "a memory limit is to fall": Row(memory_is_in_use, lambda s: s.ledger.counts.above_usage > 0),
+    "the CPUs of a new pod": Row(cpus_are_not_left, lambda s: s.ledger.occupied_pods > 0),
+    "the CPUs allocated to a new pod": Row(
+        allocations_cannot_be_saved, lambda s: bool(s.ledger.allocation_problem)
+    ),
+    "the node is rebooted": Row(cgroup_is_made_anew, lambda s: s.ledger.counts.renewed > 0),
+}
