@@ -178,22 +178,33 @@ class Strategies:
 
 
 class Metric(StrEnum):
-    """What is sampled. A rate is over the time since the sample before."""
+    """What is sampled. A rate or share is over the time since the sample before."""
 
     CPU_USAGE = "cpu_usage"
     """In cores."""
-    MEMORY_USAGE = "memory_usage"
-    """In bytes, without page cache."""
-    MEMORY_WITH_CACHE = "memory_with_cache"
-    """In bytes, with page cache."""
     CPU_THROTTLED = "cpu_throttled"
-    """Share of the periods in which it was throttled, 0 to 1; no sample without a quota."""
+    """Share of the CFS periods in which it was throttled, 0 to 1; 0 if there was no period, as without a
+    quota."""
+    MEMORY_USAGE = "memory_usage"
+    """In bytes, without page cache: anonymous and unevictable pages; of the node MemTotal - MemAvailable."""
+    MEMORY_WITH_CACHE = "memory_with_cache"
+    """In bytes, with page cache; of the node MemTotal - MemFree."""
+    MEMORY_WORKING_SET = "memory_working_set"
+    """In bytes, with page cache less its inactive part, by which the kubelet evicts."""
+    MEMORY_NUMA = "memory_numa"
+    """In bytes, on one NUMA node: anonymous and file pages; of the node MemUsed."""
     CPU_PRESSURE = "cpu_pressure"
     """Share of the time in which some task waited for CPU, 0 to 1 (PSI)."""
+    CPU_PRESSURE_FULL = "cpu_pressure_full"
+    """Share of the time in which all tasks that had work waited for CPU, 0 to 1 (PSI); none of the node."""
     MEMORY_PRESSURE = "memory_pressure"
     """Share of the time in which some task waited for memory, 0 to 1 (PSI)."""
+    MEMORY_PRESSURE_FULL = "memory_pressure_full"
+    """As `CPU_PRESSURE_FULL`, for memory; also of the node."""
     IO_PRESSURE = "io_pressure"
     """Share of the time in which some task waited for input or output, 0 to 1 (PSI)."""
+    IO_PRESSURE_FULL = "io_pressure_full"
+    """As `CPU_PRESSURE_FULL`, for input and output; also of the node."""
     CYCLES_PER_INSTRUCTION = "cycles_per_instruction"
     """Only where the kernel allows perf events."""
 
@@ -204,7 +215,9 @@ class Window:
 
     last: float
     avg: float
+    """Mean of the samples; each counts the same."""
     p50: float
+    """A percentile is the sample of the nearest rank: no interpolation, so it was really measured."""
     p90: float
     p95: float
     p99: float

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import beside, datapath, lifetime, storm, table, watched
+from tests.bench import beside, datapath, lifetime, samples, storm, table, watched
 from tests.bench.bench import Bench, Options
 from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
@@ -32,6 +32,7 @@ ROWS = (
     "evaluated",
     "hooked",
     "storm",
+    "samples",
     "start",
     "memory",
 )
@@ -88,6 +89,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "evaluated": EvaluatedRow(),
         "hooked": HookedRows(),
         "storm": storm.rows,
+        "samples": samples.rows,
         "start": lifetime.start,
         "memory": lifetime.memory,
     }
@@ -133,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="rounds of the rows `beside`, `watched` and `storm`, all in the first round (15; 2)",
     )
-    parser.add_argument("--storm-pods", type=int, help="running pods of the row `storm` (250; 20)")
+    parser.add_argument("--storm-pods", type=int, help="pods of the rows `storm` and `samples` (250; 20)")
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")
     parser.add_argument(
         "--runtime", choices=("auto", "fake", "containerd"), default="auto", help="for Version"

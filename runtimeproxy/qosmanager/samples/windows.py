@@ -1,0 +1,73 @@
+"""Samples of one metric over time, in memory of fixed size, and what plugins are told of a time window."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from runtimeproxy.qosmanager.snapshot import Window
+
+
+def summarize(values: Sequence[float]) -> Window | None:
+    """Return the window of samples in the order of their time; None without any."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return Window(
+        last=values[-1],
+        avg=math.fsum(values) / len(values),
+        p50=percentile(ordered, 0.50),
+        p90=percentile(ordered, 0.90),
+        p95=percentile(ordered, 0.95),
+        p99=percentile(ordered, 0.99),
+        count=len(values),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the least of the values, which are in ascending order, that `share` of them do not exceed."""
+    # The product is rounded, because 0.55 * 20 is a little more than 11.
+    rank = math.ceil(round(share * len(ordered), 9))
+    return ordered[max(rank, 1) - 1]
+
+
+class Ring:
+    """The latest samples of one metric of one cgroup; an append replaces the oldest one when it is full."""
+
+    __slots__ = ("_count", "_next", "_times", "_values")
+
+    def __init__(self, capacity: int) -> None:
+        self._times = array("d", bytes(8 * capacity))
+        self._values = array("d", bytes(8 * capacity))
+        self._next = 0
+        self._count = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self._times)
+
+    def append(self, at_s: float, value: float) -> None:
+        """Adds a sample; its time is not before that of the last one."""
+        self._times[self._next] = at_s
+        self._values[self._next] = value
+        self._next = (self._next + 1) % len(self._times)
+        if self._count < len(self._times):
+            self._count += 1
+
+    def values_after(self, at_s: float) -> array[float]:
+        """The samples taken after a time, oldest first."""
+        return self._in_order(self._values)[bisect_right(self._in_order(self._times), at_s) :]
+
+    def resized(self, capacity: int) -> Ring:
+        """A ring of another capacity with as many of the latest samples as it holds."""
+        ring = Ring(capacity)
+        for at_s, value in zip(self._in_order(self._times), self._in_order(self._values), strict=True):
+            ring.append(at_s, value)
+        return ring
+
+    def _in_order(self, items: array[float]) -> array[float]:
+        if self._count < len(items):
+            return items[: self._count]
+        return items[self._next :] + items[: self._next]
