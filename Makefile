@@ -26,7 +26,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability restarts fuzz tools e2e e2e-node \
+.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-node \
 	proto lock clean command-files session
 
 help:  ## list the targets
@@ -100,6 +100,9 @@ bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this pr
 
 readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 	$(BIN)/python -m tests.readability
+
+scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
+	$(BIN)/python -m tests.scenarios
 
 restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtime 20 times, under load; 5 minutes
 	$(BIN)/python -m tests.restarts

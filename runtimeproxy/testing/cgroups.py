@@ -6,6 +6,7 @@ Only what a container runtime writes is modelled: a file holds the value last wr
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -66,6 +67,7 @@ _V1_DEFAULTS = {
         "cpu.cfs_burst_us": "0",
         "cpu.idle": "0",
     },
+    "cpuacct": {"cpuacct.usage": "0"},
     "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""},
     "memory": {
         "memory.limit_in_bytes": str(V1_UNLIMITED_MEMORY_BYTES),
@@ -89,6 +91,11 @@ _V2_DEFAULTS = {
 }
 
 
+def default_values(version: Literal[1, 2]) -> Mapping[str, Mapping[str, str]]:
+    """The files of a new cgroup and their contents, by controller; version 2 has one tree, named ``""``."""
+    return _V1_DEFAULTS if version == 1 else _V2_DEFAULTS
+
+
 _V2_CONTROLLERS = "cpuset cpu io memory hugetlb pids"
 """Its file shows programs that the root is one of version 2. Source: cgroups(7)."""
 
@@ -104,7 +111,7 @@ class CgroupFiles:
     def __init__(self, root: Path, version: Literal[1, 2] = 2) -> None:
         self.root = root
         self.version = version
-        self._defaults = _V1_DEFAULTS if version == 1 else _V2_DEFAULTS
+        self._defaults = default_values(version)
         self._made_pods: set[str] = set()
 
     def folder(self, path: str, controller: str = "cpu") -> Path:
@@ -119,6 +126,10 @@ class CgroupFiles:
         """
         file = self.folder(path, name.split(".", 1)[0]) / name
         return file.read_text(encoding="ascii").rstrip("\n")
+
+    def write(self, path: str, name: str, value: str) -> None:
+        """Writes the content of a file of the cgroup path, which need not exist, with a newline."""
+        _write(self.folder(path, name.split(".", 1)[0]) / name, value)
 
     def make(self, path: str) -> None:
         """Makes a cgroup and its ancestors, with the kernel's default values where they are new."""
@@ -155,7 +166,7 @@ class CgroupFiles:
         """Writes the parameters that are set, as a runtime does for a container's cgroup."""
         values = v1_values(resources) if self.version == 1 else v2_values(resources)
         for name, value in values.items():
-            _write(self.folder(path, name.split(".", 1)[0]) / name, value)
+            self.write(path, name, value)
 
 
 def v1_values(resources: api_pb2.LinuxContainerResources) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """CPU burst: throttled containers get more than their limit while the node's shared CPUs have room.
 
-Two parts by the strategy of a pod: the kernel's burst (`cpu.cfs_burst_us`) in percent of the limit, and a
-larger quota while a container is throttled. The larger quota is an amount that is added to the value that
-policies lead to, so that CPU normalization keeps its effect, and nothing has to be written to take it back.
+By the strategy of its pod a container gets a larger quota while it is throttled. The amount is added to the
+value that policies lead to, so that CPU normalization keeps its effect. The other part of CPU burst, that of
+the kernel (`cpu.cfs_burst_us`), needs no samples: it is the policy `cpu-burst`.
 
 Source of the formulas: policies spec 3.2. Unlike Koordinator, which scales all bursting containers down
 together once the shared CPUs are overloaded, and up again below, and so swings around the threshold:
@@ -44,11 +44,6 @@ from runtimeproxy.slo.schema import CpuBurstPolicy, PodCpuBurst
 from runtimeproxy.units import CPU_PERIOD_US
 
 QUOTA: Final = "cpu.cfs_quota_us"
-BURST: Final = "cpu.cfs_burst_us"
-MAX_BURST_US: Final = 100_000_000
-"""The largest burst of cgroup version 1. Source: policies spec 5.5."""
-BURST_FEATURE: Final = "burst"
-"""The name of the kernel's feature."""
 CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
 """QoS classes that burst, by the label. Source: policies spec 3.2."""
 
@@ -65,7 +60,6 @@ HOLD_S: Final = 10.0
 LEAST_STEP_PERCENT: Final = 2
 """Of the quota without burst: smaller growth is left out."""
 
-_KERNEL_BURST: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CPU_BURST_ONLY)
 _QUOTA_BURST: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY)
 
 
@@ -112,14 +106,6 @@ def pool_state(ratio: float | None, threshold_percent: int) -> PoolState:
     if ratio * 100 >= threshold_percent:
         return PoolState.OVERLOAD
     return PoolState.COOLING if ratio * 100 >= threshold_percent * COOLING_PERCENT / 100 else PoolState.IDLE
-
-
-def kernel_burst_us(limit_millicores: int | None, strategy: PodCpuBurst) -> int:
-    """Return the kernel's burst of a container; 0 for none. Source: policies spec 3.2.2."""
-    if strategy.policy not in _KERNEL_BURST or not limit_millicores or limit_millicores < 0:
-        return 0
-    burst_us = limit_millicores * strategy.cpu_burst_percent * CPU_PERIOD_US // 100_000
-    return min(burst_us, MAX_BURST_US)
 
 
 class Bucket(NamedTuple):
@@ -335,7 +321,7 @@ class BurstState:
 
 
 class CpuBurst(Plugin[BurstState]):
-    """Adds to the quotas of throttled containers, and sets the kernel's burst."""
+    """Adds to the quotas of throttled containers."""
 
     name: ClassVar[str] = "cpu-burst"
     gates: ClassVar[tuple[str, ...]] = ("CPUBurst",)
@@ -358,9 +344,8 @@ class CpuBurst(Plugin[BurstState]):
         return BurstState(added_us=added)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether some pod, or the node's strategy, wants it."""
-        policies = {snapshot.strategies.cpu_burst.policy, *(pod.cpu_burst.policy for pod in snapshot.pods)}
-        return policies != {CpuBurstPolicy.NONE}
+        """Whether some pod's strategy, which the node's is part of, wants it."""
+        return any(pod.cpu_burst.policy in _QUOTA_BURST for pod in snapshot.pods)
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:
         """What containers may use beyond their limits, by the samples of the last seconds."""
@@ -378,7 +363,7 @@ class CpuBurst(Plugin[BurstState]):
             grants=(*grants, *_new_grants(bursts, quotas, now_s)),
             held_until_s=held_until_s if is_held else None,
         )
-        claims = [*_added(bursts, quotas, pool), *_kernel_bursts(snapshot)]
+        claims = tuple(_added(bursts, quotas, pool))
         explanation = (
             f"shared CPUs {pool.state}: {pool.average_cores:.2f} of {pool.total_cores:.2f} cores used, "
             f"threshold {pool.threshold_percent} %; {len(after.added_us)} containers burst"
@@ -474,25 +459,3 @@ def _added(bursts: Iterable[Burst], quotas: Mapping[str, int], pool: SharePool) 
             reason = f"{quotas[each.id] / each.base_us:.2f} times the limit, shared CPUs {pool.state}"
             target = Target(Level.CONTAINER, each.id)
             yield Claim(target, QUOTA, Role.ADD, more_us, ceiling=each.ceil_us, reason=reason)
-
-
-def _kernel_bursts(snapshot: Snapshot) -> Iterator[Claim]:
-    """The kernel's burst of containers and pods; the ledger keeps it within the quota."""
-    if BURST_FEATURE not in snapshot.node.features:
-        return
-    for pod in snapshot.pods:
-        if pod.qos not in CLASSES:
-            continue
-        total = 0
-        for container in pod.containers:
-            burst_us = kernel_burst_us(container.limits.get("cpu"), pod.cpu_burst)
-            total += burst_us
-            if burst_us:
-                yield _kernel_burst(Target(Level.CONTAINER, container.id), burst_us, pod.cpu_burst)
-        if total:
-            yield _kernel_burst(Target(Level.POD, pod.uid), total, pod.cpu_burst)
-
-
-def _kernel_burst(target: Target, burst_us: int, strategy: PodCpuBurst) -> Claim:
-    reason = f"{strategy.cpu_burst_percent} % of the limit"
-    return Claim(target, BURST, Role.SET, min(burst_us, MAX_BURST_US), reason=reason)

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks import algebra
-from runtimeproxy.node.snapshot import Feature
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.plugin import Claim, Decision, PluginContext, Role, Target
 from runtimeproxy.qosmanager.plugins.cpu_burst import (
-    BURST,
     HOLD_S,
     QUOTA,
     WINDOW_S,
@@ -27,7 +25,6 @@ from runtimeproxy.qosmanager.plugins.cpu_burst import (
     PoolState,
     SharePool,
     ceiling_us,
-    kernel_burst_us,
     limited,
     new_bucket,
     operation,
@@ -50,7 +47,7 @@ from runtimeproxy.qosmanager.snapshot import (
 )
 from runtimeproxy.slo.schema import CpuBurst as NodeStrategy
 from runtimeproxy.slo.schema import CpuBurstPolicy, PodCpuBurst
-from tests.qosmanager.snapshots import FixedMetrics, container_of, node_of, pod_of, values_of
+from tests.qosmanager.snapshots import FixedMetrics, container_of, node_of, pod_of
 
 PLUGIN = CpuBurst()
 USAGE, THROTTLED = Metric.CPU_USAGE, Metric.CPU_THROTTLED
@@ -83,25 +80,6 @@ def test_without_shared_cpus_they_are_overloaded(bound: int, expected: float) ->
 
 def test_an_unknown_ratio_is_no_state() -> None:
     assert pool_state(None, 50) is PoolState.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("limit", "percent", "policy", "expected"),
-    [
-        pytest.param(5_000, 1_000, CpuBurstPolicy.AUTO, 5_000_000, id="V094-5-cores"),
-        pytest.param(3_000, 1_000, CpuBurstPolicy.AUTO, 3_000_000, id="V094-3-cores"),
-        pytest.param(5_000, 500, CpuBurstPolicy.CPU_BURST_ONLY, 2_500_000, id="V095-5-cores"),
-        pytest.param(3_000, 500, CpuBurstPolicy.AUTO, 1_500_000, id="V095-3-cores"),
-        pytest.param(None, 1_000, CpuBurstPolicy.AUTO, 0, id="V097"),
-        pytest.param(0, 1_000, CpuBurstPolicy.AUTO, 0, id="V097-zero"),
-        pytest.param(5_000, 1_000, CpuBurstPolicy.NONE, 0, id="none"),
-        pytest.param(5_000, 1_000, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY, 0, id="quota-only"),
-        pytest.param(1, 1, CpuBurstPolicy.AUTO, 1, id="least"),
-        pytest.param(200_000, 1_000, CpuBurstPolicy.AUTO, 100_000_000, id="largest"),
-    ],
-)
-def test_kernel_burst(limit: int | None, percent: int, policy: CpuBurstPolicy, expected: int) -> None:
-    assert kernel_burst_us(limit, PodCpuBurst(policy=policy, cpu_burst_percent=percent)) == expected
 
 
 @pytest.mark.parametrize(
@@ -376,20 +354,6 @@ def test_classes_that_burst(qos: QoSClass) -> None:
     assert decided(bursting("a", 2, qos=qos)).state.added_us == {"c-a": 40_000}
 
 
-def test_kernel_bursts_of_containers_and_pod() -> None:
-    pods = bursting("a", 5, 3), bursting("b", 2, strategy=PodCpuBurst()), bursting("c", 2, qos=QoSClass.LSR)
-    decision = decided(*pods, pool=PoolState.COOLING, features=frozenset({Feature.BURST}))
-    assert values_of(decision.claims, BURST, Role.SET) == {
-        (Level.CONTAINER, "c-a0"): 5_000_000,
-        (Level.CONTAINER, "c-a1"): 3_000_000,
-        (Level.POD, "a"): 8_000_000,
-    }
-
-
-def test_without_the_kernels_burst_there_is_none() -> None:
-    assert not decided(bursting("a", 5), pool=PoolState.COOLING).claims
-
-
 def test_shared_cpus_are_those_of_no_other_pod() -> None:
     """V091 and V092, out of a snapshot."""
     lsr = pod_of("lsr", QoSClass.LSR, containers=(container_of("lsr", requests={"cpu": 8_000}),))
@@ -511,30 +475,27 @@ def test_the_bucket_goes_with_the_container() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "pod", "expected"),
+    ("policy", "expected"),
     [
-        (CpuBurstPolicy.NONE, CpuBurstPolicy.NONE, False),
-        (CpuBurstPolicy.NONE, CpuBurstPolicy.AUTO, True),
-        (CpuBurstPolicy.AUTO, CpuBurstPolicy.NONE, True),
+        (CpuBurstPolicy.NONE, False),
+        (CpuBurstPolicy.CPU_BURST_ONLY, False),
+        (CpuBurstPolicy.CFS_QUOTA_BURST_ONLY, True),
+        (CpuBurstPolicy.AUTO, True),
     ],
 )
-def test_the_strategy_switches_it(node: CpuBurstPolicy, pod: CpuBurstPolicy, expected: bool) -> None:
-    snapshot = Snapshot(
-        now_s=0.0,
-        pods=(bursting("a", 2, strategy=PodCpuBurst(policy=pod)),),
-        strategies=Strategies(cpu_burst=NodeStrategy(policy=node)),
-    )
-    assert PLUGIN.is_enabled(snapshot) is expected
+def test_the_strategy_of_some_pod_switches_it(policy: CpuBurstPolicy, expected: bool) -> None:
+    pods = bursting("a", 2, strategy=PodCpuBurst()), bursting("b", 2, strategy=PodCpuBurst(policy=policy))
+    assert PLUGIN.is_enabled(Snapshot(now_s=0.0, pods=pods)) is expected
 
 
 def test_a_restart_goes_on_from_the_claims_that_count() -> None:
     pod = bursting("a", 2)
-    first = decided(pod, features=frozenset({Feature.BURST}))
+    first = decided(pod)
     resumed = PLUGIN.setup(PluginContext(gates={}, held=first.claims))
     assert resumed.added_us == first.state.added_us
     foreign = [
         Claim(Target(Level.CONTAINER, "c"), QUOTA, Role.AT_MOST, 5),
-        Claim(Target(Level.POD, "p"), BURST, Role.SET, 5),
+        Claim(Target(Level.POD, "p"), "cpu.cfs_burst_us", Role.SET, 5),
     ]
     assert PLUGIN.setup(PluginContext(gates={}, held=foreign)) == BurstState()
 

@@ -1,0 +1,192 @@
+"""Runs of a simulated node, each with the load that a plugin is made for."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
+from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
+from runtimeproxy.qosmanager.snapshot import Strategies
+from runtimeproxy.slo.schema import CpuBurst as BurstStrategy
+from runtimeproxy.slo.schema import CpuBurstPolicy, CpuSuppressPolicy, PodCpuBurst, Threshold
+from runtimeproxy.testing.node.kernel import CPUS, QUOTA, OverTime, Workload, constant
+from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
+from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run that has ended, and what to draw of it."""
+
+    title: str
+    node: SimulatedNode
+    panels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Series by the label of their axis."""
+    compared: SimulatedNode | None = None
+    """The same load without the plugins, or by Koordinator's rule."""
+    compared_name: str = ""
+
+    def series(self, name: str) -> list[float]:
+        return self.node.series[name]
+
+
+def noisy(cores: OverTime, share: float, seed: int) -> OverTime:
+    """A load that differs in each second by up to a share; the same in each run."""
+
+    def at(elapsed_s: float) -> float:
+        return cores(elapsed_s) * (1 + share * random.Random(f"{seed}:{int(elapsed_s)}").uniform(-1, 1))
+
+    return at
+
+
+def between(low: float, high: float, start_s: float, end_s: float) -> OverTime:
+    """A load that is high for some time."""
+    return lambda elapsed_s: high if start_s <= elapsed_s < end_s else low
+
+
+def latency_sensitive(
+    name: str,
+    cores: OverTime,
+    limit: int | None = None,
+    *,
+    cpu_burst: PodCpuBurst | None = None,
+    priority: int | None = None,
+    request: int = 2_000,
+) -> SimulatedPod:
+    limits = {"cpu": limit} if limit is not None else {}
+    workload = Workload(cores=cores, backlog_s=2.0)
+    container = SimulatedContainer(workload=workload, requests={"cpu": request}, limits=limits)
+    return SimulatedPod(
+        name=name,
+        qos=QoSClass.LS,
+        priority=priority,
+        cpu_burst=cpu_burst or PodCpuBurst(),
+        containers=[container],
+    )
+
+
+def best_effort(name: str, cores: float, batch_cpu: int = 8_000) -> SimulatedPod:
+    amounts = {"kubernetes.io/batch-cpu": batch_cpu}
+    container = SimulatedContainer(workload=Workload(cores=constant(cores)), requests=amounts, limits=amounts)
+    return SimulatedPod(name=name, qos=QoSClass.BE, priority=5_500, containers=[container])
+
+
+def watch_suppression(node: SimulatedNode) -> None:
+    node.watch("LS used", lambda: node.used_cores("web"))
+    node.watch("LS wanted", lambda: node.cgroup("web", 0).wanted_cores / Workload().peak)
+    node.watch("BE used", node.used_cores)
+    node.watch(
+        "BE quota",
+        lambda: min(int(node.value(QUOTA)) / CPU_PERIOD_US, 16.0) if node.value(QUOTA) != -1 else 16.0,
+    )
+    node.watch("BE CPUs", lambda: len(parse_cpu_list(str(node.value(CPUS)))) or 16)
+
+
+def surge(policy: CpuSuppressPolicy, seconds: int = 300) -> Scenario:
+    """LS load rises from 2 to 9 cores of 16 for two minutes; BE pods would use all that they can get."""
+    node = SimulatedNode(16, plugins=[CpuSuppress()])
+    node.strategies = Strategies(threshold=Threshold(enable=True, cpu_suppress_policy=policy))
+    node.add_pod(latency_sensitive("web", noisy(between(2.0, 9.0, 60, 180), 0.02, 1), request=8_000))
+    node.add_pod(best_effort("batch", 8.0))
+    node.add_pod(best_effort("crawler", 8.0))
+    watch_suppression(node)
+    node.advance(seconds)
+    bound = "BE quota" if policy is CpuSuppressPolicy.CFS_QUOTA else "BE CPUs"
+    panels = {"cores": ("LS used", "BE used", bound)}
+    return Scenario(f"A surge of LS load, BE squeezed and given back ({policy})", node, panels)
+
+
+AUTO = BurstStrategy(policy=CpuBurstPolicy.AUTO)
+
+
+def burst_node(plugin: CpuBurst, strategy: BurstStrategy = AUTO) -> SimulatedNode:
+    node = SimulatedNode(16, plugins=[plugin])
+    node.strategies = Strategies(cpu_burst=strategy)
+    return node
+
+
+def buckets() -> Scenario:
+    """Two containers want 1.5 times their limit: one has idled before, the other has used its tokens up."""
+    strategy = PodCpuBurst(policy=CpuBurstPolicy.AUTO, cfs_quota_burst_period_seconds=60)
+    node = burst_node(CpuBurst())
+    node.add_pod(latency_sensitive("rested", between(0.4, 3.0, 300, 1_200), 2_000, cpu_burst=strategy))
+    node.add_pod(
+        latency_sensitive(
+            "busy", lambda at_s: 4.0 if at_s < 290 else 1.6 if at_s < 300 else 3.0, 2_000, cpu_burst=strategy
+        )
+    )
+    for name in ("rested", "busy"):
+        node.watch(f"{name} quota", partial(quota_cores, node, name))
+        node.watch(f"{name} used", partial(node.used_cores, name))
+    node.advance(1_200)
+    panels = {
+        "cores (full bucket)": ("rested quota", "rested used"),
+        "cores (empty bucket)": ("busy quota", "busy used"),
+    }
+    return Scenario("Burst of the quota with a full and an empty token bucket", node, panels)
+
+
+def quota_cores(node: SimulatedNode, pod: str) -> float:
+    return int(node.value(QUOTA, pod, 0)) / CPU_PERIOD_US
+
+
+FLAPPING = ("gold", "silver", "bronze")
+
+
+def flapping_node(plugin: CpuBurst, seconds: int) -> SimulatedNode:
+    """Pods that are throttled all the time, beside one that moves the shared CPUs around the threshold."""
+    node = burst_node(plugin)
+    steady = noisy(lambda at_s: 2.2 + 0.6 * ((int(at_s) // 45) % 2), 0.1, 2)
+    node.add_pod(latency_sensitive("steady", steady))
+    for number, name in enumerate(FLAPPING):
+        load = noisy(constant(2.6), 0.05, 10 + number)
+        node.add_pod(
+            latency_sensitive(
+                name, load, 1_000, cpu_burst=AUTO, priority=9_000 - number * 1_000, request=1_000
+            )
+        )
+        node.watch(f"{name} quota", partial(quota_cores, node, name))
+        node.watch(f"{name} used", partial(node.used_cores, name))
+    node.watch("used", lambda: sum(node.used_cores(name) for name in ("steady", *FLAPPING)))
+    node.watch("threshold", lambda: 8.0)
+    node.advance(seconds)
+    return node
+
+
+def flapping(upstream: Callable[[], CpuBurst], seconds: int = 900) -> Scenario:
+    node, other = flapping_node(CpuBurst(), seconds), flapping_node(upstream(), seconds)
+    panels = {
+        "quota in cores": tuple(f"{name} quota" for name in FLAPPING),
+        "used cores": ("used", "threshold"),
+    }
+    return Scenario("A node around the threshold of CPU burst", node, panels, other, "Koordinator's rule")
+
+
+def day(step_s: float = 10.0) -> Scenario:
+    """24 hours: LS load follows the hour, with noise; BE pods use what is left; an LSE pod comes and goes."""
+    node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurst()])
+    node.strategies = Strategies(
+        threshold=Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CPUSET), cpu_burst=AUTO
+    )
+    hour = 3_600.0
+    node.add_pod(
+        latency_sensitive("web", noisy(lambda at_s: 4.5 - 3.5 * math.cos(at_s / hour * math.pi / 12), 0.1, 5))
+    )
+    node.add_pod(latency_sensitive("api", noisy(constant(1.2), 0.4, 6), 1_000, cpu_burst=AUTO, request=1_000))
+    node.add_pod(best_effort("batch", 8.0))
+    node.add_pod(best_effort("crawler", 8.0))
+    watch_suppression(node)
+    node.watch("api quota", partial(quota_cores, node, "api"))
+    lse = replace(latency_sensitive("lse", constant(1.5)), qos=QoSClass.LSE, cpus=frozenset({4, 5}))
+    node.advance(9 * hour, step_s)
+    node.add_pod(lse)
+    node.advance(8 * hour, step_s)
+    node.remove_pod("lse")
+    node.advance(7 * hour, step_s)
+    panels = {"cores": ("LS used", "BE used", "BE CPUs"), "quota in cores": ("api quota",)}
+    return Scenario("24 hours", node, panels)
