@@ -203,8 +203,10 @@ class AuditSettings:
 
     file: str = ""
     """File with one line of JSON per decision, such as `/var/log/koord-runtime-proxy/audit.jsonl`; empty for
-    none. It is made with mode 0600. A reload opens it again, after another program has renamed it. The log
-    has the same entries."""
+    none. Decisions are those of calls, and those by which values of running pods are changed: a change of
+    many pods has a line for each container of 20 of them, and one for all others. It is made with mode 0600.
+    A reload opens it again, after another program has renamed it. The log has the same, also in systemd's
+    journal."""
     max_bytes: Annotated[int, Within(4096, 1024 * 1024 * _MIB)] = 64 * _MIB
     """Size from which on the file is renamed to `.1`, that to `.2`, and so on. A line has some hundred
     bytes."""

@@ -1,27 +1,38 @@
-"""Log lines about values of what runs: which parameter, from and to which value, by which policy, and why."""
+"""Log and audit of values of what runs: which parameter, from and to what, by which policy, and why."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim
-from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
+from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
+from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.books import TREE, Change, Target
 from runtimeproxy.pods.records import Level
 
 logger = logging.getLogger(__name__)
 
 MOST_LINES: Final = 20
-"""Bound on the lines about single pods, of one change and of one level; the others are summed up in one."""
+"""Bound on the lines about single pods, of one change and of one level, and on the pods with audit entries of
+their own; the others are summed up."""
 MOST_VALUES: Final = 20
 """Bound on the values that the text of a line names; its fields have all."""
 FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 _FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
+_HOOKS: Final = {
+    Level.NODE: Hook.EVALUATE_NODE,
+    Level.QOS_CLASS: Hook.EVALUATE_QOS_CLASS,
+    Level.POD: Hook.EVALUATE_POD,
+    Level.CONTAINER: Hook.EVALUATE_CONTAINER,
+}
+_KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
 
 
 class Applied(NamedTuple):
@@ -39,16 +50,19 @@ class Applied(NamedTuple):
 
 
 class ChangeLog:
-    """The log lines of one change, which may touch many pods.
+    """The log lines and audit entries of one change, which may touch many pods. For the event loop's thread.
 
     Args:
+        audit: Takes the entries; None for none.
         most_lines: Bound on the lines of one level.
     """
 
-    def __init__(self, most_lines: int = MOST_LINES) -> None:
+    def __init__(self, audit: AuditSink | None = None, most_lines: int = MOST_LINES) -> None:
+        self._audit = audit
         self._most_lines = most_lines
         self._lines = Counter[int]()
-        self._unnamed: dict[int, Counter[str]] = {}
+        # By level of the log: how often each parameter of each policy.
+        self._unnamed: dict[int, Counter[tuple[str, str]]] = {}
 
     def add(self, applied: Sequence[Applied], **about: str) -> bool:
         """Logs the changed values of a pod, or of cgroups that are no pod's; returns whether none failed.
@@ -64,10 +78,14 @@ class ChangeLog:
         return all(each.result.outcome is not WriteOutcome.FAILED for each in applied)
 
     def close(self) -> None:
-        """Logs a line about all that had none of their own."""
+        """Logs a line, and makes audit entries, about all that had none of their own."""
         for level, counts in self._unnamed.items():
-            values = ", ".join(f"{name} {count} times" for name, count in counts.most_common(MOST_VALUES))
+            values = ", ".join(
+                f"{name} ({policy}) {count} times"
+                for (name, policy), count in counts.most_common(MOST_VALUES)
+            )
             pods = self._lines[level] - self._most_lines
+            self._audit_sums(level, pods, counts)
             text = "changed values of %d more pods: %s"
             if level == logging.WARNING:
                 text = "values of %d more pods could not be changed: %s"
@@ -80,9 +98,59 @@ class ChangeLog:
         self._lines[level] += 1
         if self._lines[level] <= self._most_lines:
             log_values(level, text, applied, **about)
+            if self._audit is not None:
+                for entry in audit_entries(_KINDS[level], applied, time.time(), about.get("sandbox", "")):
+                    self._audit(entry)
         else:
             counts = self._unnamed.setdefault(level, Counter())
-            counts.update(f"{each.result.name} ({_policy(each)})" for each in applied)
+            counts.update((each.result.name, _policy(each)) for each in applied)
+
+    def _audit_sums(self, level: int, pods: int, counts: Mapping[tuple[str, str], int]) -> None:
+        if self._audit is None:
+            return
+        time_s = time.time()
+        for (name, policy), count in counts.items():
+            entry = AuditEntry(time_s, Hook.EVALUATE_POD, _KINDS[level], policy, Mode.ENFORCE, "", "", "", "")
+            field, reason = str(Field(CGROUP, name)), f"{count} values of a change of many pods"
+            self._audit(entry._replace(field=field, target=f"{pods} more pods", reason=reason))
+
+
+def audit_entries(
+    kind: AuditKind, applied: Sequence[Applied], time_s: float, sandbox: str = ""
+) -> Iterator[AuditEntry]:
+    """The audit entries of the values of one pod and its containers, or of cgroups that are no pod's.
+
+    Args:
+        kind: Whether they were written, or could not be.
+        applied: The values, in any order; those of one cgroup follow each other in the entries.
+        time_s: Since the epoch: all entries with it are of one decision.
+        sandbox: The id of the pod's sandbox; empty if it is not known.
+    """
+    for each in sorted(applied, key=lambda each: each.target.cgroup):
+        target, result = each.target, each.result
+        is_pods = target.level >= Level.POD and bool(target.name)
+        namespace, _, pod = _pod(target).partition("/") if is_pods else ("", "", "")
+        reason = _reason(each)
+        if kind is AuditKind.FAILED:
+            reason = result.error
+        yield AuditEntry(
+            time_s,
+            _HOOKS[target.level],
+            kind,
+            _policy(each),
+            Mode.ENFORCE,
+            namespace,
+            pod,
+            target.uid,
+            _place(target) if is_pods and target.level is Level.CONTAINER else "",
+            sandbox_id=sandbox,
+            field=str(Field(CGROUP, result.name)),
+            old="" if result.old is None else str(result.old),
+            new=str(result.value),
+            reason=reason,
+            note=_GIVEN_BACK if each.is_given_back and kind is AuditKind.FAILED else "",
+            target="" if is_pods else f"cgroup {target.cgroup}",
+        )
 
 
 def log_values(level: int, text: str, applied: Sequence[Applied], **about: str) -> None:

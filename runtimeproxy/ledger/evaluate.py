@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answers import (
     by_parameter,
@@ -72,6 +73,7 @@ class Evaluator:
         evaluate_others: Asks the policies about cgroups of no pod; None for no such question.
         prepare: Before pods are asked about; None for nothing.
         finish: When all values are written; None for nothing.
+        audit: Takes the audit entries of changed values; None for none.
         clock: In seconds.
         sleep: Waits for so many seconds.
 
@@ -93,6 +95,7 @@ class Evaluator:
         evaluate_others: EvaluateOthers | None = None,
         prepare: Step | None = None,
         finish: Step | None = None,
+        audit: AuditSink | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -105,6 +108,7 @@ class Evaluator:
         self._evaluate_others = evaluate_others
         self._prepare = prepare
         self._finish = finish
+        self._audit = audit
         self._now_s = clock
         self._sleep = sleep
         self._pace = Pace(clock)
@@ -164,7 +168,7 @@ class Evaluator:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
             logger.info("policies want other values of %d running pods: %s", len(changed), why, extra=about)
-        with closing(ChangeLog()) as log:
+        with closing(ChangeLog(self._audit)) as log:
             change = partial(self._change, log)
             is_complete = await self.changes.make("a change", changed, change, of=len(running))
         await self._make_others()
@@ -205,7 +209,7 @@ class Evaluator:
         """Evaluates a pod and writes its values; returns whether none has failed."""
         found = await self._up_to_date(await self._wanted(pod))
         return found is None or await self._write(
-            pod, partial(self._ledger.change, found.wanted), ChangeLog()
+            pod, partial(self._ledger.change, found.wanted), ChangeLog(self._audit)
         )
 
     async def _up_to_date(self, found: _Changed) -> _Changed | None:
@@ -301,7 +305,7 @@ class Evaluator:
             if identity not in answered
         ]
         if any(map(self._ledger.differs, wanted)):
-            ChangeLog().add(await self._in_worker(partial(self._ledger.change, wanted)))
+            ChangeLog(self._audit).add(await self._in_worker(partial(self._ledger.change, wanted)))
 
 
 def _is_evaluated(pod: PodRecord) -> bool:

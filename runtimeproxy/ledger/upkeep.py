@@ -33,6 +33,7 @@ from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodReco
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.ledger import Ledger
@@ -104,6 +105,7 @@ class Upkeep:
         executor: Worker threads.
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
         sysctls: Those that policies set; None leaves them alone.
+        audit: Takes the audit entries of changed values; None for none.
 
     Attributes:
         evaluator: Evaluates everything again.
@@ -118,6 +120,7 @@ class Upkeep:
         executor: Executor,
         is_idle: Callable[[], bool],
         sysctls: Sysctls | None = None,
+        audit: AuditSink | None = None,
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -126,6 +129,7 @@ class Upkeep:
         self._cgroup_of = cgroup_of
         self._executor = executor
         self._is_idle = is_idle
+        self._audit = audit
         self.evaluator = Evaluator(
             store,
             ledger,
@@ -136,6 +140,7 @@ class Upkeep:
             self._evaluate_others,
             self._prepare,
             self._finish,
+            audit,
         )
         self._barrier: Barrier | None = None
         if sysctls is not None:
@@ -383,7 +388,7 @@ class Upkeep:
             return log.add(applied)
 
         running = sum(pod.state is Lifecycle.RUNNING for pod in self._store.pods)
-        with closing(ChangeLog()) as log:
+        with closing(ChangeLog(self._audit)) as log:
             await self.evaluator.changes.make(change, list(pods.values()), partial(write, log), of=running)
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:

@@ -123,6 +123,8 @@ class Engine:
         self._audit_log = AuditLog()
         readers = (self.counts.count_entry, self.audit_ring, self._audit_log)
         self.audit = AuditQueue((*readers, *sinks))
+        # Values of what runs have lines of their own in the log, and metrics.
+        self._change_audit = AuditQueue((self.audit_ring, *sinks))
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
@@ -199,6 +201,7 @@ class Engine:
             executor,
             lambda: not self.has_policies or is_standby(),
             self.sysctls,
+            self._change_audit,
         )
         self.upkeep.configure(settings.ledger)
         self.services.evaluator = self.upkeep.evaluator
@@ -425,6 +428,11 @@ class Engine:
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
         self._spawn(self._watch_runtime())
 
+    def flush_audit(self) -> None:
+        """Hands on the audit entries that are gathered."""
+        self.audit.flush()
+        self._change_audit.flush()
+
     def compare_soon(self) -> None:
         """Compares records and values with the runtime now: calls have passed without records."""
         self.recovery.confirm(container.id for container in self.store.containers)
@@ -463,7 +471,7 @@ class Engine:
 
     async def close(self) -> None:
         """Closes the runtime client and the checkpoint, and ends the threads."""
-        self.audit.flush()
+        self.flush_audit()
         self._audit_log.flush()
         self.workers.close()
         self._servers_thread.shutdown(cancel_futures=True)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 from cri_api.runtime.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2 as runtimeproxy_pb2
+from cri_api.runtimeproxy.v1 import api_pb2_grpc
+from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import batch_pod
+from tests.daemon.driving import BATCH_SHARES, batch_pod
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 
@@ -49,3 +53,31 @@ def test_decisions_are_in_the_file_with_the_kubelets_trace(daemons: Daemons, soc
         client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
     assert daemon.terminate() == 0
     assert "s3cr3t" not in path.read_text() + path.with_name("old").read_text()
+
+
+def test_values_of_running_pods_are_in_the_file_and_in_the_api(
+    daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path
+) -> None:
+    path = socket_folder / "audit.jsonl"
+    config = f"[audit]\nfile = '{path}'\n"
+    daemon = daemons.start(f"{config}[policies.batch-resource]\nenabled = false\n")
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        cgroup_files.make(made.config.linux.cgroup_parent)
+        made.run().create().start()
+        (daemon.folder / "config.toml").write_text(config)
+        daemon.signal(signal.SIGHUP)
+        wait_until(lambda: "evaluate_container" in (path.read_text() if path.exists() else ""), "the audit")
+        request = runtimeproxy_pb2.WatchAuditRequest(pod="default/batch", policy="batch-resource")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    of_pod, of_box = (row for row in rows if row["hook"].startswith("evaluate_"))
+    assert (of_pod["namespace"], of_pod["pod"], of_pod["sandbox_id"]) == ("default", "batch", made.id)
+    assert (of_pod["hook"], of_box["hook"]) == ("evaluate_pod", "evaluate_container")
+    assert of_box["container"] == "main"
+    (shares,) = (each for each in of_pod["changes"] if each["field"] == "cgroup[cpu.shares]")
+    assert (shares["kind"], shares["policy"], shares["mode"]) == ("changed", "batch-resource", "enforce")
+    assert (shares["to"], bool(shares["from"]), bool(shares["reason"])) == (str(BATCH_SHARES), True, True)
+    with CriClient(daemon.socket) as client:
+        api: Any = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        (response,) = api.WatchAudit(request, timeout=CALL_TIMEOUT_S)
+    assert {each.hook for each in response.entries} == {"evaluate_pod", "evaluate_container"}

@@ -17,7 +17,9 @@ import pytest
 from runtimeproxy.cgroups.pace import PIECE_S, SHARE, Pace
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
@@ -61,6 +63,7 @@ class Scene:
         pod_claims: What the policies want of each pod.
         box_claims: What they want of each container.
         asked: The names of the pods, in the order in which policies were asked.
+        audit: The entries of changed values.
     """
 
     def __init__(self, folder: Path, executor: ThreadPoolExecutor) -> None:
@@ -73,6 +76,7 @@ class Scene:
         self.box_claims: Mapping[str, tuple[Claim, ...]] = {}
         self.silent: frozenset[str] = frozenset()
         self.asked: list[str] = []
+        self.audit: list[AuditEntry] = []
         self.is_standby = False
         self.on_asked: Callable[[str], None] = self.asked.append
         self.evaluator = Evaluator(
@@ -82,6 +86,7 @@ class Scene:
             lambda pod, box: f"{pod.cgroup_parent}/{box.id}",
             partial(asyncio.get_running_loop().run_in_executor, executor),
             lambda: self.is_standby,
+            audit=self.audit.append,
         )
 
     def add(self, count: int, **more: object) -> None:
@@ -169,13 +174,23 @@ async def test_running_pods_get_new_values_and_give_them_back(
         {**change, "container": "", "cgroup": cgroup, "to": "50000"},
         {**change, "container": "main", "cgroup": f"{cgroup}/box0", "to": "40000"},
     ]
+    of_pod, of_box = scene.audit[:2]
+    assert of_pod.time_s == of_box.time_s
+    assert (of_pod.hook, of_pod.kind, of_pod.mode) == (Hook.EVALUATE_POD, AuditKind.CHANGED, Mode.ENFORCE)
+    assert (of_pod.pod_namespace, of_pod.pod_name, of_pod.sandbox_id) == ("shop", "web0", "s0")
+    assert (of_box.hook, of_box.pod_name, of_box.container) == (Hook.EVALUATE_CONTAINER, "web0", "main")
+    assert of_box[11:16] == ("cgroup[cpu.cfs_quota_us]", "100000", "40000", "is batch", "")
+    assert (of_box.policy, of_box.call, of_box.target) == ("batch", "", "")
+    assert len(scene.audit) == 6
     caplog.clear()
     await scene.evaluator.evaluate_all()
     assert caplog.records == []
+    assert len(scene.audit) == 6
     scene.pod_claims = scene.box_claims = {}
     with caplog.at_level(logging.INFO):
         await scene.evaluator.evaluate_all()
     assert "main cpu.cfs_quota_us 40000 -> 100000 (batch, given back)" in caplog.text
+    assert {each.reason for each in scene.audit[6:]} == {"given back"}
     assert scene.texts() == before
     assert len(scene.ledger) == 0
 
@@ -348,6 +363,13 @@ async def test_a_change_of_many_pods_has_a_bounded_number_of_lines(
     assert sum(line.startswith("changed values of pod ") for line in lines) == MOST_LINES
     assert lines[-1] == "changed values of 12 more pods: cpu.cfs_quota_us (batch) 24 times"
     assert sum("could not be changed" in line for line in lines) == 1
+    (failed,) = (each for each in scene.audit if each.kind is AuditKind.FAILED)
+    assert (failed.pod_name, failed.new, failed.reason) == ("web3", "50000", "EBUSY: no")
+    changed = [each for each in scene.audit if each.kind is AuditKind.CHANGED]
+    assert len({each.pod_name for each in changed if each.pod_name}) == MOST_LINES
+    assert (changed[-1].policy, changed[-1].field) == ("batch", "cgroup[cpu.cfs_quota_us]")
+    assert (changed[-1].target, changed[-1].reason) == ("12 more pods", "24 values of a change of many pods")
+    assert [each.pod_name for each in changed].count("") == 1
 
 
 async def test_one_pod_that_fails_stops_no_other(scene: Scene) -> None:

@@ -45,7 +45,7 @@ class RuntimeProxyServicer:
         self._simulator = Simulator(sources.engine)
         self._pods = PodFeed(sources.engine)
         self._node = NodeFeed(sources.engine)
-        self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.audit.flush)
+        self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.flush_audit)
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
@@ -70,7 +70,7 @@ class RuntimeProxyServicer:
         runtime = await self._sources.engine.runtime_version()
         memory_bytes = await run(self._executor, read_memory)
         # The last failures are those of the audit.
-        self._sources.engine.audit.flush()
+        self._sources.engine.flush_audit()
         status = status_of(self._sources, Look(runtime, memory_bytes))
         status.clients.watchers = len(self._pods.watchers) + len(self._audit.watchers)
         return status
