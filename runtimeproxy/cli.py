@@ -22,7 +22,7 @@ from runtimeproxy.commands.arguments import (
 from runtimeproxy.commands.catalog import COMMANDS
 from runtimeproxy.commands.configuration import read_settings
 from runtimeproxy.commands.exit_codes import MEANINGS, CommandError, ExitCode
-from runtimeproxy.config.validation import CombinedConfigError
+from runtimeproxy.config.validation import CombinedConfigError, combined_message
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.service import signals
 
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{PROGRAM}: flags of klog are ignored: {', '.join(ignored)}", file=sys.stderr)
         return _run(arguments)
     except ConfigError as error:
-        _fail(_configuration_message(error))
+        _fail(combined_message(error))
         return ExitCode.USAGE
     except CommandError as error:
         _fail(str(error))
@@ -159,12 +159,6 @@ def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
         raise CombinedConfigError([*(ConfigError("flag", "", text) for text in wrong), *errors])
     _fail(f"{'; '.join(wrong)} (see {PROGRAM} --help)")
     return ExitCode.USAGE
-
-
-def _configuration_message(error: ConfigError) -> str:
-    if not isinstance(error, CombinedConfigError) or len(error.errors) == 1:
-        return f"configuration error: {error}"
-    return "\n  ".join(("configuration errors:", *map(str, error.errors)))
 
 
 def _fail(message: str) -> None:

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from importlib.machinery import PathFinder
@@ -23,6 +23,7 @@ from typing import (
     Final,
     Literal,
     TypeAlias,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 Schema: TypeAlias = dict[str, Any]
 """Of a value. Source: pydantic_core's `core_schema`, whose functions make such mappings."""
+
+Kind = TypeVar("Kind")
 
 _CORE: Final = "pydantic_core._pydantic_core"
 
@@ -59,12 +62,35 @@ def validate(table: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
     """Makes settings of a table; a table with problems gives the defaults, and each problem once."""
     try:
         # As JSON, because strict Python input would want enum members instead of their names.
-        settings: Settings = _validator().validate_json(json.dumps(table, default=str), strict=True)
+        settings: Settings = validator_of(Settings).validate_json(json.dumps(table, default=str), strict=True)
     except _core().ValidationError as error:
-        return Settings(), sorted(_problems(error))
+        return Settings(), sorted(_problems(error, _known_keys))
     except (ValueError, RecursionError) as error:
         return Settings(), [((), f"cannot be checked: {error}")]
     return settings, []
+
+
+def make(kind: Callable[[], Kind], table: Mapping[str, Any]) -> tuple[Kind, list[Problem]]:
+    """Makes another dataclass of a table; one with problems gives the defaults, and each problem once."""
+    try:
+        made: Kind = validator_of(kind).validate_json(json.dumps(table, default=str), strict=True)
+    except _core().ValidationError as error:
+        keys = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a class is callable
+        return kind(), sorted(_problems(error, lambda _: keys))
+    except (ValueError, RecursionError) as error:
+        return kind(), [((), f"cannot be checked: {error}")]
+    return made, []
+
+
+@cache
+def validator_of(hint: Any) -> SchemaValidator:  # noqa: ANN401 - types of all kinds
+    """Checks JSON against a type that settings may have.
+
+    Raises:
+        TypeError: a type that settings do not use.
+    """
+    validator: SchemaValidator = _core().SchemaValidator(schema_of(hint))
+    return validator
 
 
 def schema_of(hint: Any) -> Schema:  # noqa: ANN401 - types of all kinds
@@ -103,6 +129,8 @@ def _generic(hint: Any) -> Schema:  # noqa: ANN401 - types of all kinds
         return {"type": "literal", "expected": list(arguments)}
     if origin is tuple and arguments[1:] == (...,):
         return {"type": "tuple", "items_schema": [schema_of(arguments[0])], "variadic_item_index": 0}
+    if origin is frozenset:
+        return {"type": "frozenset", "items_schema": schema_of(arguments[0])}
     if origin is Mapping:
         key, value = map(schema_of, arguments)
         return {"type": "dict", "keys_schema": key, "values_schema": value}
@@ -117,12 +145,6 @@ def _bounded(schema: Schema, marks: tuple[object, ...]) -> Schema:
         if isinstance(mark, Within):
             bounded |= {"ge": mark.minimum, "le": mark.maximum}
     return bounded
-
-
-@cache
-def _validator() -> SchemaValidator:
-    validator: SchemaValidator = _core().SchemaValidator(schema_of(Settings))
-    return validator
 
 
 def _core() -> Any:  # noqa: ANN401 - a module
@@ -140,21 +162,22 @@ def _core() -> Any:  # noqa: ANN401 - a module
     return module
 
 
-def _problems(error: ValidationError) -> Iterator[Problem]:
+def _problems(
+    error: ValidationError, known_keys: Callable[[tuple[str, ...]], list[str]]
+) -> Iterator[Problem]:
     for each in error.errors(include_url=False, include_input=False, include_context=False):
         key = tuple(map(str, each["loc"]))
         message = each["msg"].replace("Input should", "must")
         reason = _REASONS.get(each["type"]) or message[:1].lower() + message[1:]
         if each["type"] == "extra_forbidden":
-            reason += _suggestion(key)
+            reason += _suggestion(key[-1], known_keys(key[:-1]))
         yield key, reason
 
 
-def _suggestion(key: tuple[str, ...]) -> str:
+def _suggestion(key: str, known: list[str]) -> str:
     import difflib
 
-    known = _known_keys(key[:-1])
-    guess = difflib.get_close_matches(key[-1], known, n=1)
+    guess = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean {guess[0]}?" if guess else f"; known keys: {', '.join(known)}"
 
 

@@ -59,6 +59,13 @@ class CombinedConfigError(ConfigError):
         return "\n".join(map(str, self.errors))
 
 
+def combined_message(error: ConfigError) -> str:
+    """The error that ends a start, for people: one line, or one for each problem."""
+    if not isinstance(error, CombinedConfigError) or len(error.errors) == 1:
+        return f"configuration error: {error}"
+    return "\n  ".join(("configuration errors:", *map(str, error.errors)))
+
+
 def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     """The settings with endpoints as plain absolute paths, and every problem."""
     problems: list[Problem] = []

@@ -62,6 +62,28 @@ class Eviction(NamedTuple):
     """For people and the audit; with the arithmetic."""
 
 
+class EvictionOutcome(StrEnum):
+    """What became of a proposal."""
+
+    EVICTED = "evicted"
+    DRY_RUN = "dry-run"
+    """It would have been carried out."""
+    REFUSED = "refused"
+    """The pod's class, a bound, a cool-down or a disruption budget forbids it."""
+    FAILED = "failed"
+    NOTHING = "nothing"
+    """The pod is gone, or has no container that runs."""
+
+
+class EvictionResult(NamedTuple):
+    """A proposal, and what became of it."""
+
+    eviction: Eviction
+    outcome: EvictionOutcome
+    reason: str = ""
+    """Why not; empty if it was evicted."""
+
+
 class Decision(NamedTuple, Generic[StateT]):
     """What a plugin wants, and what it remembers."""
 
@@ -145,6 +167,10 @@ class Plugin(Generic[StateT]):
 
     def on_changed(self, changes: frozenset[Change], snapshot: Snapshot, state: StateT) -> StateT:
         """The state after a change, before the next run; by default as it was. Pure."""
+        return state
+
+    def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: StateT) -> StateT:
+        """The state after its proposals were carried out or not, before the next run. Pure."""
         return state
 
 

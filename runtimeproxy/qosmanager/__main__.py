@@ -1,0 +1,127 @@
+"""`koord-qos-manager`, also as `python -m runtimeproxy.qosmanager`: its parser, messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy import __version__
+from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
+from runtimeproxy.config.sources import FLAGS, read
+from runtimeproxy.config.validation import combined_message
+from runtimeproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtimeproxy.qosmanager.manager import Configuration, Sampler
+
+PROGRAM: Final = "koord-qos-manager"
+
+_FLAGS: Final = ("proxy.endpoint", "log.level", "log.format")
+"""The keys of the configuration that have a flag here, too."""
+
+_DESCRIPTION: Final = """\
+Computes from samples what pods may use at the moment: it suppresses the CPU of BE pods, lets throttled pods
+burst, and evicts under pressure. It claims values from koord-runtime-proxy, which applies them; without that
+it waits, and computes nothing.
+"""
+
+_EPILOG: Final = f"""\
+configuration:
+  It reads the configuration file of koord-runtime-proxy: the groups qosmanager and plugins, the admin socket
+  (api.admin_socket), cgroups and log. A flag wins over an environment variable, that over the file.
+
+examples:
+  {PROGRAM}
+      run with {DEFAULT_CONFIG_PATH}
+  KOORD_RUNTIMEPROXY_QOSMANAGER_MODE=dry-run {PROGRAM} --log-format text
+      compute and explain, and claim nothing
+
+signals:
+  SIGTERM       ends; claims count on until their lease ends, so that a restart changes no value
+  SIGHUP        reloads the configuration; an invalid one changes nothing
+
+exit codes:
+  0    ended by SIGTERM
+  1    failure
+  2    invalid flag, variable or configuration
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code.
+
+    Args:
+        argv: the arguments without the program's name; None for the process's own.
+    """
+    # gRPC's core reads it when it is loaded; it would write plain lines to standard error, past the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    arguments = make_parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except ConfigError as error:
+        print(f"{PROGRAM}: {combined_message(error)}", file=sys.stderr)
+        return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the program; completion and man page are made of it, too."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"configuration file in TOML (default: {DEFAULT_CONFIG_PATH}, if there)",
+    )
+    for flag in FLAGS:
+        if flag.name in _FLAGS:
+            parser.add_argument(
+                flag.option,
+                dest=flag.destination,
+                metavar=flag.metavar,
+                choices=flag.choices or None,
+                help=f"{flag.help} (default: {flag.default})",
+            )
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from runtimeproxy.qosmanager.manager import built_in_plugins, configured, run
+
+    plugins = built_in_plugins()
+
+    def configuration() -> Configuration:
+        return configured(read(arguments, os.environ), plugins)
+
+    first = configuration()
+    from runtimeproxy import logs
+    from runtimeproxy.process import limit_arenas
+
+    limit_arenas()
+    handler = logs.configure(first.settings.log.level, first.settings.log.format)
+    try:
+        return run(first, configuration, plugins, _sampler(first))
+    finally:
+        handler.flush()
+
+
+def _sampler(configuration: Configuration) -> Sampler:
+    from pathlib import Path
+
+    from runtimeproxy.cgroups.mounts import find_mounts
+    from runtimeproxy.qosmanager.samples.sampler import Sampler
+
+    mounts = find_mounts(Path(configuration.settings.cgroups.root))
+    return Sampler(mounts, most_cpus=os.cpu_count() or 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""The connection to the daemon: what it knows of pods and node, and the claims of each plugin.
+
+All calls go to the admin socket. Whatever fails, the connection ends, and another one is made after a pause:
+a daemon that was restarted or upgraded is found again, and nothing of what was known before counts. Used in
+the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError
+from runtimeproxy.qosmanager.snapshot import Node, Pod, Strategies
+
+if TYPE_CHECKING:
+    from cri_api.runtimeproxy.v1 import api_pb2
+    from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminAsyncStub, RuntimeProxyAsyncStub
+    from runtimeproxy.logs import FailureLog
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 4.0
+"""Between two connections; the longest leaves time to renew a lease of 15 s."""
+POLL_S: Final = 1.0
+"""Between two looks at the node; the answer is empty if nothing has changed."""
+CALL_S: Final = 5.0
+"""How long the daemon may take to answer a question; then it counts as away."""
+
+_REFUSALS: Final = frozenset(
+    ("NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED")
+)
+"""Statuses of a daemon that is there. Source: api.proto."""
+_TEXTS: Final = {
+    "DEADLINE_EXCEEDED": "the daemon does not answer in time",
+    "UNIMPLEMENTED": "this daemon has no such API: a newer version is needed",
+}
+
+_CallT = TypeVar("_CallT")
+
+
+class DaemonAwayError(RuntimeProxyError):
+    """The daemon does not answer, or not as expected; the text says how."""
+
+
+class ClaimsRefusedError(RuntimeProxyError):
+    """The daemon does not take any claim of this owner; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the daemon knows, whole."""
+
+    pods: tuple[Pod, ...]
+    node: Node
+    strategies: Strategies
+    versions: tuple[int, int, int]
+    """Of pods, node and strategies: each is larger after each change of it."""
+    problems: tuple[str, ...] = ()
+    """What cannot be used of what it has sent."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What has been received on one connection."""
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    has_pods: bool = False
+    pods_version: int = 0
+    node: Node | None = None
+    node_version: int = 0
+    generation: int = 0
+    strategies: Strategies | None = None
+    """None: not known, or the daemon does not know them itself yet."""
+    strategies_version: int = 0
+    is_recovered: bool = False
+    """Whether the daemon has found what runs: before, a pod that is not there may still run."""
+    problems: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the sandbox's id; of the node by an empty text."""
+
+    @property
+    def waits_for(self) -> str:
+        """What is not there yet; empty if all is."""
+        if not self.is_recovered:
+            return "the daemon's records of what runs"
+        if not self.has_pods:
+            return "pods"
+        if self.node is None:
+            return "the node"
+        return "" if self.strategies is not None else "the strategies of the node"
+
+
+class Connection:
+    """One connection, from its first answer to its first failure.
+
+    Args:
+        admin: writes.
+        reads: reads.
+    """
+
+    def __init__(self, admin: AdminAsyncStub, reads: RuntimeProxyAsyncStub) -> None:
+        self.admin = admin
+        self.reads = reads
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done with the reason when the connection is to end."""
+
+    async def call(self, response: Awaitable[_CallT]) -> _CallT:
+        """Waits for the response of a call.
+
+        Raises:
+            DaemonAwayError: the daemon is away; the connection ends.
+            ClaimsRefusedError: it refuses the call as such.
+        """
+        import grpc
+
+        try:
+            return await response
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name
+            reason = _TEXTS.get(code) or (error.details() or "").removeprefix(MESSAGE_PREFIX) or code
+            if code in _REFUSALS:
+                raise ClaimsRefusedError(reason) from error
+            self.end(reason)
+            raise DaemonAwayError(reason) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.lost.done() and task is not None and not task.cancelling():
+                # The call was cancelled with the channel, not the caller.
+                raise DaemonAwayError(self.lost.result()) from None
+            raise
+
+    def end(self, reason: str) -> None:
+        """Has the connection end."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+
+class DaemonClient:
+    """Finds the daemon, and keeps what it knows of pods and node.
+
+    Args:
+        path: the admin socket.
+        failures: for what goes wrong, once per cause and interval.
+
+    Attributes:
+        problem: why nothing is known, for people; empty if all is.
+        changed: set after each change of what is known, and when the daemon is lost; the reader clears it.
+    """
+
+    def __init__(self, path: str, failures: FailureLog) -> None:
+        self._path = path
+        self._failures = failures
+        self._known = _Known()
+        self._observed: Observed | None = None
+        self._connection: Connection | None = None
+        self.problem = "not connected yet"
+        self.changed = asyncio.Event()
+
+    @property
+    def connection(self) -> Connection | None:
+        """The present one; None while the daemon is away."""
+        connection = self._connection
+        return connection if connection is not None and not connection.lost.done() else None
+
+    @property
+    def observed(self) -> Observed | None:
+        """What the daemon knows; None while it is away, or does not know all of it yet."""
+        known = self._known
+        if self.connection is None or known.waits_for or known.node is None or known.strategies is None:
+            return None
+        versions = known.pods_version, known.node_version, known.strategies_version
+        if self._observed is None or self._observed.versions != versions:
+            pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
+            problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
+            self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems)
+        return self._observed
+
+    async def run(self) -> None:
+        """Connects again and again; never ends by itself."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._connected() as connection:
+                    reason = await self._serve(connection)
+            except DaemonAwayError as error:
+                reason = str(error)
+            was_whole = not self._known.waits_for
+            self._connection = None
+            self._forget()
+            self._set_problem(reason)
+            self._failures.report("daemon", reason, f"{self._path}: {reason}; nothing is computed meanwhile")
+            pause_s = FIRST_PAUSE_S if was_whole else min(pause_s * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    def _forget(self) -> None:
+        """What was known counts no more; versions go on, so that no reader takes the next for the last."""
+        last = self._known
+        self._known = _Known(
+            pods_version=last.pods_version + 1,
+            node_version=last.node_version + 1,
+            strategies_version=last.strategies_version + 1,
+        )
+
+    def _set_problem(self, problem: str) -> None:
+        self.problem = problem
+        self.changed.set()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        import grpc.aio
+
+        from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub, RuntimeProxyStub
+
+        options = (
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", -1),
+            # Else it would share the pauses between attempts with the channels before it.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=options) as channel:
+            yield Connection(AdminStub(channel), RuntimeProxyStub(channel))
+
+    async def _serve(self, connection: Connection) -> str:
+        """Follows pods and node until the connection fails; returns why."""
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = {
+            loop.create_task(work(connection))
+            for work in (self._follow_recovery, self._follow_pods, self._follow_node)
+        }
+        try:
+            self._connection = connection
+            waiting: set[asyncio.Future[object]] = {*tasks, connection.lost}  # type: ignore[arg-type]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    if not isinstance(error, DaemonAwayError | ClaimsRefusedError):
+                        raise error
+                    connection.end(str(error))
+            connection.end("the daemon ended the connection")
+            return connection.lost.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _follow_recovery(self, connection: Connection) -> None:
+        """Waits until the daemon knows what runs."""
+        from cri_api.runtimeproxy.v1 import api_pb2
+
+        while True:
+            status = await connection.call(
+                connection.reads.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_S)
+            )
+            if status.records.is_recovered:
+                self._known.is_recovered = True
+                self._note_progress()
+                break
+            self._note_progress()
+            await asyncio.sleep(POLL_S)
+        await connection.lost
+
+    async def _follow_pods(self, connection: Connection) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+
+        while True:
+            stream = aiter(connection.reads.WatchPods(api_pb2.WatchPodsRequest()))
+            parts: list[api_pb2.Pod] = []
+            try:
+                while (event := await connection.call(_next(stream))) is not None:
+                    self._on_pod_event(event, parts)
+            except ClaimsRefusedError as error:
+                # The daemon cuts a watcher off that reads too slowly: it has to begin again.
+                self._failures.report("daemon", "watch", f"the watch of pods begins again: {error}")
+                await asyncio.sleep(FIRST_PAUSE_S)
+                continue
+            connection.end("the daemon ended the watch of pods")
+            return
+
+    def _on_pod_event(self, event: api_pb2.WatchPodsResponse, parts: list[api_pb2.Pod]) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+
+        known = self._known
+        kind = event.WhichOneof("event")
+        if kind == "snapshot":
+            parts.extend(event.snapshot.pods)
+            if event.snapshot.has_more:
+                return
+            known.pods.clear()
+            known.problems = {key: value for key, value in known.problems.items() if not key}
+            for message in parts:
+                self._take_pod(message)
+            parts.clear()
+            known.has_pods = True
+        elif kind == "removed" or getattr(event, kind or "removed").state != api_pb2.Pod.STATE_READY:
+            message = getattr(event, kind) if kind else event.removed
+            known.pods.pop(message.sandbox_id, None)
+            known.problems.pop(message.sandbox_id, None)
+        else:
+            self._take_pod(getattr(event, kind or "added"))
+        known.pods_version += 1
+        self._note_progress()
+
+    def _take_pod(self, message: api_pb2.Pod) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+        from runtimeproxy.qosmanager.from_api import pod_of
+
+        if message.state != api_pb2.Pod.STATE_READY:
+            return
+        pod, problems = pod_of(message)
+        self._known.pods[message.sandbox_id] = pod
+        if problems:
+            self._known.problems[message.sandbox_id] = tuple(f"{pod.full_name}: {each}" for each in problems)
+        else:
+            self._known.problems.pop(message.sandbox_id, None)
+
+    async def _follow_node(self, connection: Connection) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+
+        while True:
+            request = api_pb2.GetNodeRequest(known_generation=self._known.generation)
+            message = await connection.call(connection.reads.GetNode(request, timeout=CALL_S))
+            if not message.is_unchanged:
+                self._take_node(message)
+            await asyncio.sleep(POLL_S)
+
+    def _take_node(self, message: api_pb2.GetNodeResponse) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+        from runtimeproxy.qosmanager.from_api import node_of
+
+        known = self._known
+        node, strategies, problems = node_of(message)
+        known.generation = message.generation
+        unknown = {each.name for each in message.inputs if each.state == api_pb2.NodeInput.STATE_UNKNOWN}
+        if "strategies" not in unknown and strategies != known.strategies:
+            known.strategies = strategies
+            known.strategies_version += 1
+        if node != known.node:
+            known.node = node
+            known.node_version += 1
+        known.problems[""] = problems
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        waits_for = self._known.waits_for
+        if not waits_for and self.problem:
+            logger.info("the daemon answers: %d pods", len(self._known.pods))
+        self._set_problem(f"waits for {waits_for}" if waits_for else "")
+
+
+async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:
+    """The next message of a stream; None at its end."""
+    return await anext(stream, None)

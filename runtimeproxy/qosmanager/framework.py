@@ -1,0 +1,254 @@
+"""Runs one plugin: in a thread of its own, with a time limit, and with growing pauses after failures.
+
+A plugin that raises, hangs, or returns something else than a decision is left out, reported and tried again;
+the others go on, as they have threads of their own. Used in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.errors import described
+from runtimeproxy.qosmanager.plugin import (
+    AnyPlugin,
+    Change,
+    Claim,
+    Decision,
+    Eviction,
+    EvictionResult,
+    Mode,
+    PluginContext,
+    Role,
+    Target,
+)
+from runtimeproxy.qosmanager.snapshot import Level
+
+if TYPE_CHECKING:
+    from runtimeproxy.logs import FailureLog
+    from runtimeproxy.qosmanager.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+TIME_LIMIT_S: Final = 3.0
+"""How long one run may take: a fifth of the lease of its claims."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""After a failure; each one in a row doubles the pause."""
+
+
+class PluginFailedError(Exception):
+    """A run without a decision; the text says why."""
+
+
+class PluginRun(NamedTuple):
+    """The result of one run."""
+
+    decision: Decision[Any]
+    is_enabled: bool
+    """Whether the strategies want the plugin. If not, the decision is empty."""
+
+
+class PluginRunner:
+    """One plugin with its thread and state.
+
+    Args:
+        plugin: what to run.
+        failures: for failures of the plugin, once per cause and interval.
+        clock: monotonic, in seconds.
+        time_limit_s: how long one run may take.
+
+    Attributes:
+        plugin: as given.
+        mode: what happens with its decisions.
+        is_enabled: whether the strategies want it; None: not known yet.
+        problem: why it is left out now; empty if it is not.
+        explanation: of its last decision.
+    """
+
+    def __init__(
+        self,
+        plugin: AnyPlugin,
+        failures: FailureLog,
+        clock: Callable[[], float] = time.monotonic,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self.plugin = plugin
+        self.mode = plugin.default_mode
+        self.is_enabled: bool | None = None
+        self.problem = ""
+        self.explanation = ""
+        self._failures = failures
+        self._clock = clock
+        self._time_limit_s = time_limit_s
+        self._thread = BackgroundThreads(1, f"plugin-{plugin.name}")
+        self._hanging: Future[Any] | None = None
+        self._pause_s = 0.0
+        self._next_s = -float("inf")
+        self._gates: Mapping[str, bool] = {}
+        self._options: Any = None
+        self._state: Any = None
+        self._has_state = False
+        self._results: tuple[EvictionResult, ...] = ()
+        self._versions: tuple[int, int, int] | None = None
+
+    def configure(self, mode: Mode, gates: Mapping[str, bool], options: Any) -> None:  # noqa: ANN401
+        """Sets what the configuration says; other gates or options begin with a new state."""
+        is_on = not self.plugin.gates or any(gates.get(gate, False) for gate in self.plugin.gates)
+        self.mode = mode if is_on else Mode.OFF
+        if self.mode is Mode.OFF or (gates, options) != (self._gates, self._options):
+            self.forget()
+        self._gates, self._options = gates, options
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it goes on from its own state; if not, it begins with the claims that the daemon has."""
+        return self._has_state
+
+    def forget(self) -> None:
+        """Has the plugin begin anew."""
+        self._state, self._has_state, self._results, self.is_enabled = None, False, (), None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it may run: its interval is over, the pause after a failure too, and it is not off."""
+        return self.mode is not Mode.OFF and now_s >= self._next_s
+
+    def note_evictions(self, results: Sequence[EvictionResult]) -> None:
+        """Has the next run begin with what became of the plugin's proposals."""
+        self._results = (*self._results, *results)
+
+    async def run(
+        self, snapshot: Snapshot, versions: tuple[int, int, int], held: Sequence[Claim] = ()
+    ) -> PluginRun | None:
+        """Has the plugin decide; None after a failure, which is reported.
+
+        Args:
+            snapshot: what it decides by.
+            versions: of pods, node and strategies in the snapshot.
+            held: its claims in the daemon, for the first state.
+        """
+        now_s = self._clock()
+        # A round that comes a little early is not left out.
+        self._next_s = now_s + self.plugin.interval_s * 0.9
+        changes = self._changes(versions)
+        work = partial(self._decide, snapshot, changes, tuple(held), self._results)
+        try:
+            result = await self._call(work)
+        except PluginFailedError as error:
+            self._fail(str(error), error.__cause__)
+            return None
+        self._versions, self._results = versions, ()
+        self._state, self._has_state = result.decision.state, result.is_enabled
+        self.is_enabled = result.is_enabled
+        self.explanation = result.decision.explanation
+        if self._pause_s:
+            logger.info("%s: decides again", self.plugin.name)
+        self.problem, self._pause_s = "", 0.0
+        return result
+
+    def _changes(self, versions: tuple[int, int, int]) -> frozenset[Change]:
+        if self._versions is None or not self._has_state:
+            return frozenset()
+        pairs = zip(Change, self._versions, versions, strict=True)
+        return frozenset(change for change, before, now in pairs if before != now)
+
+    def _decide(
+        self,
+        snapshot: Snapshot,
+        changes: frozenset[Change],
+        held: Sequence[Claim],
+        results: Sequence[EvictionResult],
+    ) -> PluginRun:
+        """In the plugin's thread."""
+        plugin, state = self.plugin, self._state
+        if not plugin.is_enabled(snapshot):
+            return PluginRun(Decision(None, explanation="the strategies of this node do not want it"), False)
+        if not self._has_state:
+            state = plugin.setup(PluginContext(gates=self._gates, options=self._options, held=held))
+        if results:
+            state = plugin.on_evictions(results, snapshot, state)
+        if changes:
+            state = plugin.on_changed(changes, snapshot, state)
+        decision = plugin.run(snapshot, state)
+        if problem := decision_problem(decision):
+            raise PluginFailedError(f"its decision cannot be used: {problem}")
+        return PluginRun(decision, True)
+
+    async def _call(self, work: Callable[[], PluginRun]) -> PluginRun:
+        if self._hanging is not None and not self._hanging.done():
+            raise PluginFailedError("it still hangs")
+        self._hanging = self._thread.submit(work)
+        running = asyncio.wrap_future(self._hanging)
+        # A late error has been reported as the time limit's.
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({running}, timeout=self._time_limit_s)
+        if not running.done():
+            raise PluginFailedError(f"no decision within {self._time_limit_s:g} s")
+        error = running.exception()
+        if error is None or isinstance(error, PluginFailedError):
+            result: PluginRun = running.result()
+            return result
+        raise PluginFailedError(described(error)) from error
+
+    def _fail(self, reason: str, cause: BaseException | None) -> None:
+        self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._next_s = self._clock() + self._pause_s
+        self.problem = reason
+        text = f"left out for {self._pause_s:g} s: {reason}"
+        self._failures.report(self.plugin.name, reason, text, level=logging.ERROR, error=cause)
+
+    def close(self) -> None:
+        """Lets the thread end, unless it hangs."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+def decision_problem(answer: object) -> str:
+    """Why an answer of a plugin is no decision; empty if it is one. Pure."""
+    if not isinstance(answer, Decision):
+        return f"it is {type(answer).__name__}, not Decision"
+    # Plugins are third-party code: their types are not to be relied on.
+    decision: Any = answer
+    if not isinstance(decision.explanation, str):
+        return "explanation is not a text"
+    for name, kind in (("claims", Claim), ("evictions", Eviction)):
+        entries = getattr(decision, name)
+        if not isinstance(entries, Sequence) or isinstance(entries, str):
+            return f"{name} is {type(entries).__name__}, not a sequence"
+        for entry in entries:
+            if not isinstance(entry, kind):
+                return f"{name} has {type(entry).__name__}, not {kind.__name__}"
+    if problem := next((text for claim in decision.claims if (text := _claim_problem(claim))), ""):
+        return problem
+    keys = [claim.key for claim in decision.claims]
+    if len(set(keys)) != len(keys):
+        target, field, role = next(key for index, key in enumerate(keys) if key in keys[:index])
+        return f"two claims for {field} of {target.level} {target.id} with the role {role}"
+    wrong = (each for each in decision.evictions if not (_is_text(each.pod_uid) and _is_text(each.reason)))
+    return "an eviction has no uid or no reason" if next(wrong, None) is not None else ""
+
+
+def _claim_problem(claim: Claim) -> str:
+    fields: tuple[Any, ...] = tuple(claim)
+    target, field, role, value, ceiling, reason = fields
+    if not isinstance(target, Target):
+        return f"a claim has the target {target!r:.100}"
+    level, identity = tuple(target)
+    if not isinstance(level, Level) or level is Level.NODE or not _is_text(identity):
+        return f"a claim has the target {level!r:.50} {identity!r:.100}"
+    place = f"{field!r:.50} of {level} {identity:.80}"
+    if not _is_text(field) or not isinstance(role, Role) or not isinstance(reason, str):
+        return f"{place} has no field, role or reason"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return f"{place} is {value!r:.100}"
+    is_ceiling = ceiling is None or (isinstance(ceiling, int) and role is Role.ADD)
+    return "" if is_ceiling else f"{place} has the ceiling {ceiling!r:.50}, and the role {role}"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

@@ -1,0 +1,243 @@
+"""Messages of the daemon's API as what plugins see, and claims as messages. Pure.
+
+A newer daemon may send values that are not known here: those of enums count as if they were absent, fields of
+strategies keep their defaults, and the problems are returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.config.schema import validator_of
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class
+from runtimeproxy.qosmanager.plugin import Claim, Role, Target
+from runtimeproxy.qosmanager.snapshot import (
+    Container,
+    ContainerState,
+    Cpu,
+    HostApplication,
+    Level,
+    Node,
+    Pod,
+    PodEviction,
+    Strategies,
+)
+from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurst, PodCpuBurst, Threshold
+from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
+
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
+
+_Kind = TypeVar("_Kind")
+_EnumT = TypeVar("_EnumT", bound=Enum)
+
+_STATES: Final = {
+    api_pb2.Container.STATE_CREATED: ContainerState.CREATED,
+    api_pb2.Container.STATE_RUNNING: ContainerState.RUNNING,
+}
+_KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
+_BASES: Final = {
+    "Kubepods": CgroupBase.KUBEPODS,
+    "KubepodsBurstable": CgroupBase.KUBEPODS_BURSTABLE,
+    "KubepodsBesteffort": CgroupBase.KUBEPODS_BEST_EFFORT,
+}
+_ROLES: Final = {
+    Role.SET: api_pb2.ExplainedClaim.ROLE_SET,
+    Role.ADD: api_pb2.ExplainedClaim.ROLE_ADD,
+    Role.AT_MOST: api_pb2.ExplainedClaim.ROLE_AT_MOST,
+}
+_ROLE_OF: Final = {number: role for role, number in _ROLES.items()}
+_TARGETS: Final = {
+    Level.CONTAINER: "container_id",
+    Level.POD: "pod_uid",
+    Level.QOS_CLASS: "qos_class",
+    Level.HOST_APPLICATION: "host_application",
+}
+"""The field of `ClaimTarget` by level."""
+_LEVEL_OF: Final = {field: level for level, field in _TARGETS.items()}
+_MAX_REASON_BYTES: Final = 256
+"""Source: api.proto, Claim.reason."""
+
+
+def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
+    """A pod with its containers, and the problems with its strategies."""
+    fields = {each.path: each.value for each in message.strategies}
+    burst, burst_problems = strategy_of(PodCpuBurst, "cpu_burst", fields)
+    eviction, eviction_problems = strategy_of(PodEviction, "eviction", fields)
+    priority = message.priority if message.HasField("priority") else None
+    pod = Pod(
+        sandbox_id=message.sandbox_id,
+        uid=message.uid,
+        namespace=message.namespace,
+        name=message.name,
+        qos=_member(QoSClass, message.qos_class, QoSClass.NONE),
+        kube_qos=_member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE),
+        priority_class=priority_class(dict(message.labels), priority),
+        priority=priority,
+        cgroup=next((each.cgroup.rpartition("/")[0] for each in message.containers if each.cgroup), ""),
+        containers=tuple(map(_container, message.containers)),
+        cpus=_cpus(message.allocated_cpus),
+        cpu_burst=burst,
+        eviction=eviction,
+        created_s=message.created_at.ToMicroseconds() / 1e6 if message.HasField("created_at") else None,
+    )
+    return pod, (*burst_problems, *eviction_problems)
+
+
+def _container(message: api_pb2.Container) -> Container:
+    return Container(
+        id=message.id,
+        name=message.name,
+        cgroup=message.cgroup,
+        state=_STATES.get(message.state, ContainerState.STOPPED),
+        requests=dict(message.requests),
+        limits=dict(message.limits),
+        cpu_quota_us=_quota_us(message),
+    )
+
+
+def _quota_us(message: api_pb2.Container) -> int | None:
+    """The quota for the period that Kubernetes uses, whatever the container's is."""
+    if not message.HasField("scaled_cpu_quota_us"):
+        return None
+    quota_us = message.scaled_cpu_quota_us
+    if quota_us < 0:
+        return UNLIMITED
+    return quota_us * CPU_PERIOD_US // (message.requested.cpu_period_us or CPU_PERIOD_US)
+
+
+def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[str, ...]]:
+    """The node, its strategies, and the problems with them."""
+    system = next((pool for pool in message.pools if pool.name == "system"), None)
+    node = Node(
+        cpus=tuple(Cpu(cpu.id, cpu.core, cpu.socket, cpu.numa_node) for cpu in message.cpus if cpu.is_online),
+        capacity=dict(message.capacity),
+        allocatable=dict(message.allocatable),
+        annotations=dict(message.annotations),
+        labels=dict(message.labels),
+        cgroup_version=message.cgroups.version,
+        features=frozenset(message.features),
+        cpu_manager_policy=message.kubelet.cpu_manager_policy,
+        reserved_cpus=_cpus(message.reserved_cpus),
+        reserved=dict(message.reserved),
+        static_cpus={
+            (each.pod_uid, each.container): _cpus(each.cpus) for each in message.kubelet.static_cpus
+        },
+        system_cpus=_cpus(system.cpus) if system is not None else frozenset(),
+        is_system_exclusive=system.is_exclusive if system is not None else True,
+        normalization_ratio=(
+            message.normalization_ratio if message.HasField("normalization_ratio") else None
+        ),
+        qos_cgroups={
+            KubeQoSClass(each.kube_qos_class): each.cgroup
+            for each in message.qos_class_cgroups
+            if each.kube_qos_class in _KUBE_QOS_CLASSES
+        },
+    )
+    fields = {each.path: each.value for each in message.plugin_strategies}
+    threshold, threshold_problems = strategy_of(Threshold, "threshold", fields)
+    burst, burst_problems = strategy_of(CpuBurst, "cpu_burst", fields)
+    colocation, colocation_problems = strategy_of(Colocation, "colocation", fields)
+    strategies = Strategies(
+        threshold=threshold,
+        cpu_burst=burst,
+        colocation=colocation,
+        host_applications=tuple(map(_host_application, message.host_applications)),
+    )
+    return node, strategies, (*threshold_problems, *burst_problems, *colocation_problems)
+
+
+def _host_application(message: api_pb2.HostApplication) -> HostApplication:
+    return HostApplication(
+        message.name,
+        _member(QoSClass, message.qos_class, QoSClass.NONE),
+        _member(PriorityClass, message.priority_class, PriorityClass.NONE),
+        message.cgroup,
+        _BASES.get(message.cgroup_base, CgroupBase.CGROUP_ROOT),
+    )
+
+
+def _cpus(text: str) -> frozenset[int]:
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return frozenset()
+
+
+def _member(kind: type[_EnumT], value: str, default: _EnumT) -> _EnumT:
+    try:
+        return kind(value)
+    except ValueError:
+        return default
+
+
+def strategy_of(kind: type[_Kind], part: str, texts: Mapping[str, str]) -> tuple[_Kind, tuple[str, ...]]:
+    """A strategy, and the problems with values that cannot be used, whose fields have their defaults.
+
+    Args:
+        kind: a frozen dataclass whose fields have defaults.
+        part: begins the paths of its fields, such as `threshold`.
+        texts: values as JSON by dotted path.
+    """
+    problems: list[str] = []
+    return _laid_over(kind(), part, texts, problems), tuple(problems)
+
+
+def _laid_over(default: _Kind, place: str, texts: Mapping[str, str], problems: list[str]) -> _Kind:
+    changed: dict[str, object] = {}
+    kind: Any = type(default)
+    for name, validator in _validators(kind).items():
+        path, value = f"{place}.{name}", getattr(default, name)
+        if path in texts:
+            try:
+                changed[name] = validator.validate_json(texts[path], strict=True)
+            except ValueError:
+                problems.append(f"{path}: {texts[path][:100]} is not known here; {value} counts")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed[name] = _laid_over(value, path, texts, problems)
+    return dataclasses.replace(default, **changed)  # type: ignore[type-var]  # kinds are dataclasses
+
+
+@cache
+def _validators(kind: Any) -> dict[str, SchemaValidator]:  # noqa: ANN401 - a dataclass, which has no type
+    hints = get_type_hints(kind)
+    return {each.name: validator_of(hints[each.name]) for each in dataclasses.fields(kind)}
+
+
+# --- claims ------------------------------------------------------------------------------------------------
+
+
+def key_message(claim: Claim) -> api_pb2.ClaimKey:
+    target = api_pb2.ClaimTarget(**{_TARGETS[claim.target.level]: claim.target.id})
+    return api_pb2.ClaimKey(target=target, field=claim.field, role=_ROLES[claim.role])
+
+
+def claim_message(claim: Claim) -> api_pb2.Claim:
+    reason = claim.reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
+    message = api_pb2.Claim(key=key_message(claim), value=str(claim.value), reason=reason)
+    if claim.ceiling is not None:
+        message.ceiling = claim.ceiling
+    return message
+
+
+def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
+    """The claims that the daemon has; those of roles and targets that are not known here are left out."""
+    for message in messages:
+        role = _ROLE_OF.get(message.key.role)
+        kind = message.key.target.WhichOneof("target")
+        if role is None or kind is None or not message.HasField("value"):
+            continue
+        is_list = message.key.field.startswith("cpuset.")
+        yield Claim(
+            Target(_LEVEL_OF[kind], getattr(message.key.target, kind)),
+            message.key.field,
+            role,
+            message.value if is_list else int(message.value),
+            message.ceiling if message.HasField("ceiling") else None,
+            message.reason,
+        )

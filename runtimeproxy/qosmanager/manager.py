@@ -1,0 +1,436 @@
+"""The process from start to end: rounds of samples and decisions, configuration, signals, notifications.
+
+A round reads samples, makes a snapshot of what the daemon knows, and has each plugin decide whose round
+before has ended. Without the daemon there are no rounds. What counts in the daemon outlives this process:
+nothing is released at its end, only when a plugin is switched off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from runtimeproxy.background import BackgroundTasks, BackgroundThreads
+from runtimeproxy.config.schema import make
+from runtimeproxy.config.settings import PluginSettings, Settings
+from runtimeproxy.config.validation import CombinedConfigError, Problem, admin_socket, feature_gates
+from runtimeproxy.errors import ConfigError, RuntimeProxyError, described
+from runtimeproxy.logs import FailureLog, flush_failures
+from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
+from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
+from runtimeproxy.qosmanager.framework import PluginRunner
+from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, EvictionOutcome, Mode, Need
+from runtimeproxy.qosmanager.snapshot import ContainerState, Level, Metrics, Snapshot
+from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.qosmanager.client import Connection, Observed
+
+logger = logging.getLogger(__name__)
+
+BUILT_IN: Final[Mapping[str, str]] = {
+    "cpu-suppress": "runtimeproxy.qosmanager.plugins.cpu_suppress:CpuSuppress",
+    "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurst",
+}
+"""The class of each plugin; its module is imported at the start."""
+SAMPLES_S: Final = 2.0
+"""How long a pass of samples may take before the round goes on without it."""
+REFUSED_PAUSE_S: Final = 10.0
+"""How long a plugin waits whose claims the daemon does not take."""
+EXPLAIN_S: Final = 10.0
+"""Least time between two lines of a plugin about what it would do in dry-run."""
+MOST_EXPLAINED: Final = 5
+"""Claims in one such line."""
+CLOSING_S: Final = 1.0
+"""How long tasks may take to end."""
+_QUIET_S: Final = 10.0
+"""A loop without a round for so long, apart from its interval, hangs: the watchdog is not fed."""
+
+
+class Sampler(Metrics, Protocol):
+    """Where samples come from."""
+
+    def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
+        """Makes one pass; in one thread at a time."""
+
+    def close(self) -> None:
+        """Closes all files."""
+
+
+class PluginConfiguration(NamedTuple):
+    """What the configuration says of one plugin."""
+
+    mode: Mode
+    options: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What the configuration says, checked."""
+
+    settings: Settings
+    gates: Mapping[str, bool]
+    plugins: Mapping[str, PluginConfiguration]
+    """By name; each plugin is in it."""
+
+
+def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
+    """Checks what the daemon does not: the options of plugins, and the admin socket.
+
+    Raises:
+        CombinedConfigError: every problem, also those of the reading.
+    """
+    settings, errors = reading.settings, list(reading.errors)
+    if not settings.api.admin_socket:
+        reason = "is empty: koord-qos-manager sets its values through the daemon's admin socket"
+        errors.append(reading.error(("api", "admin_socket"), reason))
+    by_name: dict[str, PluginConfiguration] = {}
+    for plugin in plugins:
+        own = settings.plugins.get(plugin.name, PluginSettings())
+        options: Any = None
+        problems: list[Problem] = []
+        if plugin.options_type is not None:
+            options, problems = make(plugin.options_type, own.options)
+        elif own.options:
+            problems = [((key,), "unknown key; this plugin has no options") for key in own.options]
+        errors += (
+            reading.error(("plugins", plugin.name, "options", *key), reason) for key, reason in problems
+        )
+        mode = Mode(own.mode) if own.mode is not None else plugin.default_mode
+        if settings.qosmanager.mode == "dry-run" and mode is Mode.ENFORCE:
+            mode = Mode.DRY_RUN
+        by_name[plugin.name] = PluginConfiguration(mode, options)
+    if errors:
+        raise CombinedConfigError(errors)
+    return Configuration(settings, feature_gates(settings.qosmanager.feature_gates), by_name)
+
+
+def built_in_plugins() -> list[AnyPlugin]:
+    """Makes the plugins of this package."""
+    made: list[AnyPlugin] = []
+    for place in BUILT_IN.values():
+        module, _, name = place.partition(":")
+        made.append(getattr(importlib.import_module(module), name)())
+    return made
+
+
+class _Entry:
+    """One plugin: what runs it, its claims, and its round."""
+
+    def __init__(self, runner: PluginRunner, session: ClaimSession) -> None:
+        self.runner = runner
+        self.session = session
+        self.round: asyncio.Task[None] | None = None
+        self.refused = ""
+        """Why the daemon does not take its claims; empty if it does."""
+        self.refused_until_s = 0.0
+        self.would_claim: Sequence[Claim] = ()
+        self.explained_s = 0.0
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        runner = self.runner
+        if runner.mode is Mode.OFF:
+            return "off"
+        if problem := runner.problem or self.refused:
+            return problem
+        if runner.is_enabled is False:
+            return "not wanted by the strategies"
+        claims = "dry-run" if runner.mode is Mode.DRY_RUN else f"{self.session.count} claims"
+        return f"{claims}, {runner.explanation}" if runner.explanation else claims
+
+
+class QosManager:
+    """One running manager; made in its event loop.
+
+    Args:
+        configuration: at the start.
+        reload: reads the configuration again; raises ConfigError.
+        plugins: what runs.
+        sampler: where samples come from.
+        environ: where the service manager's variables are.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        reload: Callable[[], Configuration],
+        plugins: Iterable[AnyPlugin],
+        sampler: Sampler,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._configuration = configuration
+        self._reload = reload
+        self._sampler = sampler
+        self._environ = environ
+        self._clock = clock
+        self._failures = FailureLog(output=logger)
+        self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
+        self._client = DaemonClient(admin_socket(configuration.settings), self._failures)
+        self._entries = [
+            _Entry(PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock))
+            for each in plugins
+        ]
+        self._use(configuration)
+        self._samples = BackgroundThreads(1, "samples")
+        self._pass: asyncio.Future[object] | None = None
+        self._targets: tuple[tuple[int, int, int], dict[str, Level]] = (0, 0, 0), {}
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = BackgroundTasks(self.finish)
+        self._last_round_s = clock()
+        self._status = ""
+
+    async def serve(self) -> None:
+        """Runs until `finish`.
+
+        Raises:
+            BaseException: an error of its own code.
+        """
+        try:
+            self._tasks.spawn(self._client.run(), is_vital=True)
+            self._tasks.spawn(self._run_rounds(), is_vital=True)
+            self._tasks.spawn(self._keep_status(), is_vital=True)
+            if (interval_s := watchdog_interval_s(self._environ)) is not None:
+                self._tasks.spawn(self._feed_watchdog(interval_s), is_vital=True)
+            self._notifier.ready(self._status_text())
+            await self._end
+        finally:
+            self._notifier.stopping()
+            await self._tasks.cancel(CLOSING_S)
+            for entry in self._entries:
+                entry.runner.close()
+            self._samples.shutdown(cancel_futures=True)
+            logger.info("stopped")
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Ends the process, once; `serve` raises the error."""
+        if self._end.done():
+            return
+        if error is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(error)
+
+    def handle_signals(self) -> None:
+        """Has SIGTERM and SIGINT end it, and SIGHUP reload the configuration; in the main thread."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.finish)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    # Configuration
+
+    def reload(self) -> None:
+        """Reads the configuration again; an invalid one changes nothing."""
+        self._notifier.reloading()
+        try:
+            configuration = self._reload()
+        except RuntimeProxyError as error:
+            reason = "; ".join(str(error).splitlines())
+            logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
+        else:
+            old, new = self._configuration.settings, configuration.settings
+            if admin_socket(old) != admin_socket(new) or old.cgroups != new.cgroups:
+                logger.warning("api.admin_socket, proxy.endpoint or cgroups changed; restart to apply")
+            self._use(configuration)
+            logger.info("configuration reloaded")
+        self._notifier.ready(self._status_text())
+
+    def _use(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        for entry in self._entries:
+            own = configuration.plugins[entry.runner.plugin.name]
+            entry.runner.configure(own.mode, configuration.gates, own.options)
+        logging.getLogger().setLevel(configuration.settings.log.level.upper())
+
+    # Rounds
+
+    async def _run_rounds(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            self._last_round_s = self._clock()
+            observed, connection = self._client.observed, self._client.connection
+            if observed is not None and connection is not None:
+                await self._run_round(observed, connection)
+            else:
+                self._client.changed.clear()
+                await self._wait_for_daemon()
+            # A late round is not made up for.
+            due_s = max(due_s + self._configuration.settings.qosmanager.interval_s, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+
+    async def _wait_for_daemon(self) -> None:
+        """At most as long as a round may take, for the watchdog."""
+        try:
+            async with asyncio.timeout(self._configuration.settings.qosmanager.interval_s):
+                await self._client.changed.wait()
+        except TimeoutError:
+            return
+
+    async def _run_round(self, observed: Observed, connection: Connection) -> None:
+        for problem in observed.problems:
+            self._failures.report("daemon", problem, problem)
+        await self._sample(observed)
+        snapshot = Snapshot(
+            now_s=self._clock(),
+            wall_s=time.time(),
+            pods=observed.pods,
+            node=observed.node,
+            strategies=observed.strategies,
+            metrics=self._sampler,
+        )
+        for entry in self._entries:
+            if entry.round is None or entry.round.done():
+                work = self._run_plugin(entry, connection, snapshot, observed.versions)
+                entry.round = self._tasks.spawn(work, is_vital=True)
+
+    async def _sample(self, observed: Observed) -> None:
+        """Makes one pass; one that hangs or fails leaves the round with the samples of before."""
+        if self._pass is not None and not self._pass.done():
+            self._failures.report("samples", "hang", "a pass has not ended yet: there are no new samples")
+            return
+        if self._targets[0] != observed.versions:
+            self._targets = observed.versions, sample_targets(observed)
+        running = [entry.runner for entry in self._entries if entry.runner.mode is not Mode.OFF]
+        needs = frozenset(
+            need for runner in running if runner.is_enabled is not False for need in runner.plugin.needs
+        )
+        work = self._samples.submit(self._sampler.read, self._targets[1], needs)
+        self._pass = asyncio.wrap_future(work)
+        await asyncio.wait({self._pass}, timeout=SAMPLES_S)
+        if self._pass.done() and (error := self._pass.exception()) is not None:
+            self._failures.report(
+                "samples", described(error), f"a pass failed: {described(error)}", error=error
+            )
+
+    async def _run_plugin(
+        self, entry: _Entry, connection: Connection, snapshot: Snapshot, versions: tuple[int, int, int]
+    ) -> None:
+        if self._clock() < entry.refused_until_s:
+            return
+        try:
+            await self._decide(entry, connection, snapshot, versions)
+        except DaemonAwayError:
+            return  # which the client reports
+        except ClaimsRefusedError as error:
+            entry.refused, entry.refused_until_s = str(error), self._clock() + REFUSED_PAUSE_S
+            name = entry.runner.plugin.name
+            self._failures.report(name, entry.refused, f"claims nothing: {entry.refused}")
+        else:
+            entry.refused = ""
+
+    async def _decide(
+        self, entry: _Entry, connection: Connection, snapshot: Snapshot, versions: tuple[int, int, int]
+    ) -> None:
+        runner, session = entry.runner, entry.session
+        is_enforced = runner.mode is Mode.ENFORCE
+        if not is_enforced:
+            await session.release(connection)
+        if not runner.is_due(self._clock()):
+            return
+        held = await session.take_over(connection) if is_enforced else ()
+        result = await runner.run(snapshot, versions, held)
+        if result is None:
+            return
+        claims, evictions = result.decision.claims, result.decision.evictions
+        if is_enforced:
+            await session.set(connection, claims)
+        else:
+            self._explain(entry, claims)
+        if evictions:
+            results = await session.evict(connection, evictions, is_dry_run=not is_enforced)
+            runner.note_evictions(results)
+            for each in results:
+                level = logging.INFO if each.outcome is EvictionOutcome.EVICTED else logging.DEBUG
+                reason = "; ".join(filter(None, (each.eviction.reason, each.reason)))
+                pod = each.eviction.pod_uid
+                logger.log(level, "%s: %s: pod %s: %s", runner.plugin.name, each.outcome, pod, reason)
+
+    def _explain(self, entry: _Entry, claims: Sequence[Claim]) -> None:
+        """Logs what a plugin in dry-run would claim, if that has changed."""
+        now_s = self._clock()
+        wanted = [claim._replace(reason="") for claim in claims]
+        if wanted == entry.would_claim or now_s < entry.explained_s + EXPLAIN_S:
+            return
+        entry.would_claim, entry.explained_s = wanted, now_s
+        shown = [f"{claim_text(each)} ({each.reason})" for each in claims[:MOST_EXPLAINED]]
+        more = f" and {len(claims) - MOST_EXPLAINED} more" if len(claims) > MOST_EXPLAINED else ""
+        logger.info(
+            "%s: would claim %s%s: %s",
+            entry.runner.plugin.name,
+            ", ".join(shown) or "nothing",
+            more,
+            entry.runner.explanation,
+        )
+
+    # Status
+
+    def _status_text(self) -> str:
+        """One line for `systemctl status`."""
+        if self._client.problem:
+            return f"no daemon: {self._client.problem}"
+        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
+
+    async def _keep_status(self) -> None:
+        while True:
+            flush_failures()
+            if (text := self._status_text()) != self._status:
+                self._status = text
+                self._notifier.status(text)
+            await asyncio.sleep(1.0)
+
+    async def _feed_watchdog(self, interval_s: float) -> None:
+        while True:
+            quiet_s = self._clock() - self._last_round_s
+            if quiet_s < self._configuration.settings.qosmanager.interval_s + _QUIET_S:
+                self._notifier.watchdog()
+            await asyncio.sleep(interval_s / 2)
+
+
+def sample_targets(observed: Observed) -> dict[str, Level]:
+    """The cgroups of which there are to be samples, beside the node."""
+    targets = dict.fromkeys(observed.node.qos_cgroups.values(), Level.QOS_CLASS)
+    for application in observed.strategies.host_applications:
+        targets[application.cgroup] = Level.HOST_APPLICATION
+    for pod in observed.pods:
+        targets[pod.cgroup] = Level.POD
+        for container in pod.containers:
+            if container.state is ContainerState.RUNNING:
+                targets[container.cgroup] = Level.CONTAINER
+    targets.pop("", None)
+    return targets
+
+
+def run(
+    configuration: Configuration,
+    reload: Callable[[], Configuration],
+    plugins: Iterable[AnyPlugin],
+    sampler: Sampler,
+) -> int:
+    """Runs until SIGTERM; returns the exit code: 0, or 1 after an error."""
+
+    async def serve() -> None:
+        manager = QosManager(configuration, reload, plugins, sampler)
+        manager.handle_signals()
+        await manager.serve()
+
+    try:
+        asyncio.run(serve())
+    except RuntimeProxyError as error:
+        logger.error("cannot serve: %s", error)  # noqa: TRY400  # the message says it all
+        return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        sampler.close()
+    return 0
