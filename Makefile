@@ -27,7 +27,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-node \
-	proto lock clean command-files session
+	proto lock clean command-files session screenshot
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -118,6 +118,9 @@ command-files: $(INSTALLED)  ## make man page and completions of the command lin
 
 session: $(INSTALLED)  ## record the terminal session of the README anew
 	$(BIN)/python -m tests.demo.session
+
+screenshot: $(INSTALLED)  ## make the README's picture of the node page anew (needs Chromium)
+	$(BIN)/python -m tests.service.page.screenshot
 
 lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv

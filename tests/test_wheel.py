@@ -46,6 +46,14 @@ def test_each_package_says_that_it_has_types(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_files_of_the_node_page_are_in_it(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        f"runtimeproxy/service/page/{name}" for name in ("page.html", "page.css", "page.js", "icon.svg")
+    } <= names
+
+
+@pytest.mark.slow
 def test_a_type_checker_knows_the_types_of_the_installed_packages(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)

@@ -227,12 +227,16 @@ class ApiSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """`[metrics]`: metrics for Prometheus."""
+    """`[metrics]`: metrics for Prometheus, and the node page."""
 
     listen: str = ""
     """Where metrics are served, at `/metrics`: a port, which is then one of `127.0.0.1`; an IP address and a
     port (`10.0.0.5:9751`, `[::1]:9751`); or the path of a Unix socket (`/path`, `unix:///path`) that only the
     daemon's user may open. Empty for none. TCP needs the unit's drop-in `20-metrics.conf`."""
+    page: bool = False
+    """Whether the node page is served, too, at `/page`: read-only, without a password, and with the names of
+    pods, which metrics do not have. A browser reaches it by an address of the node, its name, or
+    `localhost`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

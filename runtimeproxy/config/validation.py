@@ -80,6 +80,8 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         parse_listen(settings.metrics.listen)
     except ValueError as error:
         problems.append((("metrics", "listen"), str(error)))
+    if settings.metrics.page and not settings.metrics.listen:
+        problems.append((("metrics", "page"), "needs metrics.listen: the page is served there"))
     tracing = settings.tracing
     try:
         tracing = replace(tracing, endpoint=parse_collector(tracing.endpoint))

@@ -359,11 +359,11 @@ class Daemon:
         if (interval_s := watchdog_interval_s(self._environ)) is not None:
             self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
         self._spawn(self._report_recovery(engine))
-        self._spawn(self._serve_metrics(engine))
+        self._spawn(self._serve_metrics(engine, apis[READ_SERVICE]))
         self._notifier.ready(self._status())
         self.ready.set()
 
-    async def _serve_metrics(self, engine: Engine) -> None:
+    async def _serve_metrics(self, engine: Engine, api: Load) -> None:
         address = parse_listen(self._settings.metrics.listen)
         if address is None or self._server is None or self._upgrade is None:
             return
@@ -379,7 +379,8 @@ class Daemon:
             audit_file=self._audit_file,
             traces=self._traces,
         )
-        await serve_metrics(sources, address, self._executor, self._stopping)
+        page_api = api if self._settings.metrics.page else None
+        await serve_metrics(sources, address, self._executor, self._stopping, page_api)
 
     def _api(self, engine: Engine, listener: Listener) -> dict[str, Load]:
         """The services of the API; loaded at their first calls."""

@@ -100,6 +100,7 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
             "ledger.take_from_koordlet.1",
             "'cpu.share' is not a cgroup parameter",
         ),
+        ("[metrics]\npage = true", "metrics.page", "needs metrics.listen: the page is served there"),
         ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )

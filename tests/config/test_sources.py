@@ -70,7 +70,7 @@ def test_the_defaults() -> None:
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
         "audit": {"file": "", "max_bytes": 67_108_864, "keep": 4},
         "api": {"admin_socket": "admin/api.sock"},
-        "metrics": {"listen": ""},
+        "metrics": {"listen": "", "page": False},
         "tracing": {"endpoint": "", "ratio": 1.0},
         "qosmanager": {"mode": "enforce", "interval_s": 1.0, "feature_gates": ()},
         "plugins": {},

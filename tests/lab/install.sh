@@ -1,10 +1,10 @@
 #!/bin/sh
 # Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, Prometheus, a TCP bridge,
-# systemd-analyze, man, shells, shellcheck.
+# systemd-analyze, man, shells, shellcheck, a browser.
 set -eu
 
 packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd man-db zsh fish
-shellcheck"
+shellcheck chromium chromium-driver fonts-dejavu-core"
 
 missing=""
 for package in $packages; do

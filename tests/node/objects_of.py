@@ -127,25 +127,28 @@ class MountedConfigMap:
 
 
 class Machine:
-    """Folders that stand for a node's: two sockets with two cores of two threads each."""
+    """Folders that stand for a node's: two sockets with cores of two threads each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, cores: int = 2) -> None:
         self.sysfs = root / "sys"
         self.procfs = root / "proc"
         self.cgroups = root / "cgroup"
-        for cpu in range(8):
+        in_socket = 2 * cores
+        for cpu in range(2 * in_socket):
             folder = self.sysfs / f"devices/system/cpu/cpu{cpu}"
-            _fill(folder / "topology", core_id=cpu // 2 % 2, physical_package_id=cpu // 4)
+            socket = cpu // in_socket
+            _fill(folder / "topology", core_id=cpu // 2 % cores, physical_package_id=socket)
             for index, level in enumerate((1, 1, 2, 3)):
-                _fill(folder / f"cache/index{index}", level=level, id=cpu // 4)
+                _fill(folder / f"cache/index{index}", level=level, id=socket)
         for node in range(2):
             _fill(
                 self.sysfs / f"devices/system/node/node{node}",
-                cpulist=f"{node * 4}-{node * 4 + 3}",
+                cpulist=f"{node * in_socket}-{(node + 1) * in_socket - 1}",
                 meminfo=f"Node {node} MemTotal:       {(node + 1) * 1024} kB\nNode {node} MemFree: 1 kB",
             )
         _fill(self.sysfs / "devices/system/node", online="0-1")
-        _fill(self.sysfs / "devices/system/cpu", present="0-7", online="0-7", possible="0-15")
+        present = f"0-{2 * in_socket - 1}"
+        _fill(self.sysfs / "devices/system/cpu", present=present, online=present, possible="0-15")
         _fill(self.sysfs / "devices/system/cpu/smt", active="1")
         _fill(self.sysfs / "devices/system/cpu/intel_pstate", no_turbo="0")
         _fill(

@@ -15,7 +15,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.checkpoint.codec import Kind
-from runtimeproxy.service.api.pods import pod_message, snapshot
+from runtimeproxy.service.api.pods import pod_message
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ GATHER_S: Final = 0.1
 IN_A_PART: Final = 100
 """Pods in one part of a snapshot; each takes some KiB, and clients take 4 MiB by default."""
 IN_A_TURN: Final = 10
-"""Changed pods of which messages are made in one turn of the loop: calls of the kubelet are served between
-two turns."""
+"""Pods of which messages are made in one turn of the loop: calls of the kubelet are served between two
+turns."""
 _OF_PODS: Final = frozenset({Input.STRATEGIES, Input.POD_REQUESTS, Input.PRIORITY, Input.KUBELET})
 """Inputs of the node that messages of pods depend on."""
 
@@ -45,6 +45,8 @@ class PodFeed:
         self._engine = engine
         self.watchers: Watchers[api_pb2.WatchPodsResponse] = Watchers(self._begin, self._cease)
         self._known: dict[str, api_pb2.Pod] = {}
+        self._filling = asyncio.Lock()
+        self._is_filled = False
         self._pod_of: dict[str, str] = {}
         self._changed: dict[str, None] = {}
         self._lock = Lock()
@@ -70,6 +72,7 @@ class PodFeed:
             while True:
                 await watcher.wait()
                 if watcher.needs_snapshot:
+                    await self._fill()
                     # What has changed up to now is in the snapshot.
                     self._send_changes()
                     watcher.take_snapshot()
@@ -99,8 +102,20 @@ class PodFeed:
         self._on_book_before, ledger.on_change = ledger.on_change, self._on_book
         node = self._engine.node
         self._on_node_before, node.on_change = node.on_change, self._on_node
-        self._known = {pod.sandbox_id: pod for pod in snapshot(self._engine, "")}
         self._pod_of = {box.id: box.pod_id for box in store.containers}
+
+    async def _fill(self) -> None:
+        """Makes the messages of all pods, some of them in each turn of the loop: calls go on meanwhile."""
+        async with self._filling:
+            if self._is_filled:
+                return
+            for number, record in enumerate(self._engine.store.pods, 1):
+                # What has changed meanwhile is made by `_send_changes`.
+                if record.id not in self._known and self._engine.store.pods.get(record.id) is record:
+                    self._known[record.id] = pod_message(self._engine, record)
+                if number % IN_A_TURN == 0:
+                    await asyncio.sleep(0)
+            self._is_filled = True
 
     def _cease(self) -> None:
         self._engine.store.on_change = self._on_record_before
@@ -110,6 +125,7 @@ class PodFeed:
             self._timer.cancel()
             self._timer = None
         self._known, self._pod_of, self._changed = {}, {}, {}
+        self._is_filled = False
         with self._lock:
             self._changed_books = set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -285,11 +285,3 @@ def parameter_of(field: str) -> str:
     if field.startswith(f"{CGROUP}["):
         return field.removeprefix(f"{CGROUP}[").removesuffix("]")
     return RESOURCE_PARAMETERS.get(field.removeprefix(f"{RESOURCES}."), "")
-
-
-def snapshot(engine: Engine, namespace: str) -> Iterator[api_pb2.Pod]:
-    """All pods, of one namespace if it is given; by namespace and name."""
-    pods: Iterable[PodRecord] = engine.store.pods
-    for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.attempt, each.id)):
-        if namespace in ("", pod.namespace):
-            yield pod_message(engine, pod)

@@ -36,23 +36,26 @@ class RuntimeProxyServicer:
     Args:
         sources: The daemon's parts.
         executor: A thread for files.
+
+    Attributes:
+        pods: All watchers of pods.
+        node: What is known of the node.
     """
 
     def __init__(self, sources: ApiSources, executor: Executor) -> None:
-        self._sources = sources
+        self.sources = sources
         self._executor = executor
         self._explainer = Explainer(sources.engine, executor)
         self._simulator = Simulator(sources.engine)
-        self._pods = PodFeed(sources.engine)
-        self._node = NodeFeed(sources.engine)
+        self.pods = PodFeed(sources.engine)
+        self.node = NodeFeed(sources.engine)
         self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.flush_audit)
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
     async def _end_watches(self) -> None:
         waiting = {
-            asyncio.ensure_future(each.wait())
-            for each in (self._sources.stopping, self._sources.upgrade.moved)
+            asyncio.ensure_future(each.wait()) for each in (self.sources.stopping, self.sources.upgrade.moved)
         }
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -60,30 +63,35 @@ class RuntimeProxyServicer:
             for each in waiting:
                 each.cancel()
         error = WatchEndedError("this process ends; call again")
-        self._pods.watchers.end(error)
+        self.pods.watchers.end(error)
         self._audit.watchers.end(error)
 
     async def GetStatus(  # noqa: N802  # the method's name in the service
         self, _request: api_pb2.GetStatusRequest, _context: Context
     ) -> api_pb2.GetStatusResponse:
         run = asyncio.get_running_loop().run_in_executor
-        runtime = await self._sources.engine.runtime_version()
+        runtime = await self.sources.engine.runtime_version()
         memory_bytes = await run(self._executor, read_memory)
         # The last failures are those of the audit.
-        self._sources.engine.flush_audit()
-        status = status_of(self._sources, Look(runtime, memory_bytes))
-        status.clients.watchers = len(self._pods.watchers) + len(self._audit.watchers)
+        self.sources.engine.flush_audit()
+        status = status_of(self.sources, Look(runtime, memory_bytes))
+        status.clients.watchers = self.watchers
         return status
+
+    @property
+    def watchers(self) -> int:
+        """The number of clients that watch pods or the audit."""
+        return len(self.pods.watchers) + len(self._audit.watchers)
 
     async def GetNode(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.GetNodeRequest, _context: Context
     ) -> api_pb2.GetNodeResponse:
-        return self._node.response(request.known_generation, self._sources.settings())
+        return self.node.response(request.known_generation, self.sources.settings())
 
     async def WatchPods(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.WatchPodsRequest, context: Context
     ) -> AsyncIterator[api_pb2.WatchPodsResponse]:
-        async for response in _watched(self._pods.watch(request), context):
+        async for response in _watched(self.pods.watch(request), context):
             yield response
 
     async def WatchAudit(  # noqa: N802  # the method's name in the service

@@ -1,6 +1,6 @@
-"""Serves metrics over HTTP, on TCP or on a Unix socket, from the daemon's event loop.
+"""Serves metrics and the node page over HTTP, on TCP or on a Unix socket, from the daemon's event loop.
 
-The numbers are read and written out in a thread of their own, one request after the other. A client has a few
+What is served is read and written out in a thread of its own, one request after the other. A client has a few
 seconds for its request and for reading the response, and only a few clients are served at a time.
 """
 
@@ -11,10 +11,10 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.config.validation import TcpAddress
@@ -22,8 +22,10 @@ from runtimeproxy.config.validation import TcpAddress
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.metrics.collector import Exposition
     from runtimeproxy.service.metrics.sources import Sources
+    from runtimeproxy.service.page.page import NodePage
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,10 @@ FOLLOW_S: Final = 1.0
 """How often it is looked at whether this process should listen, and whether it can."""
 
 PATH: Final = "/metrics"
-MOST_CLIENTS: Final = 8
-"""Prometheus opens one connection, a person another one; more are closed at once."""
+PAGE_PATH: Final = "/page"
+"""All paths of the page are this one, or below it."""
+MOST_CLIENTS: Final = 24
+"""Prometheus opens one connection, a browser up to six; more are closed at once."""
 REQUEST_S: Final = 5.0
 """How long a request may take to come. Source: the default scrape timeout of Prometheus is 10 s."""
 RESPONSE_S: Final = 10.0
@@ -41,8 +45,31 @@ MAX_HEAD_BYTES: Final = 16 * 1024
 """Of a request's line and header fields; Prometheus sends some hundred bytes."""
 _BACKLOG: Final = 16
 
+
+class Request(NamedTuple):
+    """A request with GET or HEAD."""
+
+    path: str
+    query: str
+    """What follows `?`; empty for none."""
+    fields: Mapping[str, str]
+    """Header fields by their names in lower case; of several with one name the last."""
+
+
+class Response(NamedTuple):
+    """A response, without the fields that all have."""
+
+    status: str
+    """Such as `200 OK`."""
+    content_type: str
+    data: bytes
+    fields: tuple[tuple[str, str], ...] = ()
+
+
 Read = Callable[[str], Awaitable["Exposition"]]
 """Reads all numbers, for an `Accept` header."""
+Page = Callable[[Request], Awaitable[Response]]
+"""Answers a request for the page."""
 
 
 class MetricsServer:
@@ -50,12 +77,14 @@ class MetricsServer:
 
     Args:
         address: an IP address and port, or the path of a Unix socket.
-        read: makes the response.
+        read: makes the response for metrics.
+        page: makes those below `PAGE_PATH`; None if there is no page.
     """
 
-    def __init__(self, address: TcpAddress | str, read: Read) -> None:
+    def __init__(self, address: TcpAddress | str, read: Read, page: Page | None = None) -> None:
         self._address = address
         self._read = read
+        self._page = page
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._clients: set[asyncio.StreamWriter] = set()
@@ -146,24 +175,30 @@ class MetricsServer:
             self._clients.discard(writer)
 
     async def _response(self, head: str) -> bytes:
-        line, *fields = head.split("\r\n")
+        line, *lines = head.split("\r\n")
         method, _, rest = line.partition(" ")
-        path = rest.partition(" ")[0].partition("?")[0]
+        path, _, query = rest.partition(" ")[0].partition("?")
         if method not in ("GET", "HEAD"):
-            return _response("405 Method Not Allowed", "text/plain", b"Only GET is served here.\n")
-        if path != PATH:
-            return _response("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())
-        accept = ""
-        for field in fields:
-            name, _, value = field.partition(":")
-            if name.strip().lower() == "accept":
-                accept = value.strip()
-        content_type, data = await self._read(accept)
-        return _response("200 OK", content_type, data, has_body=method == "GET")
+            return _encoded(Response("405 Method Not Allowed", "text/plain", b"Only GET is served here.\n"))
+        split = (each.partition(":") for each in lines)
+        request = Request(path, query, {name.strip().lower(): value.strip() for name, _, value in split})
+        return _encoded(await self._answer(request), has_body=method == "GET")
+
+    async def _answer(self, request: Request) -> Response:
+        if self._page is not None and (request.path + "/").startswith(f"{PAGE_PATH}/"):
+            return await self._page(request)
+        if request.path != PATH:
+            return Response("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())
+        content_type, data = await self._read(request.fields.get("accept", ""))
+        return Response("200 OK", content_type, data)
 
 
 async def serve_metrics(
-    sources: Sources, address: TcpAddress | str, executor: Executor, stopping: asyncio.Event
+    sources: Sources,
+    address: TcpAddress | str,
+    executor: Executor,
+    stopping: asyncio.Event,
+    load: Load | None = None,
 ) -> None:
     """Serves metrics until the daemon stops, but not while a successor does.
 
@@ -172,6 +207,7 @@ async def serve_metrics(
         address: see `MetricsServer`.
         executor: a thread that imports the library.
         stopping: set when the daemon is to end.
+        load: returns the servicer of the API, for the page; None if there is to be no page.
     """
     run = asyncio.get_running_loop().run_in_executor
     await run(executor, importlib.import_module, "runtimeproxy.service.metrics.collector")
@@ -182,11 +218,14 @@ async def serve_metrics(
     async def read(accept: str) -> Exposition:
         return await run(thread, exposition, sources, sources.relay.received_bytes, accept)
 
-    server = MetricsServer(address, read)
+    page = await _page(load, executor, thread) if load is not None else None
+    server = MetricsServer(address, read, page.respond if page is not None else None)
     try:
         while not stopping.is_set():
             if sources.upgrade.has_moved:
                 server.close()
+                if page is not None:
+                    page.close()
             else:
                 await server.open()
             with suppress(TimeoutError):
@@ -194,7 +233,17 @@ async def serve_metrics(
                     await stopping.wait()
     finally:
         server.close()
+        if page is not None:
+            page.close()
         thread.shutdown(cancel_futures=True)
+
+
+async def _page(load: Load, executor: Executor, thread: Executor) -> NodePage:
+    run = asyncio.get_running_loop().run_in_executor
+    await run(executor, importlib.import_module, "runtimeproxy.service.page.page")
+    from runtimeproxy.service.page.page import NodePage
+
+    return NodePage(load, thread)
 
 
 def _bound_unix(path: str) -> socket.socket:
@@ -219,9 +268,14 @@ def _bound_unix(path: str) -> socket.socket:
     return sock
 
 
-def _response(status: str, content_type: str, data: bytes, *, has_body: bool = True) -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n"
-        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+def _encoded(response: Response, *, has_body: bool = True) -> bytes:
+    fields = (
+        ("Content-Type", response.content_type),
+        ("Content-Length", len(response.data)),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Connection", "close"),
+        *response.fields,
     )
-    return head.encode("latin-1") + (data if has_body else b"")
+    lines = (f"HTTP/1.1 {response.status}", *(f"{name}: {value}" for name, value in fields), "", "")
+    return "\r\n".join(lines).encode("latin-1") + (response.data if has_body else b"")

@@ -1,0 +1,312 @@
+"""The files of the page, and the daemon's state for it as JSON, made of the messages of the API.
+
+The page polls. It names the parts that it has by their tags, and gets the others. What is read is shared by
+all clients for a second, and is read and encoded in a worker thread; the loop's thread only follows changes
+of pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.json_format import MessageToDict
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.service.api.audit_feed import entry_message
+from runtimeproxy.service.api.status import Look, read_memory, status_of
+from runtimeproxy.service.metrics.server import PAGE_PATH, Response
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from google.protobuf.message import Message
+
+    from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.service.api.loading import Load
+    from runtimeproxy.service.api.servicer import RuntimeProxyServicer
+    from runtimeproxy.service.metrics.server import Request
+
+FRESH_S: Final = 1.0
+"""How long what was read is served again: any number of browsers costs as much as one."""
+IDLE_S: Final = 30.0
+"""After so long without a poll changes of pods are not followed any more. A page polls every 2 s."""
+READY_S: Final = 5.0
+"""How long the first poll waits for all pods; 250 of them take 20 ms of CPU time."""
+ENTRIES: Final = 200
+"""Of the audit, newest first; the page shows no more."""
+
+_ASSETS: Final = {
+    PAGE_PATH: ("page.html", "text/html; charset=utf-8"),
+    f"{PAGE_PATH}/page.css": ("page.css", "text/css; charset=utf-8"),
+    f"{PAGE_PATH}/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    f"{PAGE_PATH}/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_DATA: Final = f"{PAGE_PATH}/data"
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+_FIELDS: Final = (
+    ("Content-Security-Policy", _POLICY),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+)
+"""Names of pods are chosen by others: whatever they hold, the page runs its own script only, sends nothing
+elsewhere, and no other site may read or embed it."""
+
+ValueT = TypeVar("ValueT")
+
+
+class NodePage:
+    """Answers the page's requests; used in the event loop's thread.
+
+    Args:
+        load: Returns the servicer of the API.
+        thread: Reads and encodes; one job at a time.
+    """
+
+    def __init__(self, load: Load, thread: Executor) -> None:
+        self._load = load
+        self._thread = thread
+        self._lock = asyncio.Lock()
+        self._parts = _Parts()
+        self._read_s = -FRESH_S
+        self._pods: _PodWatch | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def respond(self, request: Request) -> Response:
+        """The response to a request below `PAGE_PATH`."""
+        run = asyncio.get_running_loop().run_in_executor
+        host = request.fields.get("host", "")
+        if not is_own_host(host, _own_names()):
+            # A site elsewhere may give its name an address of this node, and is then the same origin.
+            text = f"{host!r} is not this node: use its name, an address, or localhost.\n"
+            return Response("421 Misdirected Request", "text/plain; charset=utf-8", text.encode(), _FIELDS)
+        if request.path in _ASSETS:
+            name, content_type = _ASSETS[request.path]
+            data = await run(self._thread, Path(__file__).with_name(name).read_bytes)
+            return Response("200 OK", content_type, data, _FIELDS)
+        if request.path != _DATA:
+            return Response("404 Not Found", "text/plain", f"The page is at {PAGE_PATH}.\n".encode(), _FIELDS)
+        try:
+            async with self._lock:
+                await self._refresh()
+        except RuntimeProxyError as error:
+            return Response("503 Service Unavailable", "text/plain", f"{error}\n".encode(), _FIELDS)
+        return Response("200 OK", "application/json", self._parts.unknown_to(request.query), _FIELDS)
+
+    def close(self) -> None:
+        """Follows nothing any more."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._pods is not None:
+            self._pods.close()
+            self._pods = None
+
+    async def _refresh(self) -> None:
+        """Reads everything, if that was not done within the last second."""
+        loop = asyncio.get_running_loop()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = loop.call_later(IDLE_S, self.close)
+        if loop.time() - self._read_s < FRESH_S and self._pods is not None:
+            return
+        servicer: RuntimeProxyServicer = await self._load()
+        sources = servicer.sources
+        if self._pods is None or self._pods.error is not None:
+            self._pods = _PodWatch(servicer)
+        pods = self._pods
+        await pods.wait()
+        runtime = await sources.engine.runtime_version()
+        sources.engine.flush_audit()
+        entries = list(sources.engine.audit_ring.entries)[-ENTRIES:]
+        node = servicer.node.response(0, sources.settings())
+        changed = pods.take()
+        watchers = servicer.watchers
+
+        def status() -> api_pb2.GetStatusResponse:
+            found = status_of(sources, Look(runtime, read_memory()))
+            found.clients.watchers = watchers
+            return found
+
+        found = await self._in_thread(status)
+
+        def put() -> None:
+            self._parts.put_status(found)
+            self._parts.put_node(node)
+            self._parts.put_pods(changed)
+            self._parts.put_audit(entries)
+
+        await loop.run_in_executor(self._thread, put)
+        self._read_s = loop.time()
+
+    async def _in_thread(self, make: Callable[[], ValueT]) -> ValueT:
+        """Calls a function that reads the daemon's state.
+
+        It sees numbers of different moments. It fails if a table grows just while it is read: then it is
+        called in the loop's thread, where nothing changes meanwhile.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        except (RuntimeError, LookupError):
+            return make()
+
+
+class _PodWatch:
+    """The pods as they are now, from a watch of the API."""
+
+    def __init__(self, servicer: RuntimeProxyServicer) -> None:
+        self.error: RuntimeProxyError | None = None
+        self._changed: dict[str, api_pb2.Pod | None] = {}
+        self._is_settled = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(servicer))
+
+    async def _run(self, servicer: RuntimeProxyServicer) -> None:
+        try:
+            await self._follow(servicer)
+        except RuntimeProxyError as error:
+            self.error = error
+        finally:
+            self._is_settled.set()
+
+    async def _follow(self, servicer: RuntimeProxyServicer) -> None:
+        known: set[str] = set()
+        is_first_part = True
+        async for event in servicer.pods.watch(api_pb2.WatchPodsRequest()):
+            match event.WhichOneof("event"):
+                case "snapshot":
+                    if is_first_part:
+                        self._changed |= dict.fromkeys(known)
+                        known.clear()
+                    found = {pod.sandbox_id: pod for pod in event.snapshot.pods}
+                    self._changed |= found
+                    known |= found.keys()
+                    is_first_part = not event.snapshot.has_more
+                    if is_first_part:
+                        self._is_settled.set()
+                case "removed":
+                    known.discard(event.removed.sandbox_id)
+                    self._changed[event.removed.sandbox_id] = None
+                case kind:
+                    pod: api_pb2.Pod = getattr(event, str(kind))
+                    known.add(pod.sandbox_id)
+                    self._changed[pod.sandbox_id] = pod
+
+    async def wait(self) -> None:
+        """Waits until all pods are known.
+
+        Raises:
+            TimeoutError: They are not known in time.
+            RuntimeProxyError: They cannot be watched: the daemon ends, or has too many watchers.
+        """
+        async with asyncio.timeout(READY_S):
+            await self._is_settled.wait()
+        if self.error is not None:
+            raise self.error
+
+    def take(self) -> dict[str, api_pb2.Pod | None]:
+        """The pods that have changed since the last time, by sandbox; None for those that are gone."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+class _Parts:
+    """The parts of the answer as JSON, each with a tag that is another one for another content."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[str, bytes]] = {}
+        self._node: api_pb2.GetNodeResponse | None = None
+        self._pods: dict[str, bytes] = {}
+        self._entries: dict[AuditEntry, bytes] = {}
+
+    def put_status(self, status: api_pb2.GetStatusResponse) -> None:
+        self._put("status", _encoded(status))
+
+    def put_node(self, node: api_pb2.GetNodeResponse) -> None:
+        """Takes the node; one that has not changed is the same object."""
+        if node is not self._node:
+            self._node = node
+            self._put("node", _encoded(node, "plugin_strategies", "labels", "annotations"))
+
+    def put_pods(self, changed: Mapping[str, api_pb2.Pod | None]) -> None:
+        for identity, pod in changed.items():
+            if pod is None:
+                self._pods.pop(identity, None)
+            else:
+                self._pods[identity] = _encoded(pod, "strategies", "labels", "annotations")
+        if changed or "pods" not in self._parts:
+            self._put("pods", _array(self._pods.values()))
+
+    def put_audit(self, entries: Iterable[AuditEntry]) -> None:
+        newest_first = sorted(entries, key=lambda each: each.time_s, reverse=True)
+        self._entries = {
+            each: self._entries.get(each) or _encoded(entry_message(each)) for each in newest_first
+        }
+        self._put("audit", _array(self._entries[each] for each in newest_first))
+
+    def unknown_to(self, query: str) -> bytes:
+        """The parts whose tags are not in `known=TAG.TAG`, and the tags of all."""
+        known = set(query.removeprefix("known=").split("."))
+        parts = tuple(self._parts.items())
+        tags = json.dumps([tag for _, (tag, _) in parts]).encode()
+        found = (b'"%b":%b' % (name.encode(), data) for name, (tag, data) in parts if tag not in known)
+        return b"{" + b",".join((b'"tags":%b' % tags, *found)) + b"}"
+
+    def _put(self, name: str, data: bytes) -> None:
+        digest = hashlib.blake2b(data, digest_size=8, person=name.encode())
+        self._parts[name] = (digest.hexdigest(), data)
+
+
+def _encoded(message: Message, *unused: str) -> bytes:
+    """A message as JSON, without fields that the page does not show."""
+    if unused:
+        whole, message = message, type(message)()
+        message.CopyFrom(whole)
+        for name in unused:
+            message.ClearField(name)
+    fields: dict[str, Any] = MessageToDict(message)
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _array(items: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _own_names() -> frozenset[str]:
+    name = os.uname().nodename.lower()
+    return frozenset((name, name.partition(".")[0]))
+
+
+def is_own_host(host: str, names: frozenset[str]) -> bool:
+    """Whether a header field `Host` names this node in a way that no other site can.
+
+    Args:
+        host: An address or a name, with a port or without.
+        names: The names of this node, in lower case.
+    """
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    if name == "localhost" or name.endswith(".localhost") or name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

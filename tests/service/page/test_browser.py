@@ -1,0 +1,244 @@
+"""The page in headless Chromium: 250 pods and 256 CPUs at three sizes, hostile names, and what changes."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.lab.browser import LAPTOP, PHONE, WALL, Browser, Size
+from tests.lab.busy_node import NODE_NAME, PODS, STRATEGIES, WORKLOADS, BusyNode
+from tests.lab.proxy_process import ProxyProcess
+
+pytestmark = [pytest.mark.debian, pytest.mark.xdist_group("chromium"), pytest.mark.timeout(300)]
+
+CORES = 64
+"""In each of two sockets: 256 CPUs."""
+HOSTILE = (
+    "<img src=x onerror=\"document.title='taken'\">",
+    "<script>document.title='taken'</script>",
+    "\u202egnitrevni\u202c",
+    "x" * 200,
+    "';--\"></b>&amp;",
+)
+CHANGED = ".pod:not([data-old])"
+READY = "document.querySelectorAll('.pod').length >= arguments[0]"
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with tempfile.TemporaryDirectory(prefix="page-", dir="/tmp") as folder, Browser(Path(folder)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def node(browser: Browser, module_folder: Path) -> Iterator[BusyNode]:
+    with BusyNode(module_folder, cores=CORES) as running:
+        running.fill()
+        yield running
+
+
+def number_of(browser: Browser, selector: str) -> int:
+    return int(browser.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["phone", "laptop", "wall"])
+def test_everything_is_there_and_nothing_sticks_out(
+    browser: Browser, node: BusyNode, size: Size, is_dark: bool
+) -> None:
+    browser.open(node.url, size, is_dark=is_dark)
+    browser.wait_for(READY, PODS)
+    assert browser.run(OVERFLOW) == 0
+    assert browser.text("#name") == NODE_NAME
+    assert browser.text("#verdict") == "All is well"
+    assert browser.text("#problems") == "Nothing needs attention."
+    assert "250" in browser.text("#figures")
+    assert browser.text("#cpus-about").startswith("256 CPUs on 2 NUMA nodes")
+    assert (number_of(browser, "#topology .core"), number_of(browser, "#topology .cpu")) == (128, 256)
+    assert "LSE: one pod's own (8)" in browser.text("#legend")
+    assert "trading/matching-engine-0 LSE 2-5" in browser.text("#owners")
+    for workload in WORKLOADS:
+        selector = f"[data-class={workload.qos or 'none'}]"
+        assert f"{workload.namespace}/{workload.name}-0" in browser.text(selector)
+    assert "135 pods, 135 containers" in browser.text("[data-class=BE] summary")
+    assert "cpu-burst" in browser.text("#policy-table")
+    assert "node strategy storage of resource-threshold-config" in browser.text("#strategy-table")
+    assert "strategies" in browser.text("#input-table")
+    assert "as of " in browser.text("#as-of")
+    polls = "performance.getEntriesByType('resource').filter((each) => each.name.includes('/page/data'))"
+    browser.wait_for(f"{polls}.length >= 3")
+    assert browser.console() == []
+    assert {urlsplit(url).netloc for url in browser.requests()} == {urlsplit(node.url).netloc}
+
+
+def test_the_text_can_be_read_on_its_background(browser: Browser, node: BusyNode) -> None:
+    for is_dark in (False, True):
+        browser.open(node.url, is_dark=is_dark)
+        browser.wait_for(READY, PODS)
+        found = browser.run(CONTRASTS, TEXTS)
+        # Source: WCAG 2.2, 1.4.3 and, for the CPUs' numbers beside their labels, 1.4.11.
+        assert {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
+
+
+TEXTS = [
+    "#name",
+    "#facts",
+    "#verdict",
+    "#problems li",
+    "dt",
+    "dd",
+    ".about",
+    "h3",
+    ".tag",
+    "#decisions time",
+    ".why",
+    "footer",
+]
+TEXTS += [f".cpu.is-{kind}" for kind in ("lse", "lsr", "shared")]
+TEXTS += [f".badge.is-{kind}" for kind in ("ls", "be", "system", "none")]
+CONTRASTS = """
+const luminance = (color) => {
+  const part = (value) => (value /= 255, value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = color.match(/[0-9.]+/g).map(Number);
+  return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+};
+const backgroundOf = (element) => {
+  for (; element; element = element.parentElement) {
+    const color = getComputedStyle(element).backgroundColor;
+    if (color !== "rgba(0, 0, 0, 0)") return color;
+  }
+  return "rgb(255, 255, 255)";
+};
+const ratios = {};
+for (const selector of arguments[0]) {
+  const element = document.querySelector(selector);
+  const colors = [getComputedStyle(element).color, backgroundOf(element)];
+  const [light, dark] = colors.map(luminance).sort((a, b) => b - a);
+  ratios[selector] = (light + 0.05) / (dark + 0.05);
+}
+return ratios;
+"""
+
+
+def test_names_of_others_are_shown_as_text(browser: Browser, node: BusyNode) -> None:
+    workload = WORKLOADS[-1]
+    pods = [
+        node.pod(name, workload._replace(namespace="<i>hostile</i>"), labels={}).run().create()
+        for name in HOSTILE
+    ]
+    browser.open(node.url)
+    browser.wait_for(READY, PODS + len(HOSTILE))
+    shown = browser.run("return [...document.querySelectorAll('.pod .id')].map((each) => each.textContent)")
+    assert {f"<i>hostile</i>/{name}" for name in HOSTILE} <= set(shown)
+    assert browser.run(OVERFLOW) == 0
+    browser.run("document.querySelectorAll('.pod').forEach((each) => { each.open = true; })")
+    browser.wait_for("document.querySelectorAll('.pod .inside').length >= arguments[0]", PODS)
+    assert browser.run(OVERFLOW) == 0
+    assert browser.run("return document.title") == f"{NODE_NAME}: koord-runtime-proxy"
+    assert browser.run("return document.querySelectorAll('i, img, section script').length") == 0
+    assert browser.console() == []
+    for pod in pods:
+        pod.remove()
+    browser.wait_for("document.querySelectorAll('.pod').length == arguments[0]", PODS)
+
+
+def test_a_rewrite_of_running_pods_is_seen(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    browser.run("document.querySelector('[data-class=LS] .pod').open = true")
+    browser.run("document.querySelectorAll('.pod').forEach((each) => { each.dataset.old = 'yes'; })")
+    burst = {"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 80}}
+    node.objects.strategies({**STRATEGIES, "cpu-burst-config": burst})
+    browser.wait_for("document.querySelector('#strategy-table').innerText.includes('80')")
+    browser.wait_for("document.querySelector('#decisions').innerText.includes('cpu.cfs_burst_us')")
+    browser.wait_for("document.querySelector('#decisions .is-fresh') !== null")
+    assert "cpu-burst: " in browser.text("#decisions")
+    # The others are left as they were, and open ones stay open.
+    shared = sum(workload.share for workload in WORKLOADS if workload.qos == "LS")
+    browser.wait_for(f"document.querySelectorAll('[data-class=LS] {CHANGED}').length == {shared}")
+    assert number_of(browser, CHANGED) == shared
+    assert browser.run("return document.querySelector('[data-class=LS] .pod').open")
+    browser.wait_for("document.querySelector('[data-class=LS] .pod .inside').innerText.includes('160000')")
+    assert browser.console() == []
+
+
+def test_a_pod_is_found_and_opened_with_the_keyboard(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    browser.press("Tab", "Enter")
+    browser.run("document.querySelector('#filter').focus()")
+    browser.devtools("Input.insertText", {"text": "ETL-nightly-7"})
+    browser.wait_for(
+        "[...document.querySelectorAll('.pod')].filter((each) => each.checkVisibility()).length == 1"
+    )
+    assert "1 of 135 pods" in browser.text("[data-class=BE] summary")
+    # The class, then the pod.
+    browser.press("Tab", "Tab", "Enter")
+    browser.wait_for(
+        "document.activeElement.parentElement.open && document.querySelector('.inside') !== null"
+    )
+    assert "batch-resource" in browser.text(".pod[open] .inside")
+    browser.run("document.querySelector('#filter').value = 'no such pod'")
+    browser.run("document.querySelector('#filter').dispatchEvent(new Event('input'))")
+    assert browser.text("#pods-about") == "No pod has this in its name or policies."
+
+
+def test_the_cpus_of_an_owner_stand_out(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    browser.run("document.querySelector('#owners li').focus()")
+    chosen = browser.run("return [...document.querySelectorAll('.is-chosen')].map((each) => each.title)")
+    assert len(chosen) == 4
+    assert all("trading/matching-engine-0" in each for each in chosen)
+    browser.run("document.querySelector('#owners li').blur()")
+    assert number_of(browser, ".has-chosen") == 0
+
+
+def test_problems_come_first(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    node.daemon.signal(signal.SIGUSR1)
+    browser.wait_for("document.querySelector('#verdict').innerText == '1 problem'")
+    assert browser.text("#problems") == "The bypass is on (signal): policies do not run."
+    place = "return document.querySelector('#problems').getBoundingClientRect().bottom"
+    assert browser.run(place) < LAPTOP.height / 2
+    node.daemon.signal(signal.SIGUSR2)
+    browser.wait_for("document.querySelector('#verdict').innerText == 'All is well'")
+
+
+def test_it_is_said_that_the_daemon_is_away(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    daemon: ProxyProcess = node.daemon
+    daemon.terminate()
+    browser.wait_for("!document.querySelector('#away').hidden")
+    text = browser.text("#away")
+    assert text.startswith("The daemon does not answer. All below is as of ")
+    assert browser.text("#verdict") == "No answer"
+    assert number_of(browser, ".pod") == PODS
+    daemon.start()
+    browser.wait_for("document.querySelector('#away').hidden", timeout_s=60)
+    assert browser.text("#verdict") != "No answer"
+    assert number_of(browser, ".is-old") == 0
+    browser.wait_for(READY, PODS)
+
+
+def test_a_node_of_which_nothing_is_known(browser: Browser, socket_folder: Path) -> None:
+    with BusyNode(socket_folder, cores=0) as node:
+        node.objects.strategies({})
+        for size in (PHONE, WALL):
+            browser.open(node.url, size)
+            browser.wait_for("document.querySelector('#as-of').innerText != ''")
+            assert browser.text("#pods-about") == "No pod is known on this node."
+            assert browser.text("#rewrites-about") == "No policy has changed anything yet."
+            assert browser.text("#cpus-about") == "The CPUs of this node are not known."
+            about = "document.querySelector('#strategies-about').innerText"
+            browser.wait_for(f"{about}.startsWith('No strategy is set')")
+            assert browser.run(OVERFLOW) == 0
+            assert browser.console() == []
