@@ -122,7 +122,7 @@ class Connection:
             return await response
         except grpc.aio.AioRpcError as error:
             code = error.code().name
-            reason = _TEXTS.get(code) or (error.details() or "").removeprefix(MESSAGE_PREFIX) or code
+            reason = _TEXTS.get(code) or _plain(error.details() or "") or code
             if code in _REFUSALS:
                 raise ClaimsRefusedError(reason) from error
             self.end(reason)
@@ -350,6 +350,13 @@ class DaemonClient:
         if not waits_for and self.problem:
             logger.info("the daemon answers: %d pods", len(self._known.pods))
         self._set_problem(f"waits for {waits_for}" if waits_for else "")
+
+
+def _plain(details: str) -> str:
+    """What an error says, without what gRPC puts around it."""
+    if details.startswith("failed to connect to all addresses"):
+        return f"cannot connect: {details.rpartition(': ')[2]}"
+    return details.removeprefix(MESSAGE_PREFIX)
 
 
 async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:

@@ -52,31 +52,38 @@ for each in ${PYTHONS:-3.11 3.13}; do
     last=3.$((${each#3.} + 1))
     depends="$depends, python3 (<< $last~)"
 done
-cat >"$prefix/bin/$name" <<END
+program() { # NAME MODULE
+    cat >"$prefix/bin/$1" <<END
 #!/opt/$name/bin/python3
 import sys
 
-from runtimeproxy.__main__ import main
+from $2 import main
 
 sys.exit(main())
 END
-chmod 755 "$prefix/bin/$name"
+    chmod 755 "$prefix/bin/$1"
+}
+program "$name" runtimeproxy.__main__
+program koord-qos-manager runtimeproxy.qosmanager.__main__
 
 # Where the distribution looks for things; all from the wheel, so that they fit the program.
 systemd=$share/$name/systemd
 rm -rf "$share/man" "$share/bash-completion" "$share/zsh" "$share/fish"
-install -D -m 644 -t "$root/usr/lib/systemd/system" "$systemd/$name.service" "$systemd/$name.socket"
+install -D -m 644 -t "$root/usr/lib/systemd/system" "$systemd/$name.service" "$systemd/$name.socket" \
+    "$systemd/koord-qos-manager.service"
 install -D -m 644 -t "$root/etc/$name" "$systemd/config.toml"
-install -D -m 644 -t "$root/usr/share/man/man8" "$systemd/man/$name.8"
-gzip -9n "$root/usr/share/man/man8/$name.8"
-install -D -m 644 "$systemd/completions/$name.bash" "$root/usr/share/bash-completion/completions/$name"
-install -D -m 644 -t "$root/usr/share/zsh/vendor-completions" "$systemd/completions/_$name"
-install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" "$systemd/completions/$name.fish"
+for command in "$name" koord-qos-manager; do
+    install -D -m 644 -t "$root/usr/share/man/man8" "$systemd/man/$command.8"
+    gzip -9n "$root/usr/share/man/man8/$command.8"
+    install -D -m 644 "$systemd/completions/$command.bash" "$root/usr/share/bash-completion/completions/$command"
+    install -D -m 644 -t "$root/usr/share/zsh/vendor-completions" "$systemd/completions/_$command"
+    install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" "$systemd/completions/$command.fish"
+done
 install -D -m 644 "$here/debian/copyright" "$root/usr/share/doc/$name/copyright"
 install -D -m 644 "$here/../../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
 gzip -9n "$root/usr/share/doc/$name/changelog"
 mkdir -p "$root/usr/sbin"
-ln -s "/opt/$name/bin/$name" "$root/usr/sbin/$name"
+ln -s "/opt/$name/bin/$name" "/opt/$name/bin/koord-qos-manager" "$root/usr/sbin/"
 
 size=$(du --summarize --block-size=1024 "$root" | cut -f1)
 mkdir "$root/DEBIAN"

@@ -1,4 +1,4 @@
-"""The man page and the completions of the command, made of its parser.
+"""The man pages and the completions of the commands, made of their parsers.
 
 `python -m tests.systemd.command_files` writes them.
 """
@@ -8,24 +8,47 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import shtab
 from argparse_manpage.manpage import Manpage
 
-from runtimeproxy import __version__
-from runtimeproxy.cli import make_parser
+from runtimeproxy import __version__, cli
 from runtimeproxy.commands.arguments import PROGRAM
+from runtimeproxy.qosmanager import __main__ as qosmanager
 
 FOLDER: Final = Path(__file__).parents[2] / "systemd"
-COMPLETIONS: Final[Mapping[str, str]] = {
-    "bash": f"completions/{PROGRAM}.bash",
-    "zsh": f"completions/_{PROGRAM}",
-    "fish": f"completions/{PROGRAM}.fish",
-}
-MAN_PAGE: Final = f"man/{PROGRAM}.8"
+
+
+class Program(NamedTuple):
+    """A command, and what the first line of its man page says of it."""
+
+    name: str
+    make_parser: Callable[[], argparse.ArgumentParser]
+    about: str
+
+    @property
+    def completions(self) -> Mapping[str, str]:
+        """The files by shell."""
+        return {
+            "bash": f"completions/{self.name}.bash",
+            "zsh": f"completions/_{self.name}",
+            "fish": f"completions/{self.name}.fish",
+        }
+
+    @property
+    def man_page(self) -> str:
+        return f"man/{self.name}.8"
+
+
+PROGRAMS: Final = (
+    Program(PROGRAM, cli.make_parser, "a CRI proxy that applies resource policies by QoS class"),
+    Program(qosmanager.PROGRAM, qosmanager.make_parser, "computes what pods may use, by samples"),
+)
+COMPLETIONS: Final = PROGRAMS[0].completions
+MAN_PAGE: Final = PROGRAMS[0].man_page
 _COMPLETE: Final = {"FILE": shtab.FILE, "SOCKET": shtab.FILE, "DIR": shtab.DIRECTORY}
 """What stands in place of an argument, by its metavar."""
 
@@ -40,13 +63,16 @@ def main() -> None:
 
 def files() -> dict[str, str]:
     """The text of each file, by its path below `systemd/`."""
-    texts = {path: completion(shell) for shell, path in COMPLETIONS.items()}
-    return {**texts, MAN_PAGE: man_page()}
+    texts: dict[str, str] = {}
+    for program in PROGRAMS:
+        texts |= {path: completion(program, shell) for shell, path in program.completions.items()}
+        texts[program.man_page] = man_page(program)
+    return texts
 
 
-def completion(shell: str) -> str:
+def completion(program: Program, shell: str) -> str:
     """The script that a shell reads."""
-    parser = make_parser()
+    parser = program.make_parser()
     for action in _actions(parser):
         if isinstance(action, argparse._SubParsersAction):
             for command in action._choices_actions:
@@ -65,10 +91,10 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(command)
 
 
-def man_page() -> str:
+def man_page(program: Program) -> str:
     """The page in section 8: the parser's help, and its epilog in sections of their own."""
-    parser: Any = make_parser()
-    parser.man_short_description = "a CRI proxy that applies resource policies by QoS class"
+    parser: Any = program.make_parser()
+    parser.man_short_description = program.about
     for action in _actions(parser):
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -77,7 +103,7 @@ def man_page() -> str:
                 config.help = argparse.SUPPRESS
     epilog, parser.epilog = parser.epilog, None
     page = Manpage(parser, format="pretty")
-    page.section, page.manual, page.source = 8, "System Administration", f"{PROGRAM} {__version__}"
+    page.section, page.manual, page.source = 8, "System Administration", f"{program.name} {__version__}"
     # The page is the same whenever it is made.
     page.date = ""
     for heading, text in re.findall(r"^(\w[\w ]*):\n(.*?)(?=^\w|\Z)", epilog, re.MULTILINE | re.DOTALL):

@@ -13,7 +13,7 @@ from runtimeproxy.commands.catalog import COMMANDS
 from runtimeproxy.commands.exit_codes import MEANINGS
 from runtimeproxy.doctor.checks import CHECKS
 from tests.lab.programs import missing
-from tests.systemd.command_files import COMPLETIONS, FOLDER, MAN_PAGE, files
+from tests.systemd.command_files import COMPLETIONS, FOLDER, MAN_PAGE, PROGRAMS, Program, files
 
 
 def program(name: str) -> str:
@@ -51,10 +51,11 @@ def test_the_document_has_every_command_check_and_exit_code() -> None:
 
 
 @pytest.mark.debian
-def test_man_finds_nothing_wrong_with_the_page() -> None:
+@pytest.mark.parametrize("command", PROGRAMS, ids=lambda each: each.name)
+def test_man_finds_nothing_wrong_with_the_pages(command: Program) -> None:
     environ = {**os.environ, "MANROFFSEQ": "", "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
-    command = [program("man"), "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(FOLDER / MAN_PAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    words = ["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(FOLDER / command.man_page)]
+    done = subprocess.run([program("man"), *words], capture_output=True, text=True, check=False, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -13,10 +13,11 @@ from tests.lab.programs import missing
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE, SOCKET = UNITS / "koord-runtime-proxy.service", UNITS / "koord-runtime-proxy.socket"
+MANAGER = UNITS / "koord-qos-manager.service"
 DROP_IN = UNITS / "kubelet.service.d" / "20-koord-runtime-proxy.conf"
 DEFAULTS = ProxySettings()
-MOST_EXPOSURE = 1.7
-"""Of 10, by the marks of systemd 252; newer ones look at more. It was 2.5 before."""
+MOST_EXPOSURE = {SERVICE: 1.7, MANAGER: 1.1}
+"""Of 10, by the marks of systemd 252; newer ones look at more."""
 
 KUBELET = """
 [Service]
@@ -35,10 +36,11 @@ def unit(path: Path) -> configparser.ConfigParser:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The units as they would be installed, calling a program that exists here."""
-    for path in (SERVICE, SOCKET):
+    for path in (SERVICE, SOCKET, MANAGER):
         text = re.sub(r"^(Exec\w+=)/opt/\S+", r"\1/bin/true", path.read_text(), flags=re.MULTILINE)
         (tmp_path / path.name).write_text(text)
     shutil.copytree(DROP_IN.parent, tmp_path / DROP_IN.parent.name)
+    shutil.copytree(UNITS / f"{MANAGER.name}.d", tmp_path / f"{MANAGER.name}.d")
     (tmp_path / "kubelet.service").write_text(KUBELET)
     return tmp_path
 
@@ -54,7 +56,7 @@ def analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.debian
 def test_systemd_finds_nothing_wrong_with_the_units(folder: Path) -> None:
-    names = ("koord-runtime-proxy.service", "koord-runtime-proxy.socket", "kubelet.service")
+    names = (SERVICE.name, SOCKET.name, MANAGER.name, "kubelet.service")
     done = analyze(folder, "verify", "--man=no", *(str(folder / name) for name in names))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -67,10 +69,11 @@ def test_systemd_does_find_what_is_wrong(folder: Path) -> None:
 
 
 @pytest.mark.debian
-def test_the_service_is_no_more_exposed_than_it_was(folder: Path) -> None:
-    done = analyze(folder, "security", "--offline=yes", "--no-pager", str(folder / SERVICE.name))
+@pytest.mark.parametrize("service", [SERVICE, MANAGER], ids=lambda path: path.stem)
+def test_the_services_are_no_more_exposed_than_they_were(folder: Path, service: Path) -> None:
+    done = analyze(folder, "security", "--offline=yes", "--no-pager", str(folder / service.name))
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
-    assert float(exposure) <= MOST_EXPOSURE
+    assert float(exposure) <= MOST_EXPOSURE[service]
 
 
 def test_a_system_call_that_is_not_allowed_fails() -> None:
@@ -84,6 +87,27 @@ def test_it_is_started_again_whatever_has_ended_it() -> None:
     assert service["Unit"]["StartLimitIntervalSec"] == "0"
     assert service["Service"]["Restart"] == "always"
     assert "RestartPreventExitStatus" not in service["Service"]
+
+
+def test_the_manager_has_fewer_rights_than_the_daemon() -> None:
+    manager, daemon = unit(MANAGER)["Service"], unit(SERVICE)["Service"]
+    assert manager["CapabilityBoundingSet"] == ""
+    assert (manager["ProtectControlGroups"], daemon["ProtectControlGroups"]) == ("yes", "no")
+    # Values that it may not lose.
+    same = (
+        "Type",
+        "Restart",
+        "SystemCallFilter",
+        "SystemCallErrorNumber",
+        "RestrictAddressFamilies",
+        "UMask",
+    )
+    assert {key: manager[key] for key in same} == {key: daemon[key] for key in same}
+    # An invalid configuration ends it with 2, which nothing changes.
+    assert manager["RestartPreventExitStatus"] == "2"
+    assert unit(MANAGER)["Unit"]["After"] == SERVICE.name
+    # The daemon's restart is no reason for its own.
+    assert not {"Requires", "BindsTo", "PartOf"} & set(unit(MANAGER)["Unit"])
 
 
 def test_the_socket_is_the_daemons_default() -> None:
