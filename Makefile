@@ -125,7 +125,7 @@ screenshot: $(INSTALLED)  ## make the README's picture of the node page anew (ne
 lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install --quiet uv
 	$(LOCK) --extra dev pyproject.toml -o requirements.lock
-	$(LOCK) --constraint requirements.lock --no-annotate pyproject.toml -o $(PACKAGES)/requirements.lock
+	$(LOCK) --extra kubernetes --constraint requirements.lock --no-annotate pyproject.toml -o $(PACKAGES)/requirements.lock
 	echo cyclonedx-bom | $(LOCK) --no-annotate - -o $(PACKAGES)/sbom.lock
 
 clean:  ## remove everything that make made

@@ -31,11 +31,20 @@ _Request: TypeAlias = "api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest"
 
 
 class PodDraft:
-    """A sandbox that is about to be created: its configuration, the changes of policies, and its record."""
+    """A sandbox that is about to be created: its configuration, the changes of policies, and its record.
 
-    def __init__(self, config: api_pb2.PodSandboxConfig, runtime_handler: str) -> None:
+    Args:
+        config: Of the request.
+        runtime_handler: Of the request.
+        priority: The pod's `spec.priority`; None if it is not known.
+    """
+
+    def __init__(
+        self, config: api_pb2.PodSandboxConfig, runtime_handler: str, priority: int | None = None
+    ) -> None:
         self.config = config
         self.runtime_handler = runtime_handler
+        self._priority = priority
         self.requested = read_resources(config.linux.resources)
         self._change = PodChange()
         self._owners: Mapping[str, str] = NO_ENTRIES
@@ -44,12 +53,13 @@ class PodDraft:
 
     def view(self) -> PodView:
         """The pod as the configuration describes it now."""
-        return requested_pod(self.config, None, requested_summary(self.config, None), self.runtime_handler)
+        summary = requested_summary(self.config, None)
+        return requested_pod(self.config, None, summary, self.runtime_handler, self._priority)
 
     def question(self) -> Question:
         """The question before it is created."""
         summary = requested_summary(self.config, None)
-        make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler)
+        make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler, self._priority)
         parent = self.config.linux.cgroup_parent
         return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, edit=self._edit)
 
@@ -92,6 +102,7 @@ class PodDraft:
             requested=self.requested,
             booked=read_resources(config.linux.resources),
             owners=dict(self._owners) or NO_ENTRIES,
+            priority=self._priority,
         )
         return self._make_record
 
@@ -113,7 +124,9 @@ class NewSandbox(CriCall):
 
     def __init__(self, services: CallServices, request: _Request) -> None:
         super().__init__(services, request)
-        self._draft = PodDraft(request.config, request.runtime_handler)
+        live = services.chain.node.latest.live_pods.get(request.config.metadata.uid)
+        priority = live.priority if live is not None else None
+        self._draft = PodDraft(request.config, request.runtime_handler, priority)
         self._record: PodRecord | None = None
         self._evaluation = services.evaluation
 

@@ -74,7 +74,11 @@ def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None)
 
 
 def requested_pod(
-    config: api_pb2.PodSandboxConfig, known: PodRecord | None, summary: PodSummary, handler: str = ""
+    config: api_pb2.PodSandboxConfig,
+    known: PodRecord | None,
+    summary: PodSummary,
+    handler: str = "",
+    priority: int | None = None,
 ) -> PodView:
     """A pod as a request describes it, with the changes that policies made when its sandbox was run.
 
@@ -87,12 +91,13 @@ def requested_pod(
         known: The record of the sandbox, if there is one.
         summary: Of `requested_summary`.
         handler: The runtime handler, if there is no record.
+        priority: The pod's `spec.priority`, if there is no record; None if it is not known.
     """
     about, linux = config.metadata, config.linux
     parent, overhead, resources = linux.cgroup_parent, NO_RESOURCES, NO_RESOURCES
     if known is not None:
         handler, overhead, resources = known.runtime_handler, known.overhead, known.requested
-        parent = known.cgroup_parent or parent
+        parent, priority = known.cgroup_parent or parent, known.priority
     labels = _copied(summary.labels)
     return PodView(
         id=known.id if known is not None else "",
@@ -108,7 +113,7 @@ def requested_pod(
         resources=read_resources(linux.resources) if linux.HasField("resources") else resources,
         qos=summary.qos,
         kube_qos=kube_qos_class(parent),
-        priority=priority_class(labels),
+        priority=priority_class(labels, priority),
     )
 
 

@@ -113,6 +113,17 @@ def _sinks(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[st
     if found.HasField("tracing"):
         lost = Cell(f", {tracing.lost} lost" if tracing.lost else "", BAD)
         yield "traces", (f"{counted(tracing.sent, 'span')} sent to {tracing.endpoint}", lost)
+    if found.HasField("kubernetes"):
+        kubernetes = found.kubernetes
+        watching = [each for each in kubernetes.watches if each.state == each.STATE_WATCHING]
+        absent = [each.kind for each in kubernetes.watches if each.state == each.STATE_ABSENT]
+        away = [each.kind for each in kubernetes.watches if each not in watching and each.kind not in absent]
+        parts = [f"{len(watching)} of {len(kubernetes.watches)} watches at {kubernetes.server}"]
+        parts += [f"no {', '.join(absent)} there"] if absent else []
+        parts += [f"{counted(kubernetes.pods, 'pod')}"]
+        parts += [f"{', '.join(kubernetes.waiting)} starts later"] if kubernetes.waiting else []
+        not_there = Cell(f"; not up to date: {', '.join(away)}" if away else "", BAD)
+        yield "API server", ("; ".join(parts), not_there)
     if found.HasField("recording"):
         calls = counted(found.recording.calls, "call")
         yield "record", f"{calls} recorded{_when(found.recording, 'started_at', now, ' since ')}"

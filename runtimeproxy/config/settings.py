@@ -157,6 +157,37 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloSettings:
+    """`[slo]`: strategies."""
+
+    start_spread_s: Annotated[float, Within(0, 3600)] = 60.0
+    """A change of strategies or of the Node that comes from the API server starts after a random time up to
+    this one, because one edit may change all nodes. One from files, and the first one of all, start at
+    once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSettings:
+    """`[kubernetes]`: the API server as a source beside `node.objects_dir`; needs the extra `kubernetes`."""
+
+    enabled: bool = False
+    """Whether this node's Node, NodeResourceTopology, NodeSLO and pods, and the ConfigMap
+    `slo-controller-config`, are watched. An object in `node.objects_dir` hides the API server's of the same
+    kind. False by default: nothing else needs the network. Needs the unit's drop-in `40-kubernetes.conf`."""
+    kubeconfig: str = ""
+    """File with the API server's address and the daemon's credentials: certificates, a token or a token file,
+    read again when they rotate. Programs for credentials (`exec`) are not supported. Empty for the service
+    account of the pod that the daemon runs in."""
+    config_namespace: str = "koordinator-system"
+    """Namespace of `slo-controller-config`. The default is Koordinator's."""
+    events: bool = True
+    """Whether refusals by policies and evictions become Events of their pods."""
+    evictions: bool = True
+    """Whether pods are evicted by the API server, which honours disruption budgets. False: their containers
+    are stopped through the runtime, as without the API server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
     """`[ledger]`: values of pods that run, when policies want others."""
 
@@ -289,6 +320,8 @@ class Settings:
     """`[policies.<name>]`: settings of one policy by its name."""
     cgroups: CgroupsSettings = field(default_factory=CgroupsSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
+    slo: SloSettings = field(default_factory=SloSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
@@ -306,6 +339,8 @@ GROUPS: Final = {
     "hooks": HooksSettings,
     "cgroups": CgroupsSettings,
     "node": NodeSettings,
+    "slo": SloSettings,
+    "kubernetes": KubernetesSettings,
     "ledger": LedgerSettings,
     "state": StateSettings,
     "audit": AuditSettings,
@@ -338,7 +373,7 @@ _NEED_RESTART: Final = frozenset(
     (
         *(
             (group, key)
-            for group in ("proxy", "cgroups", "node", "state", "api", "metrics")
+            for group in ("proxy", "cgroups", "node", "slo", "kubernetes", "state", "api", "metrics")
             for key in GROUPS[group].__annotations__
         ),
         ("hooks", "worker_threads"),

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.config.settings import BUILT_IN_PLUGINS, FEATURE_GATES, ProxySettings, Settings
+from runtimeproxy.config.settings import (
+    BUILT_IN_PLUGINS,
+    FEATURE_GATES,
+    KubernetesSettings,
+    ProxySettings,
+    Settings,
+)
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
@@ -41,6 +47,9 @@ _OTLP_PORT: Final = 4317
 """Source: the OTLP specification, "OTLP/gRPC Default Port"."""
 _OTLP_MODULE: Final = "opentelemetry.exporter.otlp.proto.grpc"
 """Its distribution needs the SDK; the packages around it have no code."""
+_HTTP_MODULE: Final = "urllib3"
+_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""A namespace's name. Source: RFC 1123, section 2.1; Kubernetes, "Object Names and IDs"."""
 
 
 class CombinedConfigError(ConfigError):
@@ -91,6 +100,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
         problems.append((("node", "name"), reason))
+    problems += _kubernetes_problems(settings.kubernetes)
     taken = enumerate(settings.ledger.take_from_koordlet)
     problems += (
         (("ledger", "take_from_koordlet", str(index)), f"{name!r} is not a cgroup parameter")
@@ -225,6 +235,16 @@ def parse_collector(text: str) -> str:
     if not _is_installed(_OTLP_MODULE):
         raise ValueError("needs the extra otel: pip install 'koord-runtime-proxy[otel]'")
     return endpoint
+
+
+def _kubernetes_problems(kubernetes: KubernetesSettings) -> Iterator[Problem]:
+    if kubernetes.enabled and not _is_installed(_HTTP_MODULE):
+        extra = "needs the extra kubernetes: pip install 'koord-runtime-proxy[kubernetes]'"
+        yield ("kubernetes", "enabled"), extra
+    if kubernetes.kubeconfig and not kubernetes.kubeconfig.startswith("/"):
+        yield ("kubernetes", "kubeconfig"), f"{kubernetes.kubeconfig!r} is not an absolute path"
+    if not _DNS_LABEL.fullmatch(kubernetes.config_namespace):
+        yield ("kubernetes", "config_namespace"), f"{kubernetes.config_namespace!r} is not a namespace"
 
 
 def _is_installed(module: str) -> bool:
@@ -382,6 +402,7 @@ def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
     _check_folders(reading, findings)
     _check_registrations(reading, findings)
     _check_node(reading, findings)
+    _check_kubernetes(reading, findings)
     findings.warnings += _late(reading, policies)
     return findings
 
@@ -476,6 +497,19 @@ def _check_node(reading: Reading, findings: Findings) -> None:
     inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
     problems = inputs.look(0, is_first=True).problems
     findings.warnings += (ConfigError("node", "", problem) for problem in problems)
+
+
+def _check_kubernetes(reading: Reading, findings: Findings) -> None:
+    """Reads the kubeconfig; a problem is a warning, as the daemon serves without the API server."""
+    kubernetes = reading.settings.kubernetes
+    if not kubernetes.enabled or not kubernetes.kubeconfig:
+        return
+    from runtimeproxy.kubernetes.access import AccessError, load_access
+
+    try:
+        load_access(Path(kubernetes.kubeconfig)).token()
+    except AccessError as error:
+        findings.warnings.append(reading.error(("kubernetes", "kubeconfig"), str(error)))
 
 
 def places_of(settings: Settings) -> Places:

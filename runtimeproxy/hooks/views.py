@@ -54,7 +54,8 @@ class PodView:
     kube_qos: KubeQoSClass = KubeQoSClass.GUARANTEED
     """Derived from the cgroup parent."""
     priority: PriorityClass = PriorityClass.NONE
-    """From the priority-class label: the CRI does not carry a pod's priority."""
+    """From the priority-class label; without one from `spec.priority` if the API server has told it, as the
+    CRI does not carry it."""
     is_recovered: bool = False
     """Whether only the runtime knows it, as after a loss of the state folder: its values may be those of
     policies, so a `Scale` or an `Add` has nothing to count on and no effect."""

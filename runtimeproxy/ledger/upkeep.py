@@ -29,7 +29,7 @@ from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.ledger.rates import Rates
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
-from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 
 if TYPE_CHECKING:
@@ -249,6 +249,23 @@ class Upkeep:
         changed = sorted(used & set(inputs))
         if changed:
             self.evaluator.request(", ".join(changed))
+
+    def on_pods_changed(self, node: Node, uids: Iterable[str]) -> None:
+        """The API server says something else of pods; those that do not run here yet make no work."""
+        if self.revise(node, uids):
+            self.evaluator.request("pods of the API server")
+
+    def revise(self, node: Node, uids: Iterable[str]) -> bool:
+        """Brings the records of pods up to what the API server says; returns whether there are any."""
+        is_any = False
+        for uid in uids:
+            if (live := node.live_pods.get(uid)) is None:
+                continue
+            for record in self._store.pods.members(uid):
+                is_any = True
+                if (new := with_live(record, live)) is not record:
+                    self._store.pods.revise(new)
+        return is_any
 
     def on_taken_back(self) -> None:
         """Another process has decided meanwhile, and has ended."""

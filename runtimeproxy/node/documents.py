@@ -140,6 +140,9 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_mapping)
+
+
 def _yaml_documents(text: str) -> list[Any]:
     import yaml  # takes 50 ms and 3 MB: only where there is something to read
 
@@ -271,6 +274,42 @@ def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - JSON
         raise InputError(f"line {error.lineno} column {error.colno}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"is not valid JSON: {shortened(str(error))}") from None
+
+
+def parse_object(data: bytes | str) -> Any:  # noqa: ANN401 - JSON
+    """The one JSON object of a text, with the bounds of `parse_documents`.
+
+    Raises:
+        InputError: It is not such a text.
+    """
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+    except UnicodeDecodeError as error:
+        raise InputError(f"byte {error.start} is not UTF-8") from None
+    found = first_object(text)
+    if found is None or text[found[1] :].strip():
+        raise InputError("is not a JSON object")
+    return found[0]
+
+
+def first_object(text: str) -> tuple[Any, int] | None:
+    """The JSON object at the beginning of a text, and its length; None if its end is not there.
+
+    Raises:
+        InputError: It holds what no Kubernetes object holds.
+    """
+    if text[:1] != "{":
+        return None
+    try:
+        document, end = _DECODER.raw_decode(text)
+    except RecursionError:
+        raise InputError(_TOO_DEEP) from None
+    except json.JSONDecodeError:
+        return None
+    except ValueError:  # thousands of digits
+        raise InputError(_NO_NUMBER) from None
+    _check(document)
+    return document, end
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.derived import RATIO, SharedCpus, normalization_ratio, published_pools, topology_of
 from runtimeproxy.node.documents import InputError, parse_json, printable, shortened
 from runtimeproxy.node.facts import NodeReader
@@ -32,6 +33,7 @@ from runtimeproxy.node.snapshot import (
     Input,
     InputState,
     KubeletFacts,
+    LivePod,
     Node,
     Pools,
 )
@@ -47,6 +49,9 @@ MAX_STATE_BYTES: Final = 16 * 1024 * 1024
 
 SLOW_S: Final = 10.0
 """Between two looks at what changes without events: CPUs, memory, the cgroup tree."""
+
+SAVE_PODS_S: Final = 30.0
+"""Least time between two savings of nothing but pods of the API server: they come and go all the time."""
 
 PoolSource = Literal["nrt", "computed"]
 
@@ -88,6 +93,8 @@ class Look(NamedTuple):
     """Those of `problems` that are about strategies."""
     shared: SharedCpus | None = None
     """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
+    changed_pods: frozenset[str] = frozenset()
+    """The uids of the pods of which the API server says something else than before."""
 
 
 _TELLING: Final = frozenset({"cpu", "memory"})
@@ -100,15 +107,17 @@ class NodeInputs:
     Args:
         places: Where they are.
         reader: Reads the facts that values have to suit.
+        api_server: What the API server says; None without it.
 
     Attributes:
         node: The last snapshot.
     """
 
-    def __init__(self, places: Places, reader: NodeReader) -> None:
+    def __init__(self, places: Places, reader: NodeReader, api_server: ApiServerInputs | None = None) -> None:
         self._places = places
         self._reader = reader
-        self._name = places.node_name or os.uname().nodename.strip().lower()
+        self._api_server = api_server
+        self._name = name_of_node(places.node_name)
         self._kubelet = KubeletFolder(places.kubelet_dir) if places.kubelet_dir else None
         self._objects = ObjectFolder(places.objects_dir) if places.objects_dir else None
         self._strategies = StrategyTexts()
@@ -119,6 +128,7 @@ class NodeInputs:
         self._ratio: float | None = None
         self._problems: list[str] = []
         self._saved: dict[str, Any] | None = None
+        self._saved_s = -SAVE_PODS_S
         self.node = Node()
 
     def restore(self, now_s: float) -> Look:
@@ -150,8 +160,10 @@ class NodeInputs:
             self._kubelet.look(now_s, is_first=is_first)
         if self._objects is not None:
             self._objects.look(now_s, self._object_reader(), is_first=is_first)
+        if self._api_server is not None:
+            self._api_server.look(now_s, self._object_reader())
         look = self._assemble()
-        problem = self._save()
+        problem = self._save(now_s)
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
     # Reading
@@ -180,6 +192,10 @@ class NodeInputs:
     def _assemble(self, *, is_restored: bool = False) -> Look:
         kubelet, objects, local = self._kubelet, self._objects, self._local
         found = objects.found if objects is not None else FolderObjects()
+        api_server = self._api_server
+        notes: list[str] = []
+        if api_server is not None:
+            found, notes = joined(found, api_server.found)
         self._problems = []
         states = {Input.CPUS: _known(local.cpus), Input.MEMORY: _known(local.memory_bytes)}
         facts = self._reader.facts()
@@ -206,6 +222,8 @@ class NodeInputs:
         # Kubelets before 1.33 write none: that is no reason to wait for them.
         has_bad_pods = kubelet is not None and kubelet.allocated_pods.is_unknown
         states[Input.POD_REQUESTS] = _state(requests is not None, has_bad_pods)
+        if api_server is not None and requests is None:
+            states[Input.POD_REQUESTS] = InputState.KNOWN if api_server.has_pods else InputState.UNKNOWN
         if is_restored:
             # A source that is not there now may be there at the first look: nothing is withdrawn yet.
             states = {
@@ -227,9 +245,11 @@ class NodeInputs:
             "pools": self._pools,
             "normalization_ratio": self._ratio,
             "requests": requests or {},
+            "live_pods": api_server.pods if api_server is not None else EMPTY,
         }
+        pods_before = self.node.live_pods
         changed = self._publish(Node(facts=facts, **values), states)
-        parts = [part for part in (kubelet, objects) if part is not None]
+        parts = [part for part in (kubelet, objects, api_server) if part is not None]
         return Look(
             node=self.node,
             changed=changed,
@@ -238,11 +258,12 @@ class NodeInputs:
                 *self._strategies.problems,
                 *self._problems,
             ),
-            notes=(*(objects.notes if objects is not None else ()), *self._strategies.notes),
+            notes=(*(objects.notes if objects is not None else ()), *notes, *self._strategies.notes),
             wait_s=min((part.wait_s for part in parts if part.wait_s is not None), default=None),
-            needs_polling=any(part.needs_polling for part in parts),
+            needs_polling=any(part.needs_polling for part in (kubelet, objects) if part is not None),
             strategy_problems=self._strategies.found_problems,
             shared=self._shared,
+            changed_pods=_changed_pods(pods_before, self.node.live_pods),
         )
 
     def _publish(self, node: Node, states: Mapping[Input, InputState]) -> frozenset[Input]:
@@ -256,7 +277,7 @@ class NodeInputs:
         )
         if node.strategies.provenance != old.strategies.provenance:
             changed |= {Input.STRATEGIES}
-        if changed or node.facts is not old.facts:
+        if changed or node.facts is not old.facts or node.live_pods is not old.live_pods:
             generations = {each: old.generations.get(each, 0) + (each in changed) for each in FIELDS}
             self.node = replace(node, states=states, generations=generations)
         return changed
@@ -306,6 +327,8 @@ class NodeInputs:
             self._strategies.restore(saved["strategies"])
             ratio = saved["normalization_ratio"]
             self._ratio = float(ratio) if ratio is not None else None
+        if self._api_server is not None and saved.get("api_server") is not None:
+            self._api_server.restore(saved["api_server"], self._object_reader())
 
     def _to_save(self) -> dict[str, Any]:
         objects = self._objects
@@ -318,13 +341,17 @@ class NodeInputs:
             },
             "strategies": self._strategies.saved(),
             "normalization_ratio": self._ratio,
+            "api_server": self._api_server.saved() if self._api_server is not None else None,
         }
 
-    def _save(self) -> str:
+    def _save(self, now_s: float) -> str:
         """Saves the last good values if they have changed; returns the problem."""
         folder, saved = self._places.state_dir, self._to_save()
         if folder is None or saved == self._saved:
             return ""
+        if self._differs_in_pods_only(saved) and now_s < self._saved_s + SAVE_PODS_S:
+            return ""
+        self._saved_s = now_s
         path = folder / STATE_FILE
         data = json.dumps(saved, separators=(",", ":")).encode()
         if len(data) > MAX_STATE_BYTES:
@@ -335,6 +362,25 @@ class NodeInputs:
             return f"{printable(path)}: not saved: {error.strerror}"
         self._saved = saved
         return ""
+
+    def _differs_in_pods_only(self, saved: Mapping[str, Any]) -> bool:
+        old = self._saved
+        if old is None or not old.get("api_server") or not saved["api_server"]:
+            return False
+        pods = old["api_server"]["pods"]
+        return old == {**saved, "api_server": {**saved["api_server"], "pods": pods}}
+
+
+def name_of_node(configured: str) -> str:
+    """The name of this node's objects: as configured, else the host's as the kubelet uses it."""
+    return configured or os.uname().nodename.strip().lower()
+
+
+def _changed_pods(before: Mapping[str, LivePod], after: Mapping[str, LivePod]) -> frozenset[str]:
+    """Those that are new or say something else; of those that are gone the runtime's calls tell."""
+    if before is after:
+        return frozenset()
+    return frozenset(uid for uid, pod in after.items() if before.get(uid) != pod)
 
 
 class _Local(NamedTuple):

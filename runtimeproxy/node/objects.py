@@ -171,7 +171,7 @@ class Reader(NamedTuple):
             case Kind.NODE:
                 return _node(name, metadata, document)
             case Kind.TOPOLOGY:
-                annotations = _annotations(metadata)
+                annotations = annotations_of(metadata)
                 with within("metadata.annotations"):
                     facts = parse_topology(annotations, self.cpus)
                 return Object(kind, facts, _source(kind, name, metadata={"annotations": facts.source}))
@@ -195,7 +195,7 @@ def config_map_data(value: object) -> dict[str, str]:
 
 
 def _node(name: str, metadata: Mapping[str, Any], document: Mapping[str, Any]) -> Object:
-    annotations = _annotations(metadata)
+    annotations = annotations_of(metadata)
     with within("metadata.labels"):
         labels = _texts(metadata.get("labels"))
     with within("status"):
@@ -214,7 +214,12 @@ def _node(name: str, metadata: Mapping[str, Any], document: Mapping[str, Any]) -
     return Object(Kind.NODE, value, source)
 
 
-def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
+def annotations_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The annotations of an object's metadata.
+
+    Raises:
+        InputError: They are none, or too large.
+    """
     with within("metadata.annotations"):
         annotations = _texts(metadata.get("annotations"))
         size = sum(len(key) + len(value) for key, value in annotations.items())

@@ -158,6 +158,22 @@ class PodCpus(NamedTuple):
     cpus: frozenset[int]
 
 
+class LivePod(NamedTuple):
+    """A pod as the API server has it now, as far as it counts here."""
+
+    uid: str
+    """The uid that kubelet and runtime know it by."""
+    namespace: str
+    name: str
+    priority: int | None = None
+    """`spec.priority`; None: it has none."""
+    annotations: Mapping[str, str] = EMPTY
+    requests: Mapping[str, Mapping[str, int]] = EMPTY
+    """By container, in the units of `Node.capacity`."""
+    is_static: bool = False
+    """Whether the kubelet runs it from a file: the API server cannot evict it."""
+
+
 class PodLike(PodTraits, Protocol):
     """A pod, as far as a node's inputs depend on it; a `PodView` is one."""
 
@@ -199,6 +215,8 @@ class Node:
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
     allocations: Mapping[str, PodCpus] = field(default_factory=dict)
     """CPUs of pods that have some of their own, by pod uid."""
+    live_pods: Mapping[str, LivePod] = field(default_factory=dict)
+    """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
@@ -227,8 +245,20 @@ class Node:
         return self.strategies.for_pod(pod)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
-        """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
-        return self._requests_by_pod.get(pod.uid, {})
+        """The requests of a pod's containers by name, as in `requests`; empty if they are not known.
+
+        Those of the kubelet count over those of the API server: it allocates them.
+        """
+        found = self._requests_by_pod.get(pod.uid)
+        if found is None:
+            live = self.live_pods.get(pod.uid)
+            found = live.requests if live is not None else {}
+        return found
+
+    def priority_of(self, pod: PodLike) -> int | None:
+        """The pod's `spec.priority`; None if it is not known."""
+        live = self.live_pods.get(pod.uid)
+        return live.priority if live is not None else None
 
     def state_of(self, of: Input) -> InputState:
         """The state of an input; of `PRIORITY` and `POD_REQUESTS` apart from any pod."""
@@ -242,10 +272,10 @@ class Node:
         unknown: list[Input] = []
         for each in inputs:
             if pod is not None and each is Input.PRIORITY:
-                is_known = PRIORITY_CLASS_LABEL in pod.labels
+                is_known = PRIORITY_CLASS_LABEL in pod.labels or self.priority_of(pod) is not None
             elif pod is not None and each is Input.POD_REQUESTS:
                 is_withdrawn = self.states.get(each) is InputState.WITHDRAWN
-                is_known = is_withdrawn or pod.uid in self._requests_by_pod
+                is_known = is_withdrawn or pod.uid in self._requests_by_pod or pod.uid in self.live_pods
             else:
                 is_known = each not in self._unknown
             if not is_known:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.derived import SharedCpus
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import Look, NodeInputs, Places
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[Node, frozenset[Input]], None]
+OnPodsChanged = Callable[[Node, frozenset[str]], None]
 
 FIRST_READ_S: Final = 3.0
 """How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
@@ -63,10 +65,13 @@ class NodeSources:
         executor: One thread for reading files; it may hang with them.
         allocations: The CPUs of pods that have some of their own, by pod uid; None: not known yet.
         settings: None for the defaults.
+        api_server: What the API server says; None without it.
         clock: Monotonic time in seconds.
 
     Attributes:
         on_change: Called with each new snapshot and the inputs that have changed; None for nobody.
+        on_pods_changed: Called with a new snapshot, and the uids of pods of which the API server says
+            something else than before; None for nobody.
         settled: Set once everything has been looked at.
         problems: What is there and cannot be used: path, place and reason.
         notes: What is there and is not used.
@@ -84,9 +89,11 @@ class NodeSources:
         executor: Executor,
         allocations: Mapping[str, PodCpus] | None = None,
         settings: WatchSettings | None = None,
+        api_server: ApiServerInputs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_change: OnChange | None = None
+        self.on_pods_changed: OnPodsChanged | None = None
         self.settled = asyncio.Event()
         self.looked_s: float | None = None
         self._executor = executor
@@ -94,7 +101,7 @@ class NodeSources:
         self._settings = settings or WatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
-        self._inputs = NodeInputs(places, self._facts)
+        self._inputs = NodeInputs(places, self._facts, api_server)
         self._folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
         self._events = [FolderEvents(folder, self._settings.open_inotify) for folder in self._folders]
         self._base = self.latest = Node()
@@ -116,6 +123,10 @@ class NodeSources:
         self._wake = asyncio.Event()
         self._is_restored = False
         self.polling_reason = ""
+
+    def look_soon(self) -> None:
+        """Something has changed that has no event of the kernel."""
+        self._wake.set()
 
     def snapshot(self) -> Node:
         """The present node; reads facts that are older than a second."""
@@ -243,7 +254,10 @@ class NodeSources:
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
         self._reported &= {*look.problems, *look.notes}
-        return self._announce(look.changed)
+        has_changed = self._announce(look.changed)
+        if look.changed_pods and self.on_pods_changed is not None:
+            self.on_pods_changed(self.latest, look.changed_pods)
+        return has_changed or bool(look.changed_pods)
 
     def _announce(self, changed: frozenset[Input]) -> bool:
         """Makes the present node; returns whether an input has changed, pools included."""

@@ -50,7 +50,7 @@ def recorded_pod(record: PodRecord) -> PodView:
         resources=record.requested,
         qos=qos_class(record.labels),
         kube_qos=kube_qos_class(record.cgroup_parent),
-        priority=priority_class(record.labels),
+        priority=priority_class(record.labels, record.priority),
         is_recovered=record.recovered,
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES
+from runtimeproxy.node.snapshot import LivePod
+from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, compact
 
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
 """The one empty mapping of changes that all records share."""
@@ -59,6 +60,8 @@ class PodRecord:
     """What the specification in the runtime holds: the values of all requests to it."""
     owners: Mapping[str, str] = field(default_factory=_no_entries)
     """Changed field to the policy that changed it."""
+    priority: int | None = None
+    """`spec.priority`; None if it is not known."""
     state: Lifecycle = Lifecycle.RUNNING
     detailed: bool = True
     """Whether cgroup parent and resources are known; a list of the runtime has neither."""
@@ -174,6 +177,27 @@ class Book:
     """By the name of the file, which may carry several parameters."""
     boot_id: str = ""
     """Of the kernel that all this is about: after a reboot nothing of it counts."""
+
+
+_OF_THE_KUBELET: Final = "kubernetes.io/config."
+"""Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
+
+
+def with_live(record: PodRecord, live: LivePod) -> PodRecord:
+    """The record with priority and annotations as the API server has them now.
+
+    What policies have changed stays changed. Of a recovered record that is not known, so none is removed.
+    """
+    kept = {
+        key: text
+        for key, text in record.annotations.items()
+        if record.recovered or key.startswith(_OF_THE_KUBELET)
+    }
+    annotations: dict[str, str | None] = {**kept, **live.annotations, **record.annotation_changes}
+    present = {key: text for key, text in annotations.items() if text is not None}
+    if present == record.annotations:
+        return record if live.priority == record.priority else replace(record, priority=live.priority)
+    return replace(record, annotations=compact(present), priority=live.priority)
 
 
 Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord | Book

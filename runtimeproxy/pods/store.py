@@ -71,6 +71,13 @@ class RecordIndex(Generic[RecordT]):
         if store.on_change is not None:
             store.on_change(self._kind, record.id, True)
 
+    def revise(self, record: RecordT) -> None:
+        """Replaces a record that is there with one that says more of it; that is no observed event."""
+        if record.id in self._records:
+            self._set(record)
+            if self._store.on_change is not None:
+                self._store.on_change(self._kind, record.id, False)
+
     def remove(self, identity: str) -> RecordT | None:
         """Drops the record with this id, or the only one whose id starts with it; returns it."""
         found = self.get(identity)

@@ -42,6 +42,8 @@ from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.api_server import ApiServerInputs
+from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Level
@@ -54,10 +56,11 @@ from runtimeproxy.service.mode_file import ModeFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.config.settings import KubernetesSettings, Settings
+    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.policy import Policy
+    from runtimeproxy.kubernetes.source import KubernetesSource
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,7 @@ class Engine:
         recovery, checkpoint, journal, node, servers, upkeep, workers, sysctls: for the API and metrics, which
             look at them only.
         counts: what policies have done.
+        kubernetes: the API server; None without it, and before its client is imported.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class Engine:
         self.audit_ring = AuditRing()
         self.counts = PolicyCounts()
         self._audit_log = AuditLog()
-        readers = (self.counts.count_entry, self.audit_ring, self._audit_log)
+        readers = (self.counts.count_entry, self.audit_ring, self._audit_log, self._report_event)
         self.audit = AuditQueue((*readers, *sinks))
         # Values of what runs have lines of their own in the log, and metrics.
         self._change_audit = AuditQueue((self.audit_ring, *sinks))
@@ -154,7 +158,11 @@ class Engine:
         self.workers = Workers(settings.hooks.worker_threads)
         # The node
         self._node_thread = BackgroundThreads(1, "node")
-        self.node = NodeSources(places_of(settings), self._node_thread)
+        self.kubernetes: KubernetesSource | None = None
+        self._api_server: ApiServerInputs | None = None
+        if settings.kubernetes.enabled:
+            self._api_server = ApiServerInputs("API server", settings.slo.start_spread_s)
+        self.node = NodeSources(places_of(settings), self._node_thread, api_server=self._api_server)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loop = asyncio.get_running_loop()
@@ -206,6 +214,7 @@ class Engine:
         self.upkeep.configure(settings.ledger)
         self.services.evaluator = self.upkeep.evaluator
         self.node.on_change = self.upkeep.on_node_changed
+        self.node.on_pods_changed = self.upkeep.on_pods_changed
         self.allocations: NodeAllocations | None = None
         if settings.node.shared_pools == "computed":
             self.services.allocations = self.allocations = NodeAllocations(
@@ -259,6 +268,8 @@ class Engine:
             yield self.allocations.problem
         yield self.upkeep.summary
         yield self.node.summary
+        if self.kubernetes is not None:
+            yield self.kubernetes.summary
 
     async def load_policies(self, settings: Settings) -> None:
         """Loads the policies in a thread, for their imports may hang, and runs them from now on.
@@ -275,6 +286,8 @@ class Engine:
         if self._following is None:
             self._following = self._spawn(self.servers.run())
             self._following_node = self._spawn(self.node.run())
+            if self._api_server is not None:
+                self._spawn(self._watch_api_server(self._api_server))
         thread = BackgroundThreads(1, "policy-loading")
         hooks = settings.hooks
         sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
@@ -315,6 +328,18 @@ class Engine:
         self.upkeep.on_policies(problem.name for problem in result.problems)
         self.upkeep.on_servers([policy.name for policy in self.servers.policies])
         logger.info("policies loaded", extra={"policies": [policy.name for policy in self.policies]})
+
+    async def _watch_api_server(self, inputs: ApiServerInputs) -> None:
+        """Imports the client in a worker thread, and starts its threads."""
+        inputs.on_change = partial(_in_loop, self._loop, self.node.look_soon)
+        name = name_of_node(self._settings.node.name)
+        make = partial(_kubernetes_source, self._settings.kubernetes, name, inputs)
+        self.kubernetes = await self._loop.run_in_executor(self._executor, make)
+        self.kubernetes.start()
+
+    def _report_event(self, entry: AuditEntry) -> None:
+        if self.kubernetes is not None:
+            self.kubernetes.on_audit(entry)
 
     def configured(self, policy: str) -> PolicySettings:
         """What the configuration says of a policy."""
@@ -474,6 +499,8 @@ class Engine:
         self.flush_audit()
         self._audit_log.flush()
         self.workers.close()
+        if self.kubernetes is not None:
+            await self._loop.run_in_executor(self._executor, self.kubernetes.close)
         self._servers_thread.shutdown(cancel_futures=True)
         self._node_thread.shutdown(cancel_futures=True)
         self._long_requests.shutdown(cancel_futures=True)
@@ -491,6 +518,8 @@ class Engine:
     async def _on_compared(self) -> None:
         """Called after each comparison of the records: updates the runtime's name and the cgroups."""
         run = asyncio.get_running_loop().run_in_executor
+        # Of pods whose records are newer than what the API server said.
+        self.upkeep.revise(self.node.latest, self.node.latest.live_pods)
         try:
             self.services.runtime_name = await self.client.runtime_name()
         except RuntimeUnavailableError as error:
@@ -501,6 +530,14 @@ class Engine:
                 await write_due(self.services, due)
         # The runtime's lists take much memory, and are read once in minutes.
         await run(self._executor, give_back_memory)
+
+
+def _kubernetes_source(
+    settings: KubernetesSettings, node_name: str, inputs: ApiServerInputs
+) -> KubernetesSource:
+    from runtimeproxy.kubernetes.source import KubernetesSource  # with the HTTP library: 6 MiB
+
+    return KubernetesSource(settings, node_name, inputs)
 
 
 def _client_settings(settings: Settings) -> ClientSettings:

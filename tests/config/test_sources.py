@@ -60,6 +60,14 @@ def test_the_defaults() -> None:
             "name": "",
             "shared_pools": "nrt",
         },
+        "slo": {"start_spread_s": 60.0},
+        "kubernetes": {
+            "enabled": False,
+            "kubeconfig": "",
+            "config_namespace": "koordinator-system",
+            "events": True,
+            "evictions": True,
+        },
         "ledger": {
             "pods_per_s": 50.0,
             "large_change_percent": 10.0,

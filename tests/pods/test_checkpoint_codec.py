@@ -52,6 +52,7 @@ POD = PodRecord(
     namespace="shop",
     uid="u1",
     attempt=3,
+    priority=9500,
     labels={"a": "ü", "b": ""},
     annotations={"c": "x" * 1000},
     label_changes={"a": "ü", "gone": None},

@@ -156,7 +156,7 @@ def test_each_alert_is_set_off_by_its_condition_and_by_no_healthy_node(tmp_path:
         values = {"state": "known"} if name == "node_input_state" else {}
         values |= {"state": "enforce"} if name == "policy_state" else {}
         labels = ",".join(f'{label}="{values.get(label, "x")}"' for label in each.labels)
-        good = name in ("runtime_up", "config_reload_successful", "records_recovered")
+        good = name in ("runtime_up", "config_reload_successful", "records_recovered", "kubernetes_watch_up")
         healthy.append({"series": f"{PREFIX}{name}{end}{{{labels}}}", "values": f"{int(good)}x100"})
     tests: list[dict[str, Any]] = [
         {

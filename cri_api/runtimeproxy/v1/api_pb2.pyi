@@ -175,6 +175,7 @@ class GetStatusResponse(_message.Message):
     RECORDING_FIELD_NUMBER: _builtins.int
     CLAIM_OWNERS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
+    KUBERNETES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -231,6 +232,10 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def evictions(self) -> Global___EvictionStatus: ...
+    @_builtins.property
+    def kubernetes(self) -> Global___KubernetesStatus:
+        """The API server as a source; absent without `kubernetes.enabled`, and before its client is loaded."""
+
     def __init__(
         self,
         *,
@@ -254,10 +259,11 @@ class GetStatusResponse(_message.Message):
         recording: Global___RecordingStatus | None = ...,
         claim_owners: _abc.Iterable[Global___ClaimOwner] | None = ...,
         evictions: Global___EvictionStatus | None = ...,
+        kubernetes: Global___KubernetesStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1657,6 +1663,128 @@ class RecordingStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordingStatus: _TypeAlias = RecordingStatus  # noqa: Y015
+
+@_typing.final
+class KubernetesStatus(_message.Message):
+    """The API server as a source. Numbers since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    WATCHES_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
+    EVENTS_SENT_FIELD_NUMBER: _builtins.int
+    EVENTS_LOST_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Where it is; empty before that has been read."""
+    pods: _builtins.int
+    """Pods of this node that are known."""
+    events_sent: _builtins.int
+    """Reports of Events that the API server has taken, and that were lost."""
+    events_lost: _builtins.int
+    @_builtins.property
+    def watches(self) -> _containers.RepeatedCompositeFieldContainer[Global___KubernetesWatch]:
+        """One for each kind of objects."""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why something is not up to date; empty if all is. Objects that cannot be used are problems of the node."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of which a change waits for its time (`slo.start_spread_s`)."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        watches: _abc.Iterable[Global___KubernetesWatch] | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        waiting: _abc.Iterable[_builtins.str] | None = ...,
+        pods: _builtins.int = ...,
+        events_sent: _builtins.int = ...,
+        events_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_lost", b"events_lost", "events_sent", b"events_sent", "pods", b"pods", "problems", b"problems", "server", b"server", "waiting", b"waiting", "watches", b"watches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KubernetesStatus: _TypeAlias = KubernetesStatus  # noqa: Y015
+
+@_typing.final
+class KubernetesWatch(_message.Message):
+    """A watch of one kind of objects."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[KubernetesWatch._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: KubernetesWatch._State.ValueType  # 0
+        STATE_CONNECTING: KubernetesWatch._State.ValueType  # 1
+        STATE_WATCHING: KubernetesWatch._State.ValueType  # 2
+        """Up to date."""
+        STATE_WAITING: KubernetesWatch._State.ValueType  # 3
+        """It has failed, and is begun again after a while."""
+        STATE_ABSENT: KubernetesWatch._State.ValueType  # 4
+        """The API server does not have the kind."""
+        STATE_STOPPED: KubernetesWatch._State.ValueType  # 5
+        """The daemon ends."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: KubernetesWatch.State.ValueType  # 0
+    STATE_CONNECTING: KubernetesWatch.State.ValueType  # 1
+    STATE_WATCHING: KubernetesWatch.State.ValueType  # 2
+    """Up to date."""
+    STATE_WAITING: KubernetesWatch.State.ValueType  # 3
+    """It has failed, and is begun again after a while."""
+    STATE_ABSENT: KubernetesWatch.State.ValueType  # 4
+    """The API server does not have the kind."""
+    STATE_STOPPED: KubernetesWatch.State.ValueType  # 5
+    """The daemon ends."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    LAST_HEARD_FIELD_NUMBER: _builtins.int
+    LISTS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Such as Node."""
+    state: Global___KubernetesWatch.State.ValueType
+    problem: _builtins.str
+    """Why it is not up to date; empty if it is."""
+    lists: _builtins.int
+    """How many times all objects were read, and how many changes."""
+    events: _builtins.int
+    @_builtins.property
+    def last_heard(self) -> _timestamp_pb2.Timestamp:
+        """When something was last heard of it; absent for never."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        state: Global___KubernetesWatch.State.ValueType = ...,
+        problem: _builtins.str = ...,
+        last_heard: _timestamp_pb2.Timestamp | None = ...,
+        lists: _builtins.int = ...,
+        events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_heard", b"last_heard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "kind", b"kind", "last_heard", b"last_heard", "lists", b"lists", "problem", b"problem", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KubernetesWatch: _TypeAlias = KubernetesWatch  # noqa: Y015
 
 @_typing.final
 class ClaimOwner(_message.Message):

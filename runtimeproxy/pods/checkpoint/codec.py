@@ -273,6 +273,7 @@ def _resources(value: object) -> Resources:
 _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("pod_id", "name", "namespace", "uid", "runtime_handler", "cgroup_parent"), _text),
     "attempt": _integer,
+    "priority": lambda value: None if value is None else _integer(value),
     **dict.fromkeys(("labels", "annotations", "owners"), _entries),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),

@@ -101,6 +101,7 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
         audit_file=_audit_file(sources),
         tracing=_tracing(sources),
         recording=_recording(sources.engine),
+        kubernetes=_kubernetes(sources.engine),
     )
     status.bypass.CopyFrom(bypass_of(sources))
     status.breaker.CopyFrom(_breaker(sources))
@@ -564,6 +565,31 @@ def _recording(engine: Engine) -> api_pb2.RecordingStatus | None:
     return api_pb2.RecordingStatus(started_at=timestamp(recorder.started_s), calls=recorder.calls)
 
 
+def _kubernetes(engine: Engine) -> api_pb2.KubernetesStatus | None:
+    source = engine.kubernetes
+    if source is None:
+        return None
+    return api_pb2.KubernetesStatus(
+        server=source.server,
+        watches=[
+            api_pb2.KubernetesWatch(
+                kind=watch.resource.kind,
+                state=api_pb2.KubernetesWatch.State.Value(f"STATE_{watch.state.upper()}"),
+                problem=watch.problem,
+                last_heard=timestamp(watch.heard_s),
+                lists=watch.lists,
+                events=watch.events,
+            )
+            for watch in source.watches
+        ],
+        problems=source.problems,
+        waiting=source.inputs.waiting,
+        pods=len(source.inputs.pods),
+        events_sent=source.events.sent if source.events is not None else 0,
+        events_lost=source.events.lost if source.events is not None else 0,
+    )
+
+
 # --- problems ----------------------------------------------------------------------------------------------
 
 
@@ -612,6 +638,8 @@ def _problems_of_sinks(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     if status.audit_file.problem:
         lost = status.audit_file.lost
         yield f"The audit is not complete, {lost} lines of its file are lost: {status.audit_file.problem}."
+    for problem in status.kubernetes.problems:
+        yield f"The API server at {status.kubernetes.server or 'an unknown address'}: {problem}."
     if status.tracing.problem:
         yield f"{status.tracing.lost} spans are lost: {status.tracing.problem}."
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from runtimeproxy.counts import RelayCounts
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.servers import HookServers
+    from runtimeproxy.kubernetes.source import KubernetesSource
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.records import Book
@@ -139,6 +140,20 @@ def samples(sources: Sources, received: Received) -> Iterator[Sample]:
     yield from _of_node(engine.node)
 
 
+def _of_kubernetes(source: KubernetesSource) -> Iterator[Sample]:
+    for watch in source.watches:
+        # A kind that the server does not have is no trouble.
+        is_up = watch.state in ("watching", "absent")
+        yield Sample("kubernetes_watch_up", is_up, (watch.resource.kind,))
+        yield Sample("kubernetes_lists_total", watch.lists, (watch.resource.kind,))
+    if source.events is not None:
+        yield Sample("kubernetes_events_total", source.events.sent, ("sent",))
+        yield Sample("kubernetes_events_total", source.events.lost, ("lost",))
+    if source.evictor is not None:
+        for outcome, count in dict(source.evictor.outcomes).items():
+            yield Sample("kubernetes_evictions_total", count, (outcome.value,))
+
+
 def _of_process(sources: Sources) -> Iterator[Sample]:
     service = sources.service
     yield Sample("build_info", 1, (__version__, platform.python_version()))
@@ -152,6 +167,8 @@ def _of_process(sources: Sources) -> Iterator[Sample]:
     if sources.traces is not None:
         yield Sample("spans_total", sources.traces.sent, ("sent",))
         yield Sample("spans_total", sources.traces.lost, ("lost",))
+    if sources.engine.kubernetes is not None:
+        yield from _of_kubernetes(sources.engine.kubernetes)
     yield Sample("upgrades_failed_total", sources.upgrade.failures)
     cause = sources.bypass.cause
     for each in ("breaker", "operator", "configuration"):

@@ -39,6 +39,16 @@ _TABLE = {
     "log_lines_dropped_total": _counter("Lines of the log that were lost: its reader is too slow"),
     "audit_lines_total": _counter("Lines of `audit.file`: `written`, `lost`", "outcome"),
     "spans_total": _counter("Spans for `tracing.endpoint`: `sent`, `lost`", "outcome"),
+    "kubernetes_watch_up": _gauge(
+        "1 while the watch of a kind of objects is up to date; only with `kubernetes.enabled`", "kind"
+    ),
+    "kubernetes_lists_total": _counter("How many times all objects of a kind were read", "kind"),
+    "kubernetes_events_total": _counter("Reports of Events for the API server: `sent`, `lost`", "outcome"),
+    "kubernetes_evictions_total": _counter(
+        "Evictions by the API server: `evicted`, `blocked` (by a disruption budget), `gone`, `refused`,"
+        " `failed`",
+        "outcome",
+    ),
     "upgrades_failed_total": _counter("Upgrades whose successor did not come up, or ended at once"),
     # Calls
     "calls_total": _counter("Calls of clients, intercepted ones included", "method"),

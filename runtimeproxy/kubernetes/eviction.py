@@ -1,0 +1,99 @@
+"""Evicts pods by the Eviction API, which honours disruption budgets.
+
+Source: Kubernetes policy/v1 Eviction, "API-initiated eviction"; pkg/registry/core/pod/storage/eviction.go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from runtimeproxy.kubernetes.client import ApiClient, ApiError
+
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_TOO_MANY: Final = 429
+_FORBIDDEN: Final = 403
+
+
+class EvictionOutcome(StrEnum):
+    """What became of an eviction."""
+
+    EVICTED = "evicted"
+    """The API server has deleted the pod; the kubelet ends it within its grace period."""
+    BLOCKED = "blocked"
+    """A disruption budget does not allow it now: the pod goes on."""
+    GONE = "gone"
+    """There is no such pod any more."""
+    REFUSED = "refused"
+    """It cannot be evicted at all, or this client may not."""
+    FAILED = "failed"
+    """There is no answer, or it is not known what became of it; worth another try."""
+
+
+class EvictionResult(NamedTuple):
+    """The outcome and a reason for people; empty if it was evicted."""
+
+    outcome: EvictionOutcome
+    reason: str = ""
+
+
+class Evictor:
+    """Evicts pods; each call blocks its thread for as long as the API server takes.
+
+    Args:
+        client: The API server.
+
+    Attributes:
+        outcomes: How many evictions had each outcome, without those of dry runs.
+    """
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.outcomes: Counter[EvictionOutcome] = Counter()
+
+    def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> EvictionResult:
+        """Evicts one pod; never raises.
+
+        Args:
+            namespace: Of the pod.
+            name: Of the pod.
+            uid: Of the pod: another one of the same name is left alone.
+            dry_run: Whether the API server only says what it would do.
+        """
+        options: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if dry_run:
+            options["dryRun"] = ["All"]
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction"
+        try:
+            self._client.send("POST", path, body)
+            result = EvictionResult(EvictionOutcome.EVICTED)
+        except ApiError as error:
+            result = _result_of(error)
+        if not dry_run:
+            self.outcomes[result.outcome] += 1
+        return result
+
+
+def _result_of(error: ApiError) -> EvictionResult:
+    text = str(error)
+    if error.status == _NOT_FOUND:
+        return EvictionResult(EvictionOutcome.GONE, text)
+    if error.status == _CONFLICT:
+        # The precondition: the pod of this name has another uid.
+        return EvictionResult(EvictionOutcome.GONE, text)
+    if error.status == _TOO_MANY:
+        # The server also answers so when it has too many requests, then without this cause.
+        is_budget = "DisruptionBudget" in error.causes or "disruption budget" in text
+        return EvictionResult(EvictionOutcome.BLOCKED if is_budget else EvictionOutcome.FAILED, text)
+    if error.status == _FORBIDDEN:
+        return EvictionResult(EvictionOutcome.REFUSED, f"{text}; see systemd/kubernetes/rbac.yaml")
+    return EvictionResult(EvictionOutcome.FAILED, text)

@@ -1,0 +1,173 @@
+"""The API server in the daemon: the watches of this node's objects, Events and evictions together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.kubernetes.access import load_access
+from runtimeproxy.kubernetes.client import USUAL_TIMEOUTS, ApiClient, Timeouts
+from runtimeproxy.kubernetes.events import EVICTED, EventRecorder, PodEvent
+from runtimeproxy.kubernetes.eviction import EvictionOutcome, EvictionResult, Evictor
+from runtimeproxy.kubernetes.watch import USUAL_PACE, Pace, Resource, Watch, WatchState
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.api_server import ApiServerInputs, ObjectSink, PodSink
+from runtimeproxy.node.objects import Kind
+from runtimeproxy.slo.names import CONFIG_MAP
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import KubernetesSettings
+    from runtimeproxy.hooks.audit import AuditEntry
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S: Final = 1.0
+"""How long the end of the process waits for all threads together."""
+PODS: Final = "Pod"
+
+
+def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
+    """What is watched, by kind: this node's objects only.
+
+    Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
+    """
+    own = f"metadata.name={node_name}"
+    config_maps = f"/api/v1/namespaces/{config_namespace}/configmaps"
+    topologies = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+    found = (
+        Resource(Kind.NODE, "/api/v1/nodes", own),
+        Resource(Kind.TOPOLOGY, topologies, own, is_optional=True),
+        Resource(Kind.NODE_SLO, "/apis/slo.koordinator.sh/v1alpha1/nodeslos", own, is_optional=True),
+        Resource(Kind.CONFIG_MAP, config_maps, f"metadata.name={CONFIG_MAP}"),
+        Resource(PODS, "/api/v1/pods", f"spec.nodeName={node_name}"),
+    )
+    return {each.kind: each for each in found}
+
+
+class KubernetesSource:
+    """Watches this node's objects, reports Events, and evicts pods. Its threads are its own.
+
+    Args:
+        settings: See `KubernetesSettings`.
+        node_name: Of this node's objects.
+        inputs: Get objects and pods.
+        pace: Times of the watches.
+        timeouts: Of all requests.
+
+    Attributes:
+        node_name: See above.
+        inputs: See above.
+        watches: One for each kind.
+        events: Sends Events; None if they are off.
+        evictor: Evicts pods; None if that is off.
+    """
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        node_name: str,
+        inputs: ApiServerInputs,
+        pace: Pace = USUAL_PACE,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
+    ) -> None:
+        kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+        self.node_name = node_name
+        self.inputs = inputs
+        self._client = client = ApiClient(partial(load_access, kubeconfig), timeouts)
+        self._failures = FailureLog()
+        self._pods = PodSink(inputs, node_name)
+        self.watches: tuple[Watch, ...] = tuple(
+            Watch(client, resource, self._sink(kind), pace, self._failures)
+            for kind, resource in resources_of(node_name, settings.config_namespace).items()
+        )
+        self.events = EventRecorder(client, node_name) if settings.events else None
+        self.evictor = Evictor(client) if settings.evictions else None
+        self._evictions = BackgroundThreads(1, "kubernetes-evictions")
+
+    def _sink(self, kind: str) -> ObjectSink | PodSink:
+        if kind == PODS:
+            return self._pods
+        name = CONFIG_MAP if kind == Kind.CONFIG_MAP else self.node_name
+        return ObjectSink(self.inputs, Kind(kind), name)
+
+    @property
+    def server(self) -> str:
+        """Where the API server is; empty before that has been read."""
+        return self._client.server
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why something is not up to date."""
+        return tuple(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        by_problem: dict[str, list[str]] = {}
+        for watch in self.watches:
+            if watch.problem:
+                by_problem.setdefault(watch.problem, []).append(watch.resource.kind)
+        for problem, kinds in by_problem.items():
+            yield f"{', '.join(kinds)}: {problem}"
+
+    @property
+    def summary(self) -> str:
+        """A part of the status line; empty if all is up to date."""
+        away = [each.resource.kind for each in self.watches if each.state is WatchState.WAITING]
+        return f"API server: no {', '.join(away)}" if away else ""
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for watch in self.watches:
+            watch.start()
+        if self.events is not None:
+            self.events.start()
+
+    def close(self) -> None:
+        """Ends the threads, for a bounded time."""
+        for watch in self.watches:
+            watch.stop()
+        self._client.close()
+        threads = len(self.watches) + 1
+        for watch in self.watches:
+            watch.join(CLOSE_S / threads)
+        if self.events is not None:
+            self.events.close(CLOSE_S / threads)
+        self._evictions.shutdown(cancel_futures=True)
+
+    def on_audit(self, entry: AuditEntry) -> None:
+        """An audit sink."""
+        if self.events is not None:
+            self.events.on_audit(entry)
+
+    def report_eviction(self, namespace: str, name: str, uid: str, reason: str) -> None:
+        """Reports that a pod was evicted, by whatever means; never waits."""
+        if self.events is not None:
+            self.events.report(PodEvent(namespace, name, uid, EVICTED, reason))
+
+    async def evict(
+        self, namespace: str, name: str, uid: str, *, reason: str, dry_run: bool = False
+    ) -> EvictionResult:
+        """Evicts a pod by the API server and reports an Event of it; never raises. In the loop's thread.
+
+        Args:
+            namespace: Of the pod.
+            name: Of the pod.
+            uid: That the runtime knows it by.
+            reason: For the Event.
+            dry_run: Whether the API server only says what it would do.
+        """
+        if self.evictor is None:
+            return EvictionResult(EvictionOutcome.REFUSED, "kubernetes.evictions is false")
+        live = self.inputs.pods.get(uid)
+        if live is not None and live.is_static:
+            text = "it is a static pod, which the kubelet would start again"
+            return EvictionResult(EvictionOutcome.REFUSED, text)
+        evict = partial(self.evictor.evict, namespace, name, uid, dry_run=dry_run)
+        result = await asyncio.get_running_loop().run_in_executor(self._evictions, evict)
+        if result.outcome is EvictionOutcome.EVICTED and not dry_run:
+            self.report_eviction(namespace, name, uid, reason)
+        return result

@@ -1,0 +1,427 @@
+"""What the API server has said of this node: its objects, and the pods that are bound to it.
+
+Watches put objects in from their threads; the node's thread takes them with each look. An API server that is
+away changes nothing: only an object that is known to be deleted is withdrawn.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from runtimeproxy.node.documents import (
+    InputError,
+    list_of,
+    mapping_of,
+    quantities_of,
+    shortened,
+    text_of,
+    within,
+)
+from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects
+from runtimeproxy.node.objects import (
+    ConfigMapObject,
+    Kind,
+    NodeObject,
+    NodeSloObject,
+    Object,
+    Reader,
+    Rejected,
+    TopologyFacts,
+    annotations_of,
+)
+from runtimeproxy.node.snapshot import EMPTY, LivePod
+from runtimeproxy.slo.names import CONFIG_MAP
+
+MAX_PODS: Final = 1024
+"""Many times those of the largest node. Source: kubelet, maxPods, 110 by default."""
+MAX_ANNOTATION_BYTES: Final = 16 * 1024 * 1024
+"""Of all pods together: with the 2 KiB of a usual pod some thousands have room."""
+
+SPREAD: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO, Kind.NODE})
+"""What one command changes on all nodes at once, so that each node starts at a time of its own. The
+NodeResourceTopology is published by this node's own koordlet."""
+
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the object of a static pod: the uid that the kubelet and the runtime know the pod by.
+Source: Kubernetes pkg/kubelet/types, ConfigMirrorAnnotationKey."""
+
+
+class _Waiting(NamedTuple):
+    """A change that has not started."""
+
+    object: Object | None
+    """None: the object is gone."""
+    due_s: float
+
+
+class ApiServerInputs:
+    """Objects and pods as they were last known. Put in from any thread, looked at in one.
+
+    Args:
+        name: Where they come from, for messages.
+        start_spread_s: A change that hits all nodes starts after a random time up to this one.
+        draw: Makes a random number of 0 to 1.
+
+    Attributes:
+        found: The objects that count.
+        pods: By the uid that the runtime knows them by.
+        problems: Objects and pods that cannot be used.
+        wait_s: Time after which another look is due; None: none.
+        on_change: Called in any thread after something was put in.
+    """
+
+    def __init__(
+        self, name: str, start_spread_s: float = 0.0, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.found = FolderObjects(unknown=frozenset(Kind))
+        self.pods: Mapping[str, LivePod] = EMPTY
+        self.problems: tuple[str, ...] = ()
+        self.wait_s: float | None = None
+        self.on_change: Callable[[], None] = _nothing
+        self._name = name
+        self._start_spread_s = start_spread_s
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._arrived: dict[Kind, Any] = {}
+        """Documents that were not looked at; None: the object is gone."""
+        self._arrived_pods: Mapping[str, LivePod] | None = None
+        self._has_pods = False
+        self._pod_problems: tuple[str, ...] = ()
+        # The rest belongs to the thread that looks.
+        self._objects: dict[Kind, Object | None] = {}
+        """Those that count; None: known to be gone."""
+        self._waiting: dict[Kind, _Waiting] = {}
+        self._rejected: dict[Kind, str] = {}
+        self._reader: Reader | None = None
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether the pods are known."""
+        return self._has_pods
+
+    @property
+    def waiting(self) -> tuple[Kind, ...]:
+        """Kinds of which a change has not started yet."""
+        return tuple(self._waiting)
+
+    # From watches
+
+    def put(self, kind: Kind, document: object) -> None:
+        """Takes an object as it is now; None: there is none."""
+        with self._lock:
+            self._arrived[kind] = document
+        self.on_change()
+
+    def put_pods(self, pods: Mapping[str, LivePod], problems: Iterable[str] = ()) -> None:
+        """Takes all pods as they are now, and why others cannot be used; `pods` must not change later."""
+        with self._lock:
+            self._arrived_pods = pods
+            self._pod_problems = tuple(f"{self._name}: {text}" for text in islice(problems, MAX_NOTES))
+        self.on_change()
+
+    # In the node's thread
+
+    def look(self, now_s: float, reader: Reader) -> None:
+        """Takes what has arrived, and starts the changes that are due.
+
+        Args:
+            now_s: Monotonic time.
+            reader: Decides which objects are about this node; with another one all are read again.
+        """
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+            pods, self._arrived_pods = self._arrived_pods, None
+        if reader != self._reader:
+            self._reader = reader
+            known = {kind: each.source for kind, each in self._objects.items() if each is not None}
+            arrived = {**known, **arrived}
+        has_changed = bool(arrived)
+        for kind, document in arrived.items():
+            self._take(kind, None if document is None else reader.read_object(document), now_s)
+        for kind, waiting in list(self._waiting.items()):
+            if waiting.due_s <= now_s:
+                self._objects[kind] = waiting.object
+                del self._waiting[kind]
+                has_changed = True
+        if pods is not None:
+            self.pods, self._has_pods = pods, True
+            has_changed = True
+        if has_changed:
+            self._publish()
+        dues = [each.due_s - now_s for each in self._waiting.values()]
+        self.wait_s = max(0.0, min(dues)) if dues else None
+
+    def saved(self) -> dict[str, Any]:
+        """Objects and pods as JSON can hold them."""
+        return {
+            "objects": [each.source for each in self._objects.values() if each is not None],
+            "pods": [pod._asdict() for pod in self.pods.values()],
+        }
+
+    def restore(self, saved: Mapping[str, Any], reader: Reader) -> None:
+        """Sets what `saved` gave in a former process; what of it is not usable now is left out."""
+        self._reader = reader
+        for document in saved["objects"]:
+            found = reader.read_object(document)
+            if isinstance(found, Object):
+                self._objects[found.kind] = found
+        self.pods = {each["uid"]: LivePod(**each) for each in saved["pods"]}
+        self._has_pods = bool(self.pods)
+        self._publish()
+
+    def _take(self, kind: Kind, found: object, now_s: float) -> None:
+        self._rejected.pop(kind, None)
+        if isinstance(found, Rejected):
+            kept = "; what was there before stays" if self._objects.get(kind) is not None else ""
+            self._rejected[kind] = f"{self._name}: {kind}: {found.reason}{kept}"
+            return
+        if found is not None and (not isinstance(found, Object) or found.kind is not kind):
+            return  # of another node: the server has not heeded the field selector
+        is_first, old = kind not in self._objects, self._objects.get(kind)
+        is_same = found is old if found is None or old is None else found.value == old.value
+        if is_first or is_same or kind not in SPREAD or self._start_spread_s == 0:
+            # If it is as it was, a change that waits has been taken back.
+            self._objects[kind] = found
+            self._waiting.pop(kind, None)
+            return
+        waiting = self._waiting.get(kind)
+        due_s = waiting.due_s if waiting is not None else now_s + self._draw() * self._start_spread_s
+        self._waiting[kind] = _Waiting(found, due_s)
+
+    def _publish(self) -> None:
+        # Only where there is an object, as the import takes time and memory.
+        values = {kind: each.value for kind, each in self._objects.items() if each is not None}
+        config, node, topology, slo = (
+            values.get(kind) for kind in (Kind.CONFIG_MAP, Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO)
+        )
+        found = FolderObjects(
+            node=node if isinstance(node, NodeObject) else None,
+            topology=topology if isinstance(topology, TopologyFacts) else None,
+            unknown=frozenset(kind for kind in Kind if kind not in self._objects),
+        )
+        if isinstance(config, ConfigMapObject) or isinstance(slo, NodeSloObject):
+            from runtimeproxy.slo.loading import NodeSlo, Text
+
+            if isinstance(config, ConfigMapObject):
+                place = f"{self._name}: {CONFIG_MAP}"
+                found = found._replace(config={key: Text(place, text) for key, text in config.data.items()})
+            if isinstance(slo, NodeSloObject):
+                found = found._replace(node_slo=NodeSlo(f"{self._name}: NodeSLO", slo.spec))
+        self.found = found
+        self.problems = (*self._rejected.values(), *self._pod_problems)
+
+
+def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
+    """What the folder and the API server give together, and notes.
+
+    What an operator has put on the node counts: an object in the folder hides the API server's as a whole.
+    """
+    notes = [
+        f"{kind}: that in the folder counts (node.objects_dir), not the API server's"
+        for kind, is_hidden in (
+            (Kind.CONFIG_MAP, of_folder.config and of_server.config),
+            (Kind.NODE, of_folder.node and of_server.node),
+            (Kind.TOPOLOGY, of_folder.topology and of_server.topology),
+            (Kind.NODE_SLO, of_folder.node_slo and of_server.node_slo),
+        )
+        if is_hidden
+    ]
+    found = FolderObjects(
+        config=of_folder.config or of_server.config,
+        node=of_folder.node or of_server.node,
+        topology=of_folder.topology or of_server.topology,
+        node_slo=of_folder.node_slo or of_server.node_slo,
+    )
+    known = {
+        kind
+        for kind, value in (
+            (Kind.CONFIG_MAP, found.config),
+            (Kind.NODE, found.node),
+            (Kind.TOPOLOGY, found.topology),
+            (Kind.NODE_SLO, found.node_slo),
+        )
+        if value
+    }
+    return found._replace(unknown=(of_folder.unknown | of_server.unknown) - known), notes
+
+
+class ObjectSink:
+    """Takes the objects of one kind from a watch.
+
+    Args:
+        inputs: Gets them.
+        kind: Of the objects.
+        name: Of the only one that counts.
+    """
+
+    def __init__(self, inputs: ApiServerInputs, kind: Kind, name: str) -> None:
+        self._inputs = inputs
+        self._kind = kind
+        self._name = name
+
+    def on_listed(self, objects: Iterable[Any]) -> None:
+        found = None
+        for each in objects:
+            if _name_of(each) == self._name:
+                found = each
+        self._inputs.put(self._kind, self._named(found))
+
+    def on_changed(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        if _name_of(document) == self._name:
+            self._inputs.put(self._kind, self._named(document))
+
+    def on_deleted(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        if _name_of(document) == self._name:
+            self._inputs.put(self._kind, None)
+
+    def _named(self, document: Any) -> Any:  # noqa: ANN401 - JSON
+        """With its kind, which the items of a list do not have."""
+        return None if document is None else {**document, "kind": self._kind.value}
+
+
+def _name_of(document: object) -> object:
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    return metadata.get("name") if isinstance(metadata, dict) else None
+
+
+class PodSink:
+    """Takes the pods of this node from a watch.
+
+    Args:
+        inputs: Gets them.
+        node_name: Pods of other nodes are ignored.
+
+    Attributes:
+        problems: Pods that cannot be used, by uid; the last of each.
+    """
+
+    def __init__(self, inputs: ApiServerInputs, node_name: str) -> None:
+        self._inputs = inputs
+        self._node_name = node_name
+        self._pods: dict[str, LivePod] = {}
+        self._annotation_bytes = 0
+        self.problems: dict[str, str] = {}
+
+    def on_listed(self, objects: Iterable[Any]) -> None:
+        # Another one, which counts only if all of the list can be read.
+        new = PodSink(self._inputs, self._node_name)
+        for each in objects:
+            new._put(each, self._pods)
+        self._pods, self._annotation_bytes, self.problems = new._pods, new._annotation_bytes, new.problems
+        self._publish()
+
+    def on_changed(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        self._put(document, self._pods)
+        self._publish()
+
+    def on_deleted(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        uid = runtime_uid(document)
+        self.problems.pop(uid, None)
+        self._set(uid, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._inputs.put_pods(dict(self._pods), self.problems.values())
+
+    def _put(self, document: Any, before: Mapping[str, LivePod]) -> None:  # noqa: ANN401 - JSON
+        uid = runtime_uid(document)
+        self.problems.pop(uid, None)
+        try:
+            self._set(uid, read_pod(document, self._node_name))
+        except InputError as error:
+            if len(self.problems) < MAX_PODS:
+                self.problems[uid] = f"pod {shortened(str(_name_of(document)))}: {error}"
+            if uid in before and uid not in self._pods:
+                self._set(uid, before[uid])
+
+    def _set(self, uid: str, pod: LivePod | None) -> None:
+        total = self._annotation_bytes - _annotation_bytes(self._pods.get(uid)) + _annotation_bytes(pod)
+        if pod is None:
+            self._pods.pop(uid, None)
+        elif uid not in self._pods and len(self._pods) >= MAX_PODS:
+            raise InputError(f"is one of more than {MAX_PODS} pods")
+        elif total > MAX_ANNOTATION_BYTES:
+            raise InputError(f"the pods have more than {MAX_ANNOTATION_BYTES} bytes of annotations")
+        else:
+            self._pods[uid] = pod
+        self._annotation_bytes = total
+
+
+def _annotation_bytes(pod: LivePod | None) -> int:
+    return sum(len(key) + len(text) for key, text in pod.annotations.items()) if pod is not None else 0
+
+
+def runtime_uid(document: object) -> str:
+    """The uid that kubelet and runtime know a pod by; empty if it has none."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(metadata, dict):
+        return ""
+    annotations = metadata.get("annotations")
+    mirror = annotations.get(_MIRROR) if isinstance(annotations, dict) else None
+    uid = mirror if isinstance(mirror, str) and mirror else metadata.get("uid")
+    return uid if isinstance(uid, str) else ""
+
+
+def read_pod(document: object, node_name: str) -> LivePod | None:
+    """Reads a pod; None if it is one of another node, or has ended.
+
+    Raises:
+        InputError: It is not usable.
+    """
+    pod = mapping_of(document)
+    with within("metadata"):
+        metadata = mapping_of(pod.get("metadata"))
+        uid = runtime_uid(pod)
+        names = {}
+        for key in ("name", "namespace"):
+            with within(key):
+                names[key] = text_of(metadata.get(key))
+    if not uid or not names["name"]:
+        raise InputError("has no name or uid", "metadata")
+    annotations = annotations_of(metadata)
+    with within("spec"):
+        spec = mapping_of(pod.get("spec"))
+        priority = spec.get("priority")
+        if spec.get("nodeName") != node_name:
+            return None
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+            raise InputError("is not a whole number", "priority")
+        requests = dict(_requests(spec))
+    with within("status"):
+        if mapping_of(pod.get("status")).get("phase") in ("Succeeded", "Failed"):
+            return None
+    return LivePod(
+        uid=uid,
+        namespace=names["namespace"],
+        name=names["name"],
+        priority=priority,
+        annotations={sys.intern(key): text for key, text in annotations.items()},
+        requests=requests,
+        is_static=_MIRROR in annotations,
+    )
+
+
+def _requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """By container, those that run beside the others included, as the kubelet saves them."""
+    for key in ("initContainers", "containers"):
+        with within(key):
+            for index, each in enumerate(list_of(spec.get(key))):
+                with within(f"[{index}]"):
+                    container = mapping_of(each)
+                    if key == "initContainers" and container.get("restartPolicy") != "Always":
+                        continue
+                    with within("resources"):
+                        resources = mapping_of(container.get("resources"))
+                        with within("requests"):
+                            requests = quantities_of(resources.get("requests"))
+                    name = text_of(container.get("name"))
+                    yield name, {sys.intern(key): amount for key, amount in requests.items()}
+
+
+def _nothing() -> None:
+    pass

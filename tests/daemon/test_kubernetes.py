@@ -1,0 +1,203 @@
+"""The daemon with an API server: strategies, live pods, Events; and without it, when it is away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_api.runtime.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
+from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
+from runtimeproxy.testing import CgroupFiles
+from runtimeproxy.testing.builders import (
+    KubeletQos,
+    container_config,
+    create_container_request,
+    pod_sandbox_config,
+)
+from tests.daemon.conftest import Daemons
+from tests.kubernetes.api_server import ApiServer, refusing
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+CONFIG_MAPS = "/api/v1/namespaces/koordinator-system/configmaps"
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+NODE_SLOS = "/apis/slo.koordinator.sh/v1alpha1/nodeslos"
+QUOTA_US = 100_000
+STRICT = """
+from runtimeproxy.errors import RefusalError
+from runtimeproxy.hooks import Policy
+
+class Strict(Policy):
+    name = "strict"
+
+    def pod(self, pod, node):
+        if pod.priority == "koord-free":
+            raise RefusalError("no free pods here")
+        return None
+"""
+
+
+def burst(percent: int) -> dict[str, str]:
+    strategy = {"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": percent}}
+    return {"cpu-burst-config": json.dumps(strategy)}
+
+
+@dataclass
+class Cluster:
+    """A daemon and its API server."""
+
+    server: ApiServer
+    daemon: ProxyProcess
+    files: CgroupFiles
+    api: Any
+
+    def put_pod(self, name: str, **parts: Any) -> None:
+        pod = pod_sandbox_config(name, uid=f"uid-{name}")
+        metadata = {"namespace": pod.metadata.namespace, "uid": pod.metadata.uid, **parts.pop("metadata", {})}
+        self.server.put(PODS, name, metadata=metadata, spec={"nodeName": "node-a", **parts})
+
+    def run(self, name: str) -> str:
+        """Runs a pod with one container; returns the path of the container's cgroup."""
+        pod = pod_sandbox_config(name, uid=f"uid-{name}", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+        self.files.make(pod.linux.cgroup_parent)
+        resources = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512)
+        config = container_config("main", pod=pod, resources=resources)
+        with CriClient(self.daemon.socket) as client:
+            request = api_pb2.RunPodSandboxRequest(config=pod)
+            made = client.runtime.RunPodSandbox(request, timeout=CALL_TIMEOUT_S)
+            create = create_container_request(made.pod_sandbox_id, config, pod)
+            container = client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
+            start = api_pb2.StartContainerRequest(container_id=container)
+            client.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
+        return f"{pod.linux.cgroup_parent}/{container}"
+
+    def wait_for_burst(self, container: str, percent: int) -> None:
+        wanted = str(QUOTA_US * percent // 100)
+        wait_until(lambda: self.files.read(container, "cpu.max.burst") == wanted or None, f"burst {percent}")
+
+    def status(self) -> own_pb2.GetStatusResponse:
+        found: own_pb2.GetStatusResponse = self.api.GetStatus(own_pb2.GetStatusRequest(), timeout=30)
+        return found
+
+    def wait_until_synced(self) -> None:
+        def watches() -> bool:
+            found = self.status().kubernetes.watches
+            return len(found) == 5 and all(each.state == each.STATE_WATCHING for each in found)
+
+        wait_until(watches, "the watches")
+
+
+@pytest.fixture
+def cluster(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) -> Iterator[Cluster]:
+    for folder in ("/kubepods/burstable", "/kubepods/besteffort"):
+        cgroup_files.make(folder)
+    with ApiServer() as server:
+        kubeconfig = socket_folder / "kubeconfig"
+        document = {
+            "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
+            "clusters": [{"name": "x", "cluster": {"server": server.url}}],
+        }
+        kubeconfig.write_text(json.dumps(document))
+        config = (
+            f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
+            '[node]\nname = "node-a"\n[policies.cpu-burst]\nenabled = true\n'
+        )
+        server.put(CONFIG_MAPS, "slo-controller-config", data=burst(20))
+        capacity = {"cpu": "4", "memory": "8Gi"}
+        server.put(NODES, "node-a", status={"capacity": capacity, "allocatable": capacity})
+        daemon = daemons.prepare(config)
+        daemon.policies_folder.mkdir(exist_ok=True)
+        (daemon.policies_folder / "strict.py").write_text(STRICT)
+        daemon.start()
+        with CriClient(daemon.socket) as client:
+            found = Cluster(server, daemon, cgroup_files, own_grpc.RuntimeProxyStub(client.channel))
+            found.wait_until_synced()
+            yield found
+
+
+def test_strategies_and_live_annotations_reach_running_pods(cluster: Cluster) -> None:
+    cluster.put_pod("web")
+    container = cluster.run("web")
+    cluster.wait_for_burst(container, 20)
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=burst(30))
+    cluster.wait_for_burst(container, 30)
+    # The pod's own annotation counts over it, from the moment it is edited.
+    own = {"koordinator.sh/cpuBurst": json.dumps({"policy": "cpuBurstOnly", "cpuBurstPercent": 50})}
+    cluster.put_pod("web", metadata={"annotations": own})
+    cluster.wait_for_burst(container, 50)
+    cluster.put_pod("web")
+    cluster.wait_for_burst(container, 30)
+
+
+def test_a_refusal_by_priority_becomes_an_event(cluster: Cluster) -> None:
+    cluster.put_pod("cheap", priority=3500)
+    wait_until(lambda: cluster.status().kubernetes.pods or None, "the pod")
+
+    def refused() -> bool:
+        try:
+            cluster.run("cheap")
+        except grpc.RpcError as error:
+            return "no free pods here" in str(error.details())
+        return False
+
+    # The watch knows it before the snapshot does.
+    wait_until(refused, "the refusal")
+
+    def events() -> list[Any]:
+        return [each.body for each in cluster.server.requests if each.method == "POST"]
+
+    wait_until(events, "the Event")
+    body = events()[0]
+    assert body["involvedObject"]["name"] == "cheap"
+    assert (body["reason"], body["message"]) == ("RefusedByPolicy", "policy strict: no free pods here")
+    wait_until(lambda: cluster.status().kubernetes.events_sent or None, "the count")
+
+
+def test_a_server_that_is_away_changes_nothing(cluster: Cluster) -> None:
+    cluster.put_pod("web")
+    container = cluster.run("web")
+    cluster.wait_for_burst(container, 20)
+    status = cluster.status()
+    assert not [each for each in status.problems if "API server" in each]
+    assert status.kubernetes.server == cluster.server.url
+    cluster.server.faults += [("", refusing(503, "etcd is away"))] * 10_000
+    cluster.server.break_watches()
+    wait_until(lambda: any("503: etcd is away" in each for each in cluster.status().problems), "the problem")
+    second = cluster.run("other")
+    cluster.wait_for_burst(second, 20)
+    # After a restart, too: its last good values are saved.
+    cluster.daemon.terminate()
+    cluster.daemon.start()
+    third = cluster.run("third")
+    cluster.wait_for_burst(third, 20)
+    cluster.server.faults.clear()
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=burst(40))
+    for each in (container, second, third):
+        cluster.wait_for_burst(each, 40)
+
+
+def test_without_the_extra_it_says_so_and_ends(daemons: Daemons, tmp_path: Path) -> None:
+    # A folder without code in place of the library.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'urllib3':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    daemons.environment["PYTHONPATH"] = str(tmp_path)
+    daemon = daemons.prepare("[kubernetes]\nenabled = true\n")
+    daemon.spawn()
+    assert daemon.wait() == 2
+    assert "kubernetes.enabled: needs the extra kubernetes: pip install" in "\n".join(daemon.log)

@@ -1,0 +1,1 @@
+"""Tests of the API server as a source."""
