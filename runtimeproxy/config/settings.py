@@ -300,12 +300,12 @@ class QosManagerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """Settings of one plugin of `koord-qos-manager`: cpu-suppress, cpu-burst, cpu-evict or memory-evict."""
+    """Settings of a plugin: cpu-suppress, cpu-burst, cpu-evict, memory-evict or profiling."""
 
     mode: Literal["enforce", "dry-run", "off"] | None = None
     """`enforce` claims values and evicts pods; `dry-run` only computes and explains; `off` does not run.
-    Unset: `dry-run` for `cpu-evict` and `memory-evict`, `enforce` for the others. Its feature gate and the
-    strategies must want it, too."""
+    Unset: `dry-run` for `cpu-evict` and `memory-evict`, `off` for `profiling`, `enforce` for the others. Its
+    feature gate and the strategies must want it, too. `profiling` claims nothing in either mode."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The plugin's own keys."""
 
@@ -354,7 +354,7 @@ GROUPS: Final = {
 TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings}
 """The groups of tables, `[<group>.<name>]`."""
 
-BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict")
+BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict", "profiling")
 FEATURE_GATES: Final[Mapping[str, bool]] = {
     "BECPUSuppress": True,
     "BECPUManager": False,

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 BUILT_IN: Final[Mapping[str, str]] = {
     "cpu-suppress": "runtimeproxy.qosmanager.plugins.cpu_suppress:CpuSuppress",
     "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurst",
+    "profiling": "runtimeproxy.qosmanager.plugins.profiling:Profiling",
 }
 """The class of each plugin; its module is imported at the start."""
 SAMPLES_S: Final = 2.0

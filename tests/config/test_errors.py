@@ -82,7 +82,7 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         (
             "[plugins.cpu-supress]",
             "plugins.cpu-supress",
-            "no plugin has this name; there are cpu-suppress, cpu-burst, cpu-evict, memory-evict",
+            "no plugin has this name; there are cpu-suppress, cpu-burst, cpu-evict, memory-evict, profiling",
         ),
         ("[plugins.cpu-burst]\nmoode = 1", "plugins.cpu-burst.moode", "unknown key; did you mean mode?"),
         ("[plugins.cpu-burst]\nmode = 'on'", "plugins.cpu-burst.mode", ONE_OF_MODES),

@@ -1,0 +1,409 @@
+"""Profiling: expected peaks, what batch and mid pods may be given, and pods that suffer from neighbours.
+
+Claims nothing. The arithmetic is in `runtimeproxy.qosmanager.profiling`; here samples become its input, and
+its results a file and metrics. Unlike other plugins it writes files in `run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from runtimeproxy.config.validation import TcpAddress, parse_listen
+from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
+from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
+from runtimeproxy.qosmanager.profiling.node_metric import (
+    AggregatedUsage,
+    ApplicationProfile,
+    PodProfile,
+    Profile,
+    ProfileCollector,
+    node_metric,
+)
+from runtimeproxy.qosmanager.profiling.prediction import Models, pod_key, with_margin
+from runtimeproxy.qosmanager.profiling.reclaimable import (
+    NOTHING,
+    Amounts,
+    NodeUse,
+    PodUse,
+    batch_resources,
+    is_degraded,
+    is_to_publish,
+    mid_resources,
+    published_batch,
+    summed,
+)
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot, Window
+from runtimeproxy.slo.schema import MemoryCollectPolicy
+
+if TYPE_CHECKING:
+    from socketserver import BaseServer
+
+TRAINING_S: Final = 60.0
+"""Models learn once a minute, the mean of that minute. Source: Koordinator pkg/koordlet/prediction."""
+SAVING_S: Final = 600.0
+"""Models are saved this often: a crash costs as many samples."""
+AGGREGATIONS_S: Final = (300.0, 600.0, 1_800.0)
+"""Source: policies spec 4.2, metricAggregatePolicy."""
+_MODELS_FILE: Final = "prediction.json"
+_NODE_METRIC_FILE: Final = "node-metric.json"
+_MOST_FILE_BYTES: Final = 64 << 20
+_SIGNALS: Final[Mapping[Signal, Metric]] = {
+    Signal.CPU_USAGE: Metric.CPU_USAGE,
+    Signal.CYCLES_PER_INSTRUCTION: Metric.CYCLES_PER_INSTRUCTION,
+    Signal.CPU_PRESSURE: Metric.CPU_PRESSURE,
+    Signal.MEMORY_PRESSURE: Metric.MEMORY_PRESSURE,
+    Signal.IO_PRESSURE: Metric.IO_PRESSURE,
+    Signal.CPU_THROTTLED: Metric.CPU_THROTTLED,
+}
+_MILLI: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingOptions:
+    """`[plugins.profiling.options]`."""
+
+    folder: str = ""
+    """Where the models are saved (`prediction.json`) and the last NodeMetric is written (`node-metric.json`);
+    empty: nowhere, and the models begin anew with the process."""
+    metrics_listen: str = ""
+    """Address such as `127.0.0.1:9446` on which metrics are served for Prometheus; empty: none."""
+    node_name: str = ""
+    """Name of the NodeMetric; empty: the node's label kubernetes.io/hostname, or the host's name."""
+
+
+@dataclass(slots=True)
+class ProfilingState:
+    """Models and histories, and what was found last.
+
+    Changed in place: a copy of all models each minute would cost more than their training.
+    """
+
+    models: Models
+    histories: dict[str, PodHistory] = field(default_factory=dict)
+    """By pod uid."""
+    saved_s: float | None = None
+    """Monotonic, when the models were saved; None: not yet."""
+    problem: str = ""
+    """Why models were not restored."""
+    profile: Profile | None = None
+    """The last one."""
+    published: tuple[Amounts, Amounts] | None = None
+    """Batch and mid resources as they were given out last; they change in steps."""
+    published_s: float = 0.0
+    """Monotonic."""
+
+
+class Profiling(Plugin[ProfilingState]):
+    """Computes what the node has to give, and reports."""
+
+    name: ClassVar[str] = "profiling"
+    default_mode: ClassVar[Mode] = Mode.OFF
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need(Level.NODE, Metric.CPU_USAGE, AGGREGATIONS_S[-1]),
+            Need(Level.NODE, Metric.MEMORY_USAGE, AGGREGATIONS_S[-1]),
+            # All else is read often enough for means of a minute, and kept long enough.
+            Need(Level.POD, Metric.CYCLES_PER_INSTRUCTION, AGGREGATIONS_S[0]),
+        }
+    )
+    interval_s: ClassVar[float] = TRAINING_S
+    options_type: ClassVar[type[ProfilingOptions]] = ProfilingOptions
+
+    def __init__(self) -> None:
+        self._options = ProfilingOptions()
+        self.metrics = MetricsListener()
+
+    def setup(self, context: PluginContext) -> ProfilingState:
+        """The saved models, or new ones if there are none that can be used."""
+        self._options = context.options or ProfilingOptions()
+        self.metrics.listen(self._options.metrics_listen)
+        models, problem = _restored(self._options.folder)
+        return ProfilingState(models, problem=problem)
+
+    def is_enabled(self, snapshot: Snapshot) -> bool:
+        """Always: the mode says whether it is wanted."""
+        return True
+
+    def run(self, snapshot: Snapshot, state: ProfilingState) -> Decision[ProfilingState]:
+        """Learns, computes, and writes the results."""
+        now = node_use(snapshot, TRAINING_S)
+        usual = node_use(snapshot, float(snapshot.strategies.colocation.metric_aggregate_duration_seconds))
+        if now is None or usual is None:
+            return Decision(state, explanation=self._take_back(snapshot, state))
+        state.models.train(now, snapshot.wall_s)
+        profile = self._profile(snapshot, state, now, usual)
+        state.profile = self.metrics.collector.profile = profile
+        problems = [state.problem] if state.problem else []
+        problems += self._write(snapshot, state, profile)
+        suffering = sum(pod.interference is not None for pod in profile.pods)
+        explanation = (
+            f"batch {_shown(profile.batch)}, mid {_shown(profile.mid)}, prod reclaimable "
+            f"{_shown(profile.prod_reclaimable)}; {suffering} of {len(profile.pods)} pods suffer"
+        )
+        return Decision(state, explanation="; ".join([explanation, *problems]))
+
+    def _take_back(self, snapshot: Snapshot, state: ProfilingState) -> str:
+        """Without samples for long nothing is given to batch and mid pods any more; says what is missing."""
+        last = state.profile
+        missing = "usage or size of the node is not known"
+        if last is None or not is_degraded(snapshot.wall_s - last.wall_s, snapshot.strategies.colocation):
+            return missing
+        profile = replace(last, batch=NOTHING, mid=NOTHING)
+        state.profile = self.metrics.collector.profile = profile
+        state.published = None
+        problems = self._write(snapshot, state, profile)
+        return "; ".join([f"{missing}: batch and mid resources are taken back", *problems])
+
+    def _profile(self, snapshot: Snapshot, state: ProfilingState, now: NodeUse, usual: NodeUse) -> Profile:
+        strategy = snapshot.strategies.colocation
+        reclaimable = state.models.prod_reclaimable(now, _ages(snapshot))
+        found = _judge(snapshot, state)
+        usages = {pod.uid: pod.usage for pod in now.pods}
+        batch, mid = _published(
+            snapshot,
+            state,
+            published_batch(batch_resources(usual, strategy), snapshot.node.normalization_ratio),
+            mid_resources(usual, reclaimable, strategy),
+        )
+        return Profile(
+            wall_s=snapshot.wall_s,
+            node_name=self._node_name(snapshot),
+            usage=usual.usage,
+            system_usage=usual.system_usage,
+            aggregated=_aggregated(snapshot),
+            pods=tuple(
+                PodProfile(
+                    namespace=pod.namespace,
+                    name=pod.name,
+                    priority_class=_priority_class(pod.priority_class, pod.qos),
+                    qos=pod.qos,
+                    usage=usages[pod.uid],
+                    peak=with_margin(state.models.percentiles(pod_key(pod.uid))),
+                    interference=found.get(pod.uid),
+                )
+                for pod in snapshot.pods
+            ),
+            applications=_applications(snapshot, TRAINING_S),
+            prod_reclaimable=reclaimable,
+            batch=batch,
+            mid=mid,
+        )
+
+    def _node_name(self, snapshot: Snapshot) -> str:
+        label = snapshot.node.labels.get("kubernetes.io/hostname", "")
+        return self._options.node_name or label or os.uname().nodename
+
+    def _write(self, snapshot: Snapshot, state: ProfilingState, profile: Profile) -> list[str]:
+        """Writes what is due; what could not be written."""
+        if not self._options.folder:
+            return []
+        folder = Path(self._options.folder)
+        texts = {_NODE_METRIC_FILE: json.dumps(node_metric(profile), indent=1) + "\n"}
+        is_saving = state.saved_s is None or snapshot.now_s - state.saved_s >= SAVING_S
+        if is_saving:
+            texts[_MODELS_FILE] = state.models.saved()
+        problems = [problem for name, text in texts.items() if (problem := _replace(folder / name, text))]
+        if is_saving and not problems:
+            state.saved_s = snapshot.now_s
+        return problems
+
+
+def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
+    """The node and its pods with their mean usage; None if size or usage of the node are not known."""
+    usage, capacity = _usage(snapshot, NODE_CGROUP, length_s), _amounts(snapshot.node.capacity)
+    if usage is None or not all(capacity):
+        return None
+    applications = _applications(snapshot, length_s)
+    return NodeUse(
+        capacity=capacity,
+        allocatable=_amounts(snapshot.node.allocatable) if snapshot.node.allocatable else capacity,
+        reserved=_amounts(snapshot.node.reserved),
+        usage=usage,
+        pods=tuple(_pod_use(snapshot, pod, length_s) for pod in snapshot.pods),
+        applications=summed(each.usage for each in applications),
+        high_priority_applications=summed(
+            each.usage
+            for each in applications
+            if each.priority_class not in (PriorityClass.BATCH, PriorityClass.FREE)
+        ),
+    )
+
+
+def _published(
+    snapshot: Snapshot, state: ProfilingState, batch: Amounts, mid: Amounts
+) -> tuple[Amounts, Amounts]:
+    """Batch and mid resources as they are given out: those of before as long as they differ little."""
+    strategy = snapshot.strategies.colocation
+    age_s = snapshot.now_s - state.published_s
+    before = state.published
+    if before is not None and not any(
+        is_to_publish(old, age_s, new, strategy) for old, new in zip(before, (batch, mid), strict=True)
+    ):
+        return before
+    state.published, state.published_s = (batch, mid), snapshot.now_s
+    return batch, mid
+
+
+def _pod_use(snapshot: Snapshot, pod: Pod, length_s: float) -> PodUse:
+    return PodUse(
+        uid=pod.uid,
+        priority_class=_priority_class(pod.priority_class, pod.qos),
+        qos=pod.qos,
+        request=summed(_amounts(container.requests) for container in pod.containers),
+        usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
+    )
+
+
+def _priority_class(named: PriorityClass, qos: QoSClass) -> PriorityClass:
+    """With the default by the QoS class. Source: policies spec 1.5."""
+    if named is not PriorityClass.NONE or qos is QoSClass.NONE:
+        return named
+    return PriorityClass.BATCH if qos is QoSClass.BE else PriorityClass.PROD
+
+
+def _amounts(resources: Mapping[str, int]) -> Amounts:
+    return Amounts(float(resources.get("cpu", 0)), float(resources.get("memory", 0)))
+
+
+def _usage(snapshot: Snapshot, cgroup: str, length_s: float) -> Amounts | None:
+    with_cache = (
+        snapshot.strategies.colocation.metric_memory_collect_policy is MemoryCollectPolicy.WITH_PAGE_CACHE
+    )
+    memory_metric = Metric.MEMORY_WITH_CACHE if with_cache else Metric.MEMORY_USAGE
+    cpu = snapshot.metrics.window(cgroup, Metric.CPU_USAGE, length_s)
+    memory = snapshot.metrics.window(cgroup, memory_metric, length_s)
+    return None if cpu is None or memory is None else Amounts(cpu.avg * _MILLI, memory.avg)
+
+
+def _applications(snapshot: Snapshot, length_s: float) -> tuple[ApplicationProfile, ...]:
+    return tuple(
+        ApplicationProfile(
+            name=each.name,
+            priority_class=_priority_class(each.priority_class, each.qos),
+            qos=each.qos,
+            usage=usage,
+        )
+        for each in snapshot.strategies.host_applications
+        if each.cgroup and (usage := _usage(snapshot, each.cgroup, length_s)) is not None
+    )
+
+
+def _ages(snapshot: Snapshot) -> dict[str, float | None]:
+    return {
+        pod.uid: None if pod.created_s is None else snapshot.wall_s - pod.created_s for pod in snapshot.pods
+    }
+
+
+def _judge(snapshot: Snapshot, state: ProfilingState) -> dict[str, Interference]:
+    """Judges all pods by their histories, and forgets the pods that went."""
+    histories: dict[str, PodHistory] = {}
+    found: dict[str, Interference] = {}
+    for pod in snapshot.pods:
+        windows = {
+            signal: snapshot.metrics.window(pod.cgroup, metric, TRAINING_S)
+            for signal, metric in _SIGNALS.items()
+            if pod.cgroup
+        }
+        values = {signal: window.avg for signal, window in windows.items() if window is not None}
+        histories[pod.uid], interference = judged(state.histories.get(pod.uid, PodHistory()), values)
+        if interference is not None:
+            found[pod.uid] = interference
+    state.histories = histories
+    return found
+
+
+def _aggregated(snapshot: Snapshot) -> tuple[AggregatedUsage, ...]:
+    """Of the node; without the times over which there are not enough samples."""
+    found: list[AggregatedUsage] = []
+    for duration_s in AGGREGATIONS_S:
+        cpu = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, duration_s)
+        memory = snapshot.metrics.window(NODE_CGROUP, Metric.MEMORY_USAGE, duration_s)
+        if cpu is not None and memory is not None and min(cpu.count, memory.count) >= duration_s / 2:
+            found.append(AggregatedUsage(duration_s=duration_s, by_kind=_by_kind(cpu, memory)))
+    return tuple(found)
+
+
+def _by_kind(cpu: Window, memory: Window) -> dict[str, Amounts]:
+    return {
+        "avg": Amounts(cpu.avg * _MILLI, memory.avg),
+        "p50": Amounts(cpu.p50 * _MILLI, memory.p50),
+        "p90": Amounts(cpu.p90 * _MILLI, memory.p90),
+        "p95": Amounts(cpu.p95 * _MILLI, memory.p95),
+        "p99": Amounts(cpu.p99 * _MILLI, memory.p99),
+    }
+
+
+def _shown(amounts: Amounts) -> str:
+    return f"{amounts.cpu_millicores / _MILLI:.2f} CPUs and {amounts.memory_bytes / (1 << 20):.0f} MiB"
+
+
+def _restored(folder: str) -> tuple[Models, str]:
+    """The saved models, or new ones and why the saved ones cannot be used; no reason if there are none."""
+    file = Path(folder) / _MODELS_FILE
+    try:
+        if not folder or not file.exists():
+            return Models(), ""
+        if file.stat().st_size > _MOST_FILE_BYTES:
+            return Models(), f"predictions begin anew: {file} is too large"
+        return Models.restored(file.read_text(encoding="utf-8"), time.time()), ""
+    except (OSError, ValueError) as error:
+        return Models(), f"predictions begin anew: {file}: {error}"
+
+
+def _replace(file: Path, text: str) -> str:
+    """Writes a file so that a reader sees all of the old or of the new one; why it failed, or nothing."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        with new.open("w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        new.replace(file)
+    except OSError as error:
+        return f"{file} cannot be written: {error.strerror}"
+    return ""
+
+
+class MetricsListener:
+    """Serves the last profile to Prometheus; outlives the plugin's state."""
+
+    def __init__(self) -> None:
+        self.collector = ProfileCollector()
+        self._address = ""
+        self._server: BaseServer | None = None
+
+    def listen(self, address: str) -> None:
+        """Serves there, in a thread of its own, and no longer elsewhere; nowhere if it is empty.
+
+        Raises:
+            ValueError: this is not an address and a port.
+            OSError: it cannot be bound.
+        """
+        if address == self._address and self._server is not None:
+            return
+        self.close()
+        if address:
+            parsed = parse_listen(address)
+            if not isinstance(parsed, TcpAddress):
+                raise ValueError(f"metrics_listen: {address!r} is not an address and a port")
+            from prometheus_client import start_http_server  # Takes long to import, and is off by default.
+            from prometheus_client.core import CollectorRegistry
+
+            registry = CollectorRegistry()
+            registry.register(self.collector)
+            self._server, _ = start_http_server(parsed.port, parsed.host, registry)
+            self._address = address
+
+    def close(self) -> None:
+        """Serves no longer."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

@@ -1,0 +1,225 @@
+"""Expected peaks from the past: of each pod, of each priority class, and of what is no pod.
+
+Source of models and formulas: policies spec 3.10. The models are the state; saved as one JSON text, they
+outlive the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runtimeproxy.qos import PriorityClass
+from runtimeproxy.qosmanager.profiling.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Histogram
+from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, Amounts, NodeUse, is_prod, summed
+
+CPU_SHARE: Final = 0.95
+MEMORY_SHARE: Final = 0.98
+"""Percentiles that count as peak."""
+SAFETY_MARGIN: Final = 1.1
+"""A peak is expected to be this much higher."""
+COLD_START_S: Final = 24 * 3_600.0
+"""Of a pod that is younger nothing is reclaimable."""
+EXPIRY_S: Final = 24 * 3_600.0
+"""A model without samples for so long is dropped, as its pod has gone."""
+_MILLI: Final = 1_000
+_FORMAT: Final = 1
+
+SYSTEM: Final = "system"
+ALL_PODS: Final = "pods"
+NODE: Final = "node"
+
+
+def pod_key(uid: str) -> str:
+    """The model of a pod."""
+    return f"pod/{uid}"
+
+
+def class_key(priority_class: PriorityClass) -> str:
+    """The model of all pods of a class."""
+    return f"class/{priority_class.value}"
+
+
+class Model:
+    """The usage of one pod, class or the system over time."""
+
+    __slots__ = ("cpu", "memory", "updated_s")
+
+    def __init__(self) -> None:
+        self.cpu = Histogram(CPU_BUCKETS)
+        self.memory = Histogram(MEMORY_BUCKETS)
+        self.updated_s = 0.0
+        """Wall clock."""
+
+    def add(self, usage: Amounts, wall_s: float) -> None:
+        self.cpu.add(usage.cpu_millicores / _MILLI, wall_s)
+        self.memory.add(usage.memory_bytes, wall_s)
+        self.updated_s = wall_s
+
+    @property
+    def percentiles(self) -> Amounts | None:
+        """What is seldom exceeded, without safety margin; None without samples."""
+        cores, memory_bytes = self.cpu.percentile(CPU_SHARE), self.memory.percentile(MEMORY_SHARE)
+        if cores is None or memory_bytes is None:
+            return None
+        return Amounts(cores * _MILLI, memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPod:
+    """A prod pod, as far as its prediction needs it."""
+
+    request: Amounts
+    peak: Amounts | None
+    """With the safety margin; None: there is no prediction."""
+    age_s: float | None
+    """None: not known."""
+    is_ending: bool = False
+
+    @property
+    def unreclaimable(self) -> Amounts:
+        """What it is expected to need; without prediction its request."""
+        return self.request if self.peak is None else self.peak
+
+    @property
+    def reclaimable(self) -> Amounts:
+        """What it requests and is not expected to need; nothing of one that is young, or ends."""
+        if self.peak is None or self.is_ending or self.age_s is None or self.age_s <= COLD_START_S:
+            return NOTHING
+        return self.request.minus(self.peak).at_least(NOTHING)
+
+
+def with_margin(peak: Amounts | None) -> Amounts | None:
+    """The peak that is reckoned with."""
+    return None if peak is None else peak.times(SAFETY_MARGIN, SAFETY_MARGIN)
+
+
+def reclaimable_by_pods(allocatable: Amounts, pods: Iterable[PredictedPod]) -> Amounts:
+    """What prod pods leave by the peaks of each of them."""
+    known = tuple(pods)
+    rest = allocatable.minus(summed(pod.unreclaimable for pod in known))
+    return rest.at_most(summed(pod.reclaimable for pod in known)).at_least(NOTHING)
+
+
+def reclaimable_by_class(allocatable: Amounts, requested: Amounts, system: Amounts, prod: Amounts) -> Amounts:
+    """What prod pods leave by the peak of all of them together.
+
+    Args:
+        allocatable: of the node.
+        requested: by prod pods that do not end.
+        system: percentiles of what is no pod.
+        prod: percentiles of prod pods together.
+    """
+    peak = system.plus(prod).times(SAFETY_MARGIN, SAFETY_MARGIN)
+    unneeded = requested.minus(peak).at_least(NOTHING)
+    return allocatable.minus(peak).at_most(unneeded).at_least(NOTHING)
+
+
+class Models:
+    """All models by key. A sample of each is taken once a minute."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Model] = {}
+
+    def train(self, node: NodeUse, wall_s: float) -> None:
+        """Adds what is used now, and drops the models of pods that went long ago."""
+        for key, usage in _usages(node).items():
+            self.by_key.setdefault(key, Model()).add(usage, wall_s)
+        for key in [key for key, model in self.by_key.items() if wall_s - model.updated_s > EXPIRY_S]:
+            del self.by_key[key]
+
+    def percentiles(self, key: str) -> Amounts | None:
+        """What is seldom exceeded; None: there is no model."""
+        model = self.by_key.get(key)
+        return None if model is None else model.percentiles
+
+    def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> Amounts:
+        """What prod pods request and are not expected to use: the smaller one of both predictions.
+
+        Args:
+            node: all that runs now.
+            ages_s: of the pods by uid.
+        """
+        prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
+        pods = [
+            PredictedPod(
+                request=pod.request,
+                peak=with_margin(self.percentiles(pod_key(pod.uid))),
+                age_s=ages_s.get(pod.uid),
+            )
+            for pod in prod
+        ]
+        classes = summed(
+            self.percentiles(class_key(each)) or NOTHING for each in PriorityClass if is_prod(each)
+        )
+        system = self.percentiles(SYSTEM)
+        if system is None:
+            return NOTHING
+        requested = summed(pod.request for pod in prod)
+        by_class = reclaimable_by_class(node.allocatable, requested, system, classes)
+        return reclaimable_by_pods(node.allocatable, pods).at_most(by_class)
+
+    def saved(self) -> str:
+        """All models as a JSON text."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "models": {
+                    key: {
+                        "updated_s": model.updated_s,
+                        "cpu": model.cpu.saved(),
+                        "memory": model.memory.saved(),
+                    }
+                    for key, model in self.by_key.items()
+                },
+            }
+        )
+
+    @classmethod
+    def restored(cls, text: str, wall_s: float) -> Models:
+        """The models that `saved` gave, without those that have expired.
+
+        Raises:
+            ValueError: the text is not of that kind. Nothing of it is used: a part would be a wrong peak.
+        """
+        models = cls()
+        try:
+            saved = json.loads(text)
+            if saved["format"] != _FORMAT:
+                raise ValueError(f"format {saved['format']}, not {_FORMAT}")
+            for key, each in saved["models"].items():
+                model = _restored_model(each)
+                # A time to come is of a clock that was set back since.
+                model.updated_s = min(model.updated_s, wall_s)
+                if wall_s - model.updated_s <= EXPIRY_S:
+                    models.by_key[key] = model
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not saved models: {error!r}") from error
+        return models
+
+
+def _restored_model(saved: Mapping[str, Any]) -> Model:
+    model = Model()
+    model.cpu = Histogram.restored(CPU_BUCKETS, saved["cpu"])
+    model.memory = Histogram.restored(MEMORY_BUCKETS, saved["memory"])
+    model.updated_s = float(saved["updated_s"])
+    if not math.isfinite(model.updated_s):
+        raise ValueError("no time")
+    return model
+
+
+def _usages(node: NodeUse) -> dict[str, Amounts]:
+    """What each model learns now. A class without pods uses nothing."""
+    usages = {class_key(each): NOTHING for each in PriorityClass}
+    usages[ALL_PODS] = NOTHING
+    for pod in node.pods:
+        if pod.usage is not None:
+            usages[pod_key(pod.uid)] = pod.usage
+            for key in (class_key(pod.priority_class), ALL_PODS):
+                usages[key] = usages[key].plus(pod.usage)
+    usages[NODE] = node.usage
+    usages[SYSTEM] = node.usage.minus(usages[ALL_PODS]).at_least(NOTHING)
+    return usages

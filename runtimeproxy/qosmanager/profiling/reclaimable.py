@@ -1,0 +1,219 @@
+"""Batch and mid resources of the node: what pods of lower priority may be given. All functions are pure.
+
+What koord-manager computes for a node of a cluster, from the samples of this node. Source of all formulas:
+policies spec 3.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
+
+
+class Amounts(NamedTuple):
+    """An amount of each resource."""
+
+    cpu_millicores: float
+    memory_bytes: float
+
+    def combined(self, other: Amounts, combine: Callable[[float, float], float]) -> Amounts:
+        """Resource by resource."""
+        return Amounts(
+            combine(self.cpu_millicores, other.cpu_millicores), combine(self.memory_bytes, other.memory_bytes)
+        )
+
+    def plus(self, other: Amounts) -> Amounts:
+        return self.combined(other, lambda own, others: own + others)
+
+    def minus(self, other: Amounts) -> Amounts:
+        """May be negative."""
+        return self.combined(other, lambda own, others: own - others)
+
+    def at_least(self, other: Amounts) -> Amounts:
+        """The larger one of each resource."""
+        return self.combined(other, max)
+
+    def at_most(self, other: Amounts) -> Amounts:
+        """The smaller one of each resource."""
+        return self.combined(other, min)
+
+    def times(self, cpu: float, memory: float) -> Amounts:
+        return Amounts(self.cpu_millicores * cpu, self.memory_bytes * memory)
+
+    def percent(self, cpu: float, memory: float) -> Amounts:
+        return Amounts(self.cpu_millicores * cpu / 100, self.memory_bytes * memory / 100)
+
+
+NOTHING = Amounts(0.0, 0.0)
+
+_LOW_CLASSES = (PriorityClass.BATCH, PriorityClass.FREE)
+
+
+def summed(amounts: Iterable[Amounts]) -> Amounts:
+    """The sum; of none it is nothing."""
+    total = NOTHING
+    for each in amounts:
+        total = total.plus(each)
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodUse:
+    """A pod that is pending or running."""
+
+    uid: str
+    priority_class: PriorityClass
+    """With the default by its QoS class."""
+    qos: QoSClass
+    request: Amounts
+    usage: Amounts | None
+    """None: there are no samples."""
+
+    @property
+    def is_high_priority(self) -> bool:
+        """Whether it is of another class than batch and free."""
+        return self.priority_class not in _LOW_CLASSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """The node, and all that runs on it."""
+
+    capacity: Amounts
+    allocatable: Amounts
+    reserved: Amounts
+    """Not for pods: the larger one of the kubelet's reservation and that of the annotation."""
+    usage: Amounts
+    """Of the whole node."""
+    pods: tuple[PodUse, ...]
+    high_priority_applications: Amounts = NOTHING
+    """Usage of host applications of other classes than batch and free."""
+    applications: Amounts = NOTHING
+    """Usage of all host applications."""
+
+    @property
+    def system_usage(self) -> Amounts:
+        """Of what is neither a pod nor a host application."""
+        of_pods = summed(pod.usage for pod in self.pods if pod.usage is not None)
+        return self.usage.minus(of_pods).minus(self.applications).at_least(NOTHING)
+
+    @property
+    def system_used(self) -> Amounts:
+        """System and host applications of high priority, at least what is reserved for them."""
+        return self.system_usage.plus(self.high_priority_applications).at_least(self.reserved)
+
+
+def high_priority_used(pods: Iterable[PodUse]) -> Amounts:
+    """What pods of high priority use; without samples, and of the CPUs of LSE pods, what they request."""
+    return summed(_used(pod) for pod in pods if pod.is_high_priority)
+
+
+def _used(pod: PodUse) -> Amounts:
+    if pod.usage is None:
+        return pod.request
+    if pod.qos is QoSClass.LSE:
+        return Amounts(pod.request.cpu_millicores, pod.usage.memory_bytes)
+    return pod.usage
+
+
+def high_priority_requested(pods: Iterable[PodUse]) -> Amounts:
+    """What pods of high priority request."""
+    return summed(pod.request for pod in pods if pod.is_high_priority)
+
+
+def high_priority_max(pods: Iterable[PodUse]) -> Amounts:
+    """The larger one of request and usage of pods of high priority; without samples the request.
+
+    The formula leaves pods without samples out; they would be given away until their first sample.
+    """
+    return summed(pod.request.at_least(pod.usage or NOTHING) for pod in pods if pod.is_high_priority)
+
+
+def batch_resources(node: NodeUse, strategy: Colocation) -> Amounts:
+    """What batch pods may request on the node, 0 or more."""
+    margin = node.capacity.percent(
+        100 - strategy.cpu_reclaim_threshold_percent, 100 - strategy.memory_reclaim_threshold_percent
+    )
+    rest = node.capacity.minus(margin)
+    by_policy = {
+        CalculatePolicy.USAGE: rest.minus(node.system_used).minus(high_priority_used(node.pods)),
+        CalculatePolicy.REQUEST: rest.minus(node.reserved).minus(high_priority_requested(node.pods)),
+        CalculatePolicy.MAX_USAGE_REQUEST: rest.minus(node.system_used).minus(high_priority_max(node.pods)),
+    }
+    cpu_policy = strategy.cpu_calculate_policy
+    if cpu_policy is CalculatePolicy.REQUEST:
+        cpu_policy = CalculatePolicy.USAGE  # There is no formula by request for CPU.
+    batch = Amounts(
+        by_policy[cpu_policy].cpu_millicores, by_policy[strategy.memory_calculate_policy].memory_bytes
+    )
+    limit = node.capacity.percent(
+        _percent_or_all(strategy.batch_cpu_threshold_percent),
+        _percent_or_all(strategy.batch_memory_threshold_percent),
+    )
+    return batch.at_most(limit).at_least(NOTHING)
+
+
+def _percent_or_all(percent: float | None) -> float:
+    return 100 if percent is None else percent
+
+
+def mid_resources(node: NodeUse, prod_reclaimable: Amounts, strategy: Colocation) -> Amounts:
+    """What mid pods may request on the node, 0 or more.
+
+    Args:
+        node: the node.
+        prod_reclaimable: what prod pods request and are not expected to use.
+        strategy: the strategy of the node.
+    """
+    limit = node.capacity.percent(strategy.mid_cpu_threshold_percent, strategy.mid_memory_threshold_percent)
+    if strategy.mid_reclaim_mode is MidReclaimMode.STATIC:
+        reserved = node.capacity.percent(
+            strategy.mid_static_cpu_reserved_percent, strategy.mid_static_memory_reserved_percent
+        )
+        return reserved.at_most(limit).at_least(NOTHING)
+    unused = node.capacity.minus(node.usage).at_least(NOTHING)
+    requested = summed(pod.request for pod in node.pods if is_prod(pod.priority_class))
+    unallocated = node.allocatable.minus(requested).at_least(NOTHING)
+    percent = strategy.mid_unallocated_percent
+    mid = prod_reclaimable.at_most(unused).plus(unallocated.percent(percent, percent))
+    return mid.at_most(limit).at_least(NOTHING)
+
+
+def is_prod(priority_class: PriorityClass) -> bool:
+    """Whether what pods of a class do not use can be reclaimed: prod, or no class."""
+    return priority_class in (PriorityClass.PROD, PriorityClass.NONE)
+
+
+def published_batch(
+    batch: Amounts, normalization_ratio: float | None, allocated: Amounts = NOTHING
+) -> Amounts:
+    """The batch resources as a node's status has them: whole millicores and bytes.
+
+    Args:
+        batch: as computed.
+        normalization_ratio: of the node's CPUs; None or up to 1: CPU is not multiplied.
+        allocated: what others than Koordinator have given away already.
+    """
+    rest = batch.times(max(normalization_ratio or 1.0, 1.0), 1.0).minus(allocated).at_least(NOTHING)
+    return Amounts(int(rest.cpu_millicores), int(rest.memory_bytes))
+
+
+def is_degraded(samples_age_s: float, strategy: Colocation) -> bool:
+    """Whether samples are so old that batch and mid resources are taken back."""
+    return samples_age_s > strategy.degrade_time_minutes * 60
+
+
+def is_to_publish(
+    published: Amounts | None, published_age_s: float, now: Amounts, strategy: Colocation
+) -> bool:
+    """Whether amounts differ so much, or were published so long ago, that they are published again."""
+    if published is None or published_age_s >= strategy.update_time_threshold_seconds:
+        return True
+    return any(
+        abs(new - old) > old * strategy.resource_diff_threshold
+        for old, new in zip(published, now, strict=True)
+    )
