@@ -89,6 +89,8 @@ class Pod:
     """By the label, or by the priority where that is known."""
     priority: int | None = None
     """None: not known."""
+    sub_priority: int | None = None
+    """Within its priority, by the label `koordinator.sh/priority`; None: it has none, or not a number."""
     cgroup: str = ""
     """Empty: not known."""
     containers: tuple[Container, ...] = ()
@@ -258,3 +260,5 @@ class Snapshot:
     node: Node = field(default_factory=Node)
     strategies: Strategies = field(default_factory=Strategies)
     metrics: Metrics = field(default_factory=NoMetrics)
+    be_limit_cores: float | None = None
+    """What CPU suppress leaves to all BE pods together, by its claims that count; None: it bounds nothing."""

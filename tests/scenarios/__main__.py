@@ -20,6 +20,7 @@ SCENARIOS: Mapping[str, Callable[[], scenarios.Scenario]] = {
     "surge-cpuset": lambda: scenarios.surge(CpuSuppressPolicy.CPUSET),
     "burst-buckets": scenarios.buckets,
     "burst-flapping": lambda: scenarios.flapping(UpstreamBurst),
+    "memory-pressure": scenarios.memory_pressure,
     "day": scenarios.day,
 }
 
@@ -53,6 +54,9 @@ def draw(scenario: scenarios.Scenario, file: Path) -> None:
                 panel.set_title(name, fontsize="medium")
             if row == rows - 1:
                 panel.set_xlabel(f"time in {unit}")
+    for panel in axes.flat:
+        # Only now: it would fix the upper end, too.
+        panel.set_ylim(bottom=0)
     figure.savefig(file, dpi=110)
 
 

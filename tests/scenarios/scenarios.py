@@ -11,6 +11,7 @@ from functools import partial
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
+from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.snapshot import Strategies
 from runtimeproxy.slo.schema import CpuBurst as BurstStrategy
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuSuppressPolicy, PodCpuBurst, Threshold
@@ -165,6 +166,44 @@ def flapping(upstream: Callable[[], CpuBurst], seconds: int = 900) -> Scenario:
         "used cores": ("used", "threshold"),
     }
     return Scenario("A node around the threshold of CPU burst", node, panels, other, "Koordinator's rule")
+
+
+GIB = 1 << 30
+
+
+def growing(mib_per_s: float) -> OverTime:
+    return lambda elapsed_s: (1 + elapsed_s * mib_per_s / 1_024) * GIB
+
+
+def memory_pressure(*, is_enforced: bool = True, seconds: int = 900) -> Scenario:
+    """Three BE pods grow at different speeds on a node with 64 GiB; an LS pod uses 24 GiB."""
+    name = MemoryEvict.name
+    node = SimulatedNode(
+        16,
+        memory_bytes=64 * GIB,
+        plugins=[MemoryEvict()],
+        gates={"BEMemoryEvict": True},
+        dry_run=() if is_enforced else (name,),
+    )
+    node.strategies = Strategies(threshold=Threshold(enable=True, memory_evict_threshold_percent=80))
+    web = Workload(cores=constant(4.0), memory_bytes=constant(24.0 * GIB), cache_bytes=constant(20.0 * GIB))
+    node.add_pod(SimulatedPod(name="web", containers=[SimulatedContainer(workload=web)]))
+    for number, mib_per_s in enumerate((40, 60, 20)):
+        workload = Workload(cores=constant(1.0), memory_bytes=growing(mib_per_s))
+        node.add_pod(
+            SimulatedPod(
+                name=f"batch{number}",
+                qos=QoSClass.BE,
+                priority=5_500,
+                containers=[SimulatedContainer(workload=workload)],
+            )
+        )
+    node.watch("used", lambda: node.memory_bytes() / GIB)
+    node.watch("threshold", lambda: 0.8 * 64)
+    node.watch("BE pods", lambda: len(node.pods) - 1)
+    node.advance(seconds)
+    panels = {"GiB": ("used", "threshold"), "pods": ("BE pods",)}
+    return Scenario("Memory pressure, with the evictions of BEMemoryEvict", node, panels)
 
 
 def day(step_s: float = 10.0) -> Scenario:

@@ -22,6 +22,7 @@ from tests.scenarios.scenarios import (
     day,
     flapping,
     latency_sensitive,
+    memory_pressure,
     quota_cores,
     surge,
 )
@@ -146,6 +147,26 @@ def test_the_kernels_burst_stays_within_the_quota() -> None:
     assert (node.value(BURST, "web", 0), node.value(QUOTA, "web", 0)) == (0, 100_000)
     node.advance(1)
     assert not node.kernel.violations
+
+
+def test_memory_pressure_evicts_the_largest_pods_until_it_is_over() -> None:
+    node = memory_pressure().node
+    # Of one priority; batch1 grows fastest.
+    assert [each.pod for each in node.evictions] == ["batch1", "batch0"]
+    assert all(each.is_done for each in node.evictions)
+    first, second = (each.at_s for each in node.evictions)
+    assert second - first >= 4
+    assert max(node.series["used"]) < 0.83 * 64
+    assert node.series["used"][-1] < 0.8 * 64
+    assert "BEMemoryEvict: " in node.evictions[0].reason
+    assert "threshold 80 %, down to 78 %; used memory: " in node.evictions[0].reason
+
+
+def test_a_dry_run_proposes_and_evicts_nothing() -> None:
+    node = memory_pressure(is_enforced=False, seconds=400).node
+    assert node.evictions
+    assert not any(each.is_done for each in node.evictions)
+    assert len(node.pods) == 4
 
 
 @pytest.mark.slow

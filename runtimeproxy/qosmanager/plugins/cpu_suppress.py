@@ -219,6 +219,13 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
     return tuple(cpu for cpu in node.cpus if cpu.id not in taken)
 
 
+def be_limit_cores(claims: Iterable[Claim]) -> float | None:
+    """Return what claims of this plugin leave to BE pods together; None: they bound nothing."""
+    limits = [int(each.value) / CPU_PERIOD_US for each in claims if each.field == QUOTA]
+    limits += [len(parse_cpu_list(str(each.value))) for each in claims if each.field == CPUS]
+    return min(limits, default=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuppressState:
     """What BE pods are bounded to."""

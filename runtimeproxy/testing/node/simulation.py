@@ -31,6 +31,7 @@ from runtimeproxy.hooks import algebra
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager import plugin as manager
+from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, be_limit_cores
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
     Container,
@@ -290,6 +291,9 @@ class SimulatedNode:
             node=self.facts,
             strategies=self.strategies,
             metrics=self._samples,
+            be_limit_cores=be_limit_cores(
+                claim for run in self._runs if run.plugin.name == CpuSuppress.name for claim in run.claims
+            ),
         )
 
     def cgroup(self, pod: str = "", container: int | None = None) -> Cgroup:
@@ -439,7 +443,8 @@ class _PluginRun:
     def __init__(self, plugin: manager.AnyPlugin, gates: Mapping[str, bool]) -> None:
         self.plugin = plugin
         self._is_on = not plugin.gates or any(gates.get(gate, False) for gate in plugin.gates)
-        self._state = plugin.setup(manager.PluginContext(gates=gates))
+        options = plugin.options_type() if plugin.options_type is not None else None
+        self._state = plugin.setup(manager.PluginContext(gates=gates, options=options))
         self._strategies = Strategies()
         self.claims: Sequence[manager.Claim] = ()
 

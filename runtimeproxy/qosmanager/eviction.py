@@ -1,0 +1,302 @@
+"""Which pods to evict: from amounts that have to be released to proposals, with the limits that keep it safe.
+
+Source: policies spec 3.3 to 3.5. A pod is credited to all that has to be released, with what it uses or
+requests of it, so that no pod is evicted for what another one has released already. Beyond Koordinator:
+
+- pods of the classes SYSTEM and LSE are never evicted;
+- a pod is not chosen again for some time, whether its containers were restarted or it was refused;
+- within an interval only so many pods are evicted;
+- a pod that would release nothing of what is still missing is not evicted;
+- each proposal carries the arithmetic that led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.qos import DEFAULT_PRIORITIES, PriorityClass, QoSClass
+from runtimeproxy.qosmanager.plugin import Eviction
+from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
+
+PROTECTED: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
+"""QoS classes whose pods are never evicted."""
+TERMINATION_S: Final = 30.0
+"""A pod that was evicted and is still there counts as released for so long. Source: Kubernetes' default of
+terminationGracePeriodSeconds."""
+BATCH_PRIORITY: Final = DEFAULT_PRIORITIES[PriorityClass.BATCH]
+"""Of a BE pod whose priority is not known."""
+
+Amounts: TypeAlias = Mapping[str, int]
+"""By what is released, such as `used cpu`: millicores or bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictOptions:
+    """`[plugins.NAME.options]` of the plugins that evict."""
+
+    most_pods: int = 3
+    """Evicted at most within `per_seconds`."""
+    per_seconds: int = 60
+    same_pod_after_seconds: int = 300
+    """A pod that was chosen is not chosen again before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictState:
+    """What was evicted, and when something may be evicted again."""
+
+    options: EvictOptions = field(default_factory=EvictOptions)
+    gates: frozenset[str] = frozenset()
+    """The plugin's feature gates that are on."""
+    cool_until_s: float | None = None
+    """None: nothing was decided yet."""
+    evicted: Mapping[str, float] = field(default_factory=dict)
+    """By pod uid: when it was proposed."""
+
+
+class Task(NamedTuple):
+    """What one feature wants to be released."""
+
+    feature: str
+    """The name of its gate, such as `MemoryEvict`."""
+    needs: Amounts
+    pods: Sequence[Pod]
+    """That it may evict, in their order."""
+    arithmetic: str
+    """How the amounts come about."""
+
+
+class Choice(NamedTuple):
+    """The pods to evict."""
+
+    evictions: tuple[Eviction, ...]
+    evicted: Mapping[str, float]
+    """See `EvictState.evicted`."""
+    explanation: str
+
+
+def choose(
+    tasks: Sequence[Task],
+    snapshot: Snapshot,
+    state: EvictState,
+    releases_of: Callable[[Pod], Amounts],
+    unit: Callable[[int], str] = str,
+) -> Choice:
+    """Return the pods to evict for all tasks together. Source: policies spec 3.5.
+
+    Args:
+        tasks: in their order. What two of them want is released once.
+        snapshot: of the node.
+        state: with what was evicted before.
+        releases_of: what the eviction of a pod releases, of all kinds.
+        unit: writes an amount for people.
+    """
+    past = _Past(state, snapshot.now_s)
+    missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if past.is_ending(pod)))
+    evictions: list[Eviction] = []
+    for task, pod in ((each, pod) for each in tasks for pod in each.pods):
+        wanted = {name: missing[name] for name in task.needs if missing[name] > 0}
+        if not wanted or past.left == 0 or not past.may_evict(pod):
+            continue
+        releases = releases_of(pod)
+        if any(releases.get(name, 0) > 0 for name in wanted):
+            past.add(pod)
+            _subtract(missing, releases)
+            amounts = (
+                f"{name}: {unit(amount)} to release, this pod {unit(releases.get(name, 0))}, "
+                f"then {unit(missing[name])}"
+                for name, amount in wanted.items()
+            )
+            evictions.append(Eviction(pod.uid, "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))))
+    said = [f"{task.feature}: {task.arithmetic}" for task in tasks]
+    if any(missing.values()) and past.left == 0:
+        said.append(f"no more than {state.options.most_pods} pods in {state.options.per_seconds} s")
+    if tasks:
+        said.append(f"pods to evict: {len(evictions)}")
+    return Choice(tuple(evictions), past.evicted, "; ".join(said))
+
+
+def _missing(tasks: Iterable[Task], ending: Iterable[Amounts]) -> dict[str, int]:
+    """What has to be released, without what pods release that are about to end."""
+    missing: dict[str, int] = {}
+    for task in tasks:
+        for name, amount in task.needs.items():
+            missing[name] = max(missing.get(name, 0), amount)
+    for amounts in ending:
+        _subtract(missing, amounts)
+    return missing
+
+
+class _Past:
+    """What was evicted, and so what may be evicted now.
+
+    Attributes:
+        evicted: By pod uid: when.
+        left: How many pods may still be evicted in this interval.
+    """
+
+    def __init__(self, state: EvictState, now_s: float) -> None:
+        options = state.options
+        self._now_s = now_s
+        self._again_after_s = options.same_pod_after_seconds
+        hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
+        self.evicted = {uid: at_s for uid, at_s in state.evicted.items() if at_s > now_s - hold_s}
+        recent = sum(at_s > now_s - options.per_seconds for at_s in self.evicted.values())
+        self.left = max(options.most_pods - recent, 0)
+
+    def is_ending(self, pod: Pod) -> bool:
+        at_s = self.evicted.get(pod.uid)
+        return at_s is not None and at_s > self._now_s - TERMINATION_S
+
+    def may_evict(self, pod: Pod) -> bool:
+        at_s = self.evicted.get(pod.uid)
+        is_held = at_s is not None and at_s > self._now_s - self._again_after_s
+        return not is_held and not self.is_ending(pod) and pod.qos not in PROTECTED
+
+    def add(self, pod: Pod) -> None:
+        self.evicted[pod.uid] = self._now_s
+        self.left -= 1
+
+
+def _subtract(missing: dict[str, int], amounts: Amounts) -> None:
+    for name in missing.keys() & amounts.keys():
+        missing[name] = max(missing[name] - amounts[name], 0)
+
+
+def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = None) -> list[Pod]:
+    """Return the pods that a feature may evict.
+
+    Args:
+        pods: of the node.
+        feature: the name of its gate.
+        priority_threshold: pods up to this priority that allow evictions by priority; None: BE pods.
+    """
+    found = [pod for pod in pods if pod.qos not in PROTECTED and _allows(pod, feature)]
+    if priority_threshold is None:
+        return [pod for pod in found if pod.qos is QoSClass.BE]
+    return [
+        pod
+        for pod in found
+        if pod.eviction.is_enabled and pod.priority is not None and pod.priority <= priority_threshold
+    ]
+
+
+def _allows(pod: Pod, feature: str) -> bool:
+    return pod.eviction.allowed is None or feature in pod.eviction.allowed
+
+
+def be_priority(pod: Pod) -> int:
+    """The priority of a BE pod; that of its class if it is not known."""
+    return BATCH_PRIORITY if pod.priority is None else pod.priority
+
+
+def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[Pod]:
+    """Return the order of evictions by priority; of equal ones the pod with the largest amount first.
+
+    Source: policies spec 3.3, 3.4.
+    """
+
+    def rank(pod: Pod) -> tuple[int, int, int, float, str]:
+        priority = pod.priority or 0
+        sub_priority = priority if pod.sub_priority is None else pod.sub_priority
+        return pod.eviction.priority, priority, sub_priority, -amount_of(pod), pod.uid
+
+    return sorted(pods, key=rank)
+
+
+def is_threshold_pair(threshold: int, lower: int) -> bool:
+    """Whether a threshold and what is released down to can be used. Source: policies spec 3.3, 3.4."""
+    return 0 <= lower < threshold
+
+
+_RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.MID: "kubernetes.io/mid-"}
+
+
+def resource_of(pod: Pod, name: str) -> str:
+    """Return the resource that a pod requests `cpu` or `memory` by, from its priority class.
+
+    Source: policies spec 1.5.
+    """
+    named = pod.priority_class
+    if named is PriorityClass.NONE and pod.qos is QoSClass.BE:
+        named = PriorityClass.BATCH
+    return f"{_RESOURCES.get(named, '')}{name}"
+
+
+def requested_name(resource: str) -> str:
+    """Return the name of requests of a resource among `Amounts`."""
+    return f"requested {resource}"
+
+
+def request_of(pod: Pod, resource: str) -> int:
+    """Return what all containers of a pod request: millicores or bytes."""
+    return sum(container.requests.get(resource, 0) for container in pod.containers)
+
+
+MAX_ALLOCATABLE_PRIORITY: Final = 7_999
+"""Evictions by requests end below koord-prod. Source: policies spec 3.3."""
+
+
+def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int, lower_percent: int) -> int:
+    """Return how much of the requests has to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
+
+    Args:
+        requested: by pods up to the priority threshold, of one resource.
+        allocatable: of the node; 0 or less: the node has nothing of it.
+        threshold_percent: of the allocatable: nothing is released up to it.
+        lower_percent: of the allocatable: what is released down to.
+    """
+    if allocatable <= 0:
+        return requested
+    if requested * 100 <= allocatable * threshold_percent:
+        return 0
+    return requested - allocatable * lower_percent // 100
+
+
+def allocatable_task(
+    pods: Sequence[Pod],
+    feature: str,
+    name: str,
+    allocatable: Mapping[str, int],
+    limits: tuple[int | None, int | None, int | None],
+    unit: Callable[[int], str] = str,
+) -> Task | None:
+    """Return the task of `CPUAllocatableEvict` or `MemoryAllocatableEvict`; None for nothing to release.
+
+    Source: policies spec 3.3, 3.4.
+
+    Args:
+        pods: of the node.
+        feature: the name of the gate.
+        name: `cpu` or `memory`.
+        allocatable: of the node, by resource.
+        limits: the threshold and what is released down to, in percent, and the highest priority.
+        unit: writes an amount for people.
+    """
+    threshold, lower, priority = limits
+    if threshold is None or lower is None or priority is None:
+        return None
+    if priority > MAX_ALLOCATABLE_PRIORITY or not is_threshold_pair(threshold, lower):
+        return None
+    requested: dict[str, int] = {}
+    for pod in pods:
+        if pod.priority is not None and pod.priority <= priority:
+            resource = resource_of(pod, name)
+            requested[resource] = requested.get(resource, 0) + request_of(pod, resource)
+    needs: dict[str, int] = {}
+    said: list[str] = []
+    for resource, amount in sorted(requested.items()):
+        there = allocatable.get(resource, 0)
+        release = beyond_allocatable(amount, there, threshold, lower)
+        if release > 0:
+            needs[requested_name(resource)] = release
+            said.append(f"{unit(amount)} {resource} requested of {unit(there)}")
+    if not needs:
+        return None
+    ordered = by_priority(
+        allowed(pods, feature, priority), lambda pod: request_of(pod, resource_of(pod, name))
+    )
+    arithmetic = f"{', '.join(said)}, threshold {threshold} %, down to {lower} %"
+    return Task(feature, needs, ordered, arithmetic)
