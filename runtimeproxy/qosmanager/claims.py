@@ -66,6 +66,11 @@ class ClaimSession:
         """How many claims the daemon has."""
         return len(self._held)
 
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What the daemon has."""
+        return tuple(self._held.values())
+
     async def take_over(self, connection: Connection) -> list[Claim]:
         """Returns the claims that count in the daemon, which are this session's from now on.
 

@@ -13,11 +13,11 @@ requests of it, so that no pod is evicted for what another one has released alre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from runtimeproxy.qos import DEFAULT_PRIORITIES, PriorityClass, QoSClass
-from runtimeproxy.qosmanager.plugin import Eviction
+from runtimeproxy.qosmanager.plugin import Eviction, EvictionOutcome, EvictionResult
 from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
 
 PROTECTED: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
@@ -54,6 +54,28 @@ class EvictState:
     """None: nothing was decided yet."""
     evicted: Mapping[str, float] = field(default_factory=dict)
     """By pod uid: when it was proposed."""
+    refused: Mapping[str, float] = field(default_factory=dict)
+    """By pod uid: when a proposal was not carried out."""
+
+
+_StateT = TypeVar("_StateT", bound=EvictState)
+_DONE: Final = (EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN)
+
+
+def with_results(state: _StateT, results: Sequence[EvictionResult], now_s: float) -> _StateT:
+    """Return the state after proposals were carried out or not: without any that was, it does not cool."""
+    failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
+    refused = {uid: at_s for uid, at_s in state.refused.items() if _is_held(state.options, at_s, now_s)}
+    return replace(
+        state,
+        evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
+        refused={**refused, **dict.fromkeys(failed, now_s)},
+        cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
+    )
+
+
+def _is_held(options: EvictOptions, at_s: float, now_s: float) -> bool:
+    return at_s > now_s - options.same_pod_after_seconds
 
 
 class Task(NamedTuple):
@@ -140,7 +162,11 @@ class _Past:
     def __init__(self, state: EvictState, now_s: float) -> None:
         options = state.options
         self._now_s = now_s
-        self._again_after_s = options.same_pod_after_seconds
+        self._held = {
+            uid
+            for uid, at_s in (*state.evicted.items(), *state.refused.items())
+            if _is_held(options, at_s, now_s)
+        }
         hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
         self.evicted = {uid: at_s for uid, at_s in state.evicted.items() if at_s > now_s - hold_s}
         recent = sum(at_s > now_s - options.per_seconds for at_s in self.evicted.values())
@@ -151,11 +177,10 @@ class _Past:
         return at_s is not None and at_s > self._now_s - TERMINATION_S
 
     def may_evict(self, pod: Pod) -> bool:
-        at_s = self.evicted.get(pod.uid)
-        is_held = at_s is not None and at_s > self._now_s - self._again_after_s
-        return not is_held and not self.is_ending(pod) and pod.qos not in PROTECTED
+        return not (pod.uid in self._held or self.is_ending(pod) or pod.qos in PROTECTED)
 
     def add(self, pod: Pod) -> None:
+        self._held.add(pod.uid)
         self.evicted[pod.uid] = self._now_s
         self.left -= 1
 

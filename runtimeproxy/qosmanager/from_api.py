@@ -7,6 +7,7 @@ strategies keep their defaults, and the problems are returned.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
@@ -60,6 +61,9 @@ _TARGETS: Final = {
 }
 """The field of `ClaimTarget` by level."""
 _LEVEL_OF: Final = {field: level for level, field in _TARGETS.items()}
+_SUB_PRIORITY: Final = "koordinator.sh/priority"
+"""Label of a pod. Source: Koordinator apis/extension (policies spec 1.1)."""
+_INT32: Final = re.compile(r"-?[0-9]{1,10}")
 _MAX_REASON_BYTES: Final = 256
 """Source: api.proto, Claim.reason."""
 
@@ -70,6 +74,7 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
     burst, burst_problems = strategy_of(PodCpuBurst, "cpu_burst", fields)
     eviction, eviction_problems = strategy_of(PodEviction, "eviction", fields)
     priority = message.priority if message.HasField("priority") else None
+    sub_priority = message.labels.get(_SUB_PRIORITY, "")
     pod = Pod(
         sandbox_id=message.sandbox_id,
         uid=message.uid,
@@ -79,6 +84,7 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         kube_qos=_member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE),
         priority_class=priority_class(dict(message.labels), priority),
         priority=priority,
+        sub_priority=int(sub_priority) if _INT32.fullmatch(sub_priority) else None,
         cgroup=next((each.cgroup.rpartition("/")[0] for each in message.containers if each.cgroup), ""),
         containers=tuple(map(_container, message.containers)),
         cpus=_cpus(message.allocated_cpus),

@@ -26,7 +26,7 @@ from runtimeproxy.logs import FailureLog, flush_failures
 from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
 from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
 from runtimeproxy.qosmanager.framework import PluginRunner
-from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, EvictionOutcome, Mode, Need
+from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, EvictionOutcome, Mode, Need, be_limit_cores
 from runtimeproxy.qosmanager.snapshot import ContainerState, Level, Metrics, Snapshot
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
 
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 BUILT_IN: Final[Mapping[str, str]] = {
     "cpu-suppress": "runtimeproxy.qosmanager.plugins.cpu_suppress:CpuSuppress",
     "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurst",
+    "cpu-evict": "runtimeproxy.qosmanager.plugins.cpu_evict:CpuEvict",
+    "memory-evict": "runtimeproxy.qosmanager.plugins.memory_evict:MemoryEvict",
     "profiling": "runtimeproxy.qosmanager.plugins.profiling:Profiling",
 }
 """The class of each plugin; its module is imported at the start."""
@@ -52,6 +54,8 @@ MOST_EXPLAINED: Final = 5
 """Claims in one such line."""
 CLOSING_S: Final = 1.0
 """How long tasks may take to end."""
+_TOLD_OUTCOMES: Final = (EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN)
+"""Plugins propose few of them in a minute; what a bound refuses may come in each round."""
 _QUIET_S: Final = 10.0
 """A loop without a round for so long, apart from its interval, hangs: the watchdog is not fed."""
 
@@ -291,6 +295,7 @@ class QosManager:
             node=observed.node,
             strategies=observed.strategies,
             metrics=self._sampler,
+            be_limit_cores=be_limit_cores(claim for entry in self._entries for claim in entry.session.claims),
         )
         for entry in self._entries:
             if entry.round is None or entry.round.done():
@@ -354,7 +359,7 @@ class QosManager:
             results = await session.evict(connection, evictions, is_dry_run=not is_enforced)
             runner.note_evictions(results)
             for each in results:
-                level = logging.INFO if each.outcome is EvictionOutcome.EVICTED else logging.DEBUG
+                level = logging.INFO if each.outcome in _TOLD_OUTCOMES else logging.DEBUG
                 reason = "; ".join(filter(None, (each.eviction.reason, each.reason)))
                 pod = each.eviction.pod_uid
                 logger.log(level, "%s: %s: pod %s: %s", runner.plugin.name, each.outcome, pod, reason)

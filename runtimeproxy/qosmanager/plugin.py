@@ -7,12 +7,14 @@ a decision is a pure function, and a test needs neither the daemon nor a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
+from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
 
 StateT = TypeVar("StateT")
 
@@ -52,6 +54,24 @@ class Claim(NamedTuple):
     @property
     def key(self) -> tuple[Target, str, Role]:
         return self.target, self.field, self.role
+
+
+QUOTA: Final = "cpu.cfs_quota_us"
+CPUS: Final = "cpuset.cpus"
+BE_CLASS: Final = Target(Level.QOS_CLASS, KubeQoSClass.BEST_EFFORT.value)
+"""The class of all BE pods."""
+
+
+def be_limit_cores(claims: Iterable[Claim]) -> float | None:
+    """Return what claims leave to all BE pods together; None: they bound nothing."""
+    limits: list[float] = []
+    for claim in claims:
+        if claim.role is Role.AT_MOST and claim.field == QUOTA and claim.target == BE_CLASS:
+            limits.append(int(claim.value) / CPU_PERIOD_US)
+        elif claim.role is Role.AT_MOST and claim.field == CPUS:
+            # Under the kubelet's static CPU manager the containers have fewer than their class.
+            limits.append(len(parse_cpu_list(str(claim.value))))
+    return min(limits, default=None)
 
 
 class Eviction(NamedTuple):

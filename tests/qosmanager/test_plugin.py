@@ -1,7 +1,16 @@
 """The contract with plugins."""
 
 from runtimeproxy.config.validation import feature_gates
-from runtimeproxy.qosmanager.plugin import Claim, Decision, Role, Target
+from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    CPUS,
+    QUOTA,
+    Claim,
+    Decision,
+    Role,
+    Target,
+    be_limit_cores,
+)
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, NoMetrics, Pod, Snapshot
 
 
@@ -38,3 +47,18 @@ def test_a_snapshot_without_arguments_is_one_of_which_nothing_is_known() -> None
 
 def test_a_pod_is_named_as_kubectl_names_it() -> None:
     assert Pod(sandbox_id="1", uid="u", namespace="shop", name="web").full_name == "shop/web"
+
+
+def test_what_claims_leave_to_be_pods() -> None:
+    container, other = Target(Level.CONTAINER, "c"), Target(Level.QOS_CLASS, "Burstable")
+    claims = [
+        Claim(BE_CLASS, QUOTA, Role.AT_MOST, 250_000),
+        Claim(BE_CLASS, CPUS, Role.AT_MOST, "0-7"),
+        Claim(container, CPUS, Role.AT_MOST, "0-1"),
+        Claim(other, QUOTA, Role.AT_MOST, 1_000),
+        Claim(container, QUOTA, Role.ADD, 1_000),
+    ]
+    assert be_limit_cores(claims) == 2.0
+    assert be_limit_cores(claims[:2]) == 2.5
+    assert be_limit_cores(claims[1:2]) == 8.0
+    assert be_limit_cores(claims[3:]) is None

@@ -7,10 +7,9 @@ between the two nothing grows. It keeps no state but the quotas.
 
 from __future__ import annotations
 
-from runtimeproxy.qosmanager.plugin import Claim, Decision, Role, Target
+from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, Role, Target
 from runtimeproxy.qosmanager.plugins.cpu_burst import (
     CLASSES,
-    QUOTA,
     BurstState,
     CpuBurst,
     Operation,

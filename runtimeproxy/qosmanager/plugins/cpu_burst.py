@@ -23,6 +23,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import DEFAULT_PRIORITIES, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.plugin import (
+    QUOTA,
     Claim,
     Decision,
     Need,
@@ -43,7 +44,6 @@ from runtimeproxy.qosmanager.snapshot import (
 from runtimeproxy.slo.schema import CpuBurstPolicy, PodCpuBurst
 from runtimeproxy.units import CPU_PERIOD_US
 
-QUOTA: Final = "cpu.cfs_quota_us"
 CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
 """QoS classes that burst, by the label. Source: policies spec 3.2."""
 

@@ -30,8 +30,9 @@ from runtimeproxy.qosmanager.eviction import (
     request_of,
     requested_name,
     resource_of,
+    with_results,
 )
-from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
+from runtimeproxy.qosmanager.plugin import Decision, EvictionResult, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot
 from runtimeproxy.slo.schema import CpuEvictPolicy, Threshold
 
@@ -155,6 +156,12 @@ class CpuEvict(Plugin[CpuEvictState]):
             cool_until_s = now_s + COOL_S
         after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)
         return Decision(after, (), choice.evictions, choice.explanation)
+
+    def on_evictions(
+        self, results: Sequence[EvictionResult], snapshot: Snapshot, state: CpuEvictState
+    ) -> CpuEvictState:
+        """What was not carried out does not count as released."""
+        return with_results(state, results, snapshot.now_s)
 
     def _tasks(self, snapshot: Snapshot, state: CpuEvictState, window_s: float) -> Iterable[Task]:
         threshold = snapshot.strategies.threshold

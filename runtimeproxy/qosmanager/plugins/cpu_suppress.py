@@ -14,6 +14,9 @@ from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    CPUS,
+    QUOTA,
     Change,
     Claim,
     Decision,
@@ -31,10 +34,6 @@ from runtimeproxy.units import (
     format_cpu_list,
     parse_cpu_list,
 )
-
-QUOTA: Final = "cpu.cfs_quota_us"
-CPUS: Final = "cpuset.cpus"
-BE_CLASS: Final = Target(Level.QOS_CLASS, KubeQoSClass.BEST_EFFORT.value)
 
 MIN_QUOTA_US: Final = 2_000
 """The least quota of all BE pods together. Source: policies spec 3.1.2."""
@@ -217,13 +216,6 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
     exclusive = [pod.cpus for pod in pods if pod.qos is QoSClass.LSE]
     taken = taken.union(*exclusive, *node.static_cpus.values())
     return tuple(cpu for cpu in node.cpus if cpu.id not in taken)
-
-
-def be_limit_cores(claims: Iterable[Claim]) -> float | None:
-    """Return what claims of this plugin leave to BE pods together; None: they bound nothing."""
-    limits = [int(each.value) / CPU_PERIOD_US for each in claims if each.field == QUOTA]
-    limits += [len(parse_cpu_list(str(each.value))) for each in claims if each.field == CPUS]
-    return min(limits, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

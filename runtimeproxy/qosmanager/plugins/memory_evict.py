@@ -11,7 +11,7 @@ Unlike in Koordinator, what a pod releases is counted in bytes as it is, not a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -29,8 +29,9 @@ from runtimeproxy.qosmanager.eviction import (
     request_of,
     requested_name,
     resource_of,
+    with_results,
 )
-from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
+from runtimeproxy.qosmanager.plugin import Decision, EvictionResult, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot
 
 COOL_S: Final = 4.0
@@ -87,6 +88,12 @@ class MemoryEvict(Plugin[EvictState]):
             cool_until_s = now_s + COOL_S
         after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)
         return Decision(after, (), choice.evictions, choice.explanation)
+
+    def on_evictions(
+        self, results: Sequence[EvictionResult], snapshot: Snapshot, state: EvictState
+    ) -> EvictState:
+        """What was not carried out does not count as released."""
+        return with_results(state, results, snapshot.now_s)
 
     def _tasks(self, snapshot: Snapshot, state: EvictState) -> Iterable[Task]:
         threshold = snapshot.strategies.threshold

@@ -31,7 +31,6 @@ from runtimeproxy.hooks import algebra
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager import plugin as manager
-from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, be_limit_cores
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
     Container,
@@ -291,8 +290,8 @@ class SimulatedNode:
             node=self.facts,
             strategies=self.strategies,
             metrics=self._samples,
-            be_limit_cores=be_limit_cores(
-                claim for run in self._runs if run.plugin.name == CpuSuppress.name for claim in run.claims
+            be_limit_cores=manager.be_limit_cores(
+                claim for run in self._runs if run.plugin.name not in self._dry_run for claim in run.claims
             ),
         )
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from runtimeproxy.hooks import algebra
 from runtimeproxy.qos import PriorityClass, QoSClass
-from runtimeproxy.qosmanager.plugin import Claim, Decision, PluginContext, Role, Target
+from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, PluginContext, Role, Target
 from runtimeproxy.qosmanager.plugins.cpu_burst import (
     HOLD_S,
-    QUOTA,
     WINDOW_S,
     Bucket,
     Burst,

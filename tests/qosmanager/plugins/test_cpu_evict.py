@@ -10,7 +10,7 @@ import pytest
 
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.eviction import EvictOptions, beyond_allocatable
-from runtimeproxy.qosmanager.plugin import Decision, Mode, PluginContext
+from runtimeproxy.qosmanager.plugin import Decision, EvictionOutcome, EvictionResult, Mode, PluginContext
 from runtimeproxy.qosmanager.plugins.cpu_evict import (
     BATCH_CPU,
     COOL_S,
@@ -421,6 +421,32 @@ class TestSafety:
         assert uids(first) == ["a"]
         assert not decided(self.PODS, state=first.state, now_s=1_020.0, **given).evictions
         assert uids(decided(self.PODS, state=first.state, now_s=1_031.0, **given)) == ["b"]
+
+    @pytest.mark.parametrize(
+        "outcome", [EvictionOutcome.REFUSED, EvictionOutcome.FAILED, EvictionOutcome.NOTHING]
+    )
+    def test_what_was_refused_was_not_released(self, outcome: EvictionOutcome) -> None:
+        """The next pod is chosen at once, and this one not again for some time."""
+        given: dict[str, Any] = {"used": 81.0, "usage": dict.fromkeys("abcdef", 3.0), **USAGE_RULE}
+        first = decided(self.PODS, **given)
+        results = [EvictionResult(each, outcome) for each in first.evictions]
+        state = PLUGIN.on_evictions(results, Snapshot(now_s=1_000.5), first.state)
+        second = decided(self.PODS, state=state, now_s=1_001.0, **given)
+        assert uids(second) == ["b"]
+        state = PLUGIN.on_evictions(
+            [EvictionResult(each, EvictionOutcome.EVICTED) for each in second.evictions],
+            Snapshot(now_s=1_001.5),
+            second.state,
+        )
+        assert state == second.state
+        third = decided(self.PODS[:2], state=state, now_s=1_300.0, **given)
+        assert not third.evictions
+        assert uids(decided(self.PODS[:2], state=state, now_s=1_300.5, **given)) == ["a"]
+
+    def test_a_dry_run_goes_on_as_if_it_were_none(self) -> None:
+        first = decided(self.PODS, **self.GIVEN)
+        results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in first.evictions]
+        assert PLUGIN.on_evictions(results, Snapshot(now_s=1_000.5), first.state) == first.state
 
     def test_cool_time(self) -> None:
         state = PLUGIN.setup(PluginContext(gates=ALL_GATES))

@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
-from runtimeproxy.qosmanager.plugin import Change, Claim, Decision, PluginContext, Role, Target
-from runtimeproxy.qosmanager.plugins.cpu_suppress import (
+from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
     QUOTA,
+    Change,
+    Claim,
+    Decision,
+    PluginContext,
+    Role,
+    Target,
+)
+from runtimeproxy.qosmanager.plugins.cpu_suppress import (
     CpuSuppress,
     SuppressState,
     Used,
