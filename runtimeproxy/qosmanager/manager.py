@@ -104,6 +104,7 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         problems: list[Problem] = []
         if plugin.options_type is not None:
             options, problems = make(plugin.options_type, own.options)
+            problems += [((key,), reason) for key, reason in plugin.option_problems(options)]
         elif own.options:
             problems = [((key,), "unknown key; this plugin has no options") for key in own.options]
         errors += (

@@ -173,6 +173,10 @@ class Plugin(Generic[StateT]):
     """A frozen dataclass whose fields are the keys of `[plugins.NAME.options]`, each with a default; None:
     there are none."""
 
+    def option_problems(self, options: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of `options_type`
+        """Key and reason of options that are of the right types and cannot be used; they end the start."""
+        return ()
+
     def setup(self, context: PluginContext) -> StateT:
         """The state of the first run."""
         raise NotImplementedError

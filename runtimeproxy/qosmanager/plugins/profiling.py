@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -119,6 +119,17 @@ class Profiling(Plugin[ProfilingState]):
     def __init__(self) -> None:
         self._options = ProfilingOptions()
         self.metrics = MetricsListener()
+
+    def option_problems(self, options: ProfilingOptions) -> Sequence[tuple[str, str]]:
+        """A folder that depends on the working directory, and an address that is none."""
+        problems: list[tuple[str, str]] = []
+        if options.folder and not Path(options.folder).is_absolute():
+            problems.append(("folder", "is not an absolute path"))
+        try:
+            _tcp_address(options.metrics_listen)
+        except ValueError as error:
+            problems.append(("metrics_listen", str(error)))
+        return problems
 
     def setup(self, context: PluginContext) -> ProfilingState:
         """The saved models, or new ones if there are none that can be used."""
@@ -371,6 +382,14 @@ def _replace(file: Path, text: str) -> str:
     return ""
 
 
+def _tcp_address(text: str) -> TcpAddress | None:
+    """The address to listen on; None for an empty text. Raises ValueError."""
+    address = parse_listen(text)
+    if address is None or isinstance(address, TcpAddress):
+        return address
+    raise ValueError(f"{text!r} is not an address and a port")
+
+
 class MetricsListener:
     """Serves the last profile to Prometheus; outlives the plugin's state."""
 
@@ -389,10 +408,8 @@ class MetricsListener:
         if address == self._address and self._server is not None:
             return
         self.close()
-        if address:
-            parsed = parse_listen(address)
-            if not isinstance(parsed, TcpAddress):
-                raise ValueError(f"metrics_listen: {address!r} is not an address and a port")
+        parsed = _tcp_address(address)
+        if parsed is not None:
             from prometheus_client import start_http_server  # Takes long to import, and is off by default.
             from prometheus_client.core import CollectorRegistry
 

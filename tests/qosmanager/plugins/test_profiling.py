@@ -1,5 +1,6 @@
 """The plugin profiling: from samples to the file, the metrics and the saved models."""
 
+import argparse
 import json
 import socket
 import time
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.config.sources import read
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+from runtimeproxy.qosmanager.manager import configured
 from runtimeproxy.qosmanager.plugin import PluginContext
 from runtimeproxy.qosmanager.plugins.profiling import (
     SAVING_S,
@@ -236,10 +240,28 @@ def test_metrics_on_a_listener() -> None:
         plugin.metrics.close()
 
 
-@pytest.mark.parametrize("listen", ["/run/metrics.sock", "unix:///a", "localhost", "127.0.0.1:http"])
-def test_a_listener_that_is_none(listen: str) -> None:
-    with pytest.raises(ValueError, match="port"):
-        started(ProfilingOptions(metrics_listen=listen))
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (ProfilingOptions(), []),
+        (ProfilingOptions(folder="/var/lib/x", metrics_listen="9446"), []),
+        (ProfilingOptions(metrics_listen="[::1]:9446"), []),
+        (ProfilingOptions(folder="x"), ["folder"]),
+        (ProfilingOptions(metrics_listen="/run/metrics.sock"), ["metrics_listen"]),
+        (ProfilingOptions(metrics_listen="unix:///run/metrics.sock"), ["metrics_listen"]),
+        (ProfilingOptions(folder="./x", metrics_listen="127.0.0.1:http"), ["folder", "metrics_listen"]),
+    ],
+)
+def test_options(options: ProfilingOptions, keys: list[str]) -> None:
+    assert [key for key, _ in Profiling().option_problems(options)] == keys
+
+
+def test_options_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[plugins.profiling.options]\nmetrics_listen = "x"\n')
+    with pytest.raises(CombinedConfigError) as raised:
+        configured(read(argparse.Namespace(config=str(file)), {}), [Profiling()])
+    assert f"{file}: plugins.profiling.options.metrics_listen" in str(raised.value)
 
 
 def test_a_pod_without_label_has_no_class() -> None:
