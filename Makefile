@@ -26,7 +26,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-node \
+.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-api e2e-node \
 	proto lock clean command-files session screenshot
 
 help:  ## list the targets
@@ -90,6 +90,10 @@ tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2s
 
 e2e: $(INSTALLED) tools  ## the tests on a real containerd
 	$(BIN)/pytest tests/e2e tests/lab
+
+e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver with etcd (built once: 5 minutes); 1 minute
+	sh tests/lab/build_tools.sh api-server
+	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
 e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 10 minutes
 	bash tests/node/install.sh

@@ -51,6 +51,22 @@ def burst(percent: int) -> dict[str, str]:
     return {"cpu-burst-config": json.dumps(strategy)}
 
 
+def run_pod(daemon: ProxyProcess, files: CgroupFiles, name: str, uid: str) -> str:
+    """Runs a pod with one container; returns the path of the container's cgroup."""
+    pod = pod_sandbox_config(name, uid=uid, qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+    files.make(pod.linux.cgroup_parent)
+    resources = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512)
+    config = container_config("main", pod=pod, resources=resources)
+    with CriClient(daemon.socket) as client:
+        request = api_pb2.RunPodSandboxRequest(config=pod)
+        made = client.runtime.RunPodSandbox(request, timeout=CALL_TIMEOUT_S)
+        create = create_container_request(made.pod_sandbox_id, config, pod)
+        container = client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
+        start = api_pb2.StartContainerRequest(container_id=container)
+        client.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
+    return f"{pod.linux.cgroup_parent}/{container}"
+
+
 @dataclass
 class Cluster:
     """A daemon and its API server."""
@@ -66,19 +82,7 @@ class Cluster:
         self.server.put(PODS, name, metadata=metadata, spec={"nodeName": "node-a", **parts})
 
     def run(self, name: str) -> str:
-        """Runs a pod with one container; returns the path of the container's cgroup."""
-        pod = pod_sandbox_config(name, uid=f"uid-{name}", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
-        self.files.make(pod.linux.cgroup_parent)
-        resources = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512)
-        config = container_config("main", pod=pod, resources=resources)
-        with CriClient(self.daemon.socket) as client:
-            request = api_pb2.RunPodSandboxRequest(config=pod)
-            made = client.runtime.RunPodSandbox(request, timeout=CALL_TIMEOUT_S)
-            create = create_container_request(made.pod_sandbox_id, config, pod)
-            container = client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
-            start = api_pb2.StartContainerRequest(container_id=container)
-            client.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
-        return f"{pod.linux.cgroup_parent}/{container}"
+        return run_pod(self.daemon, self.files, name, f"uid-{name}")
 
     def wait_for_burst(self, container: str, percent: int) -> None:
         wanted = str(QUOTA_US * percent // 100)
