@@ -311,6 +311,45 @@ class PluginSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerSettings:
+    """Settings of one owner of claims (`SetClaims` and `Evict` of the API): a plugin, or another program."""
+
+    allow: tuple[str, ...] | None = None
+    """What it may claim: rules of the form `FIELD ROLE LEVEL...`, such as `cpuset.cpus at_most qos-class
+    pod`. Fields are cgroup parameters; roles `set`, `scale`, `add` and `at_most`; levels `container`, `pod`,
+    `qos-class` and `host-application`. Unset: those of a built-in plugin, and nothing for others."""
+    may_evict: bool | None = None
+    """Whether it may evict pods. Unset: `cpu-evict` and `memory-evict` may."""
+    mode: Literal["enforce", "dry-run", "off"] = "enforce"
+    """`enforce`; `dry-run`: its claims are kept, shown and audited, and neither they nor its evictions are
+    carried out; `off`: all is refused."""
+    priority: Annotated[int, Within(0, 99)] = 80
+    """Of the values that it sets: the highest one counts, policies included. The default stands above those
+    of all policies of this project."""
+    hold_roles: tuple[Literal["set", "scale", "add", "at_most"], ...] = ("at_most",)
+    """Claims that are held when no request has renewed the lease for 15 s; others end then. By default
+    bounds are: a manager that has died must not lift the suppression of an overloaded node at once."""
+    hold_s: Annotated[float, Within(0, 300)] = 300.0
+    """How long they are held."""
+    most_claims: Annotated[int, Within(1, 50_000)] = 2_000
+    """Claims that it may have at a time. The default is 8 for each pod of a full node."""
+    most_bytes: Annotated[int, Within(1024, 16 * _MIB)] = _MIB
+    """Bytes of values, reasons and targets of all its claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionSettings:
+    """`[eviction]`: bounds of evictions, whichever plugin wants them."""
+
+    most_pods: Annotated[int, Within(0, 1000)] = 10
+    """Pods that may be evicted in `interval_s`, by all owners together; 0 for none at all."""
+    interval_s: Annotated[float, Within(1, 86_400)] = 60.0
+    """See `most_pods`. The default pair empties no node faster than ten pods a minute."""
+    same_pod_s: Annotated[float, Within(0, 86_400)] = 300.0
+    """How long a pod that was evicted is not evicted again: the kubelet starts its containers anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of the daemon, and of `koord-qos-manager`."""
 
@@ -331,6 +370,9 @@ class Settings:
     qosmanager: QosManagerSettings = field(default_factory=QosManagerSettings)
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict)
     """`[plugins.<name>]`: settings of one plugin by its name."""
+    owners: Mapping[str, OwnerSettings] = field(default_factory=dict)
+    """`[owners.<name>]`: settings of one owner of claims by its name."""
+    eviction: EvictionSettings = field(default_factory=EvictionSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -348,10 +390,11 @@ GROUPS: Final = {
     "metrics": MetricsSettings,
     "tracing": TracingSettings,
     "qosmanager": QosManagerSettings,
+    "eviction": EvictionSettings,
     "log": LogSettings,
 }
 """The groups of plain keys; each key has an environment variable."""
-TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings}
+TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings, "owners": OwnerSettings}
 """The groups of tables, `[<group>.<name>]`."""
 
 BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict", "profiling")

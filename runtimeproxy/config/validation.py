@@ -15,6 +15,7 @@ from runtimeproxy.config.settings import (
     BUILT_IN_PLUGINS,
     FEATURE_GATES,
     KubernetesSettings,
+    OwnerSettings,
     ProxySettings,
     Settings,
 )
@@ -26,6 +27,7 @@ from runtimeproxy.labels import LabelSelector, node_name_problem
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
+    from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.node.inputs import Places
 
 Problem = tuple[tuple[str, ...], str]
@@ -117,7 +119,54 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         for name in settings.plugins
         if name not in BUILT_IN_PLUGINS
     )
+    problems += _owner_problems(settings)
     return replace(settings, proxy=proxy, tracing=tracing), problems
+
+
+def owners_of(settings: Settings) -> dict[str, Owner]:
+    """Returns the owners of claims by name: the built-in ones, and those that the settings name.
+
+    Raises:
+        ValueError: a rule cannot be used, which `checked` has found.
+    """
+    from runtimeproxy.hooks.algebra import Role
+    from runtimeproxy.hooks.owners import BUILT_IN, BuiltIn, Owner, parse_rule
+
+    found: dict[str, Owner] = {}
+    for name in sorted({*BUILT_IN, *settings.owners}):
+        own, built_in = settings.owners.get(name, OwnerSettings()), BUILT_IN.get(name, BuiltIn())
+        allow = built_in.allow if own.allow is None else own.allow
+        found[name] = Owner(
+            name,
+            tuple(map(parse_rule, allow)),
+            own.priority,
+            own.mode,
+            frozenset(map(Role, own.hold_roles)),
+            own.hold_s,
+            own.most_claims,
+            own.most_bytes,
+            built_in.may_evict if own.may_evict is None else own.may_evict,
+        )
+    return found
+
+
+_OWNER_NAME: Final = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Source: RFC 1123, as names of Kubernetes' objects."""
+
+
+def _owner_problems(settings: Settings) -> Iterator[Problem]:
+    if not settings.owners:
+        return
+    from runtimeproxy.hooks.owners import parse_rule
+
+    for name, owner in settings.owners.items():
+        if not _OWNER_NAME.fullmatch(name):
+            yield ("owners", name), "is not a name of lower-case letters, digits and dashes"
+        for index, text in enumerate(owner.allow or ()):
+            try:
+                parse_rule(text)
+            except ValueError as error:
+                yield ("owners", name, "allow", str(index)), str(error)
 
 
 def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:

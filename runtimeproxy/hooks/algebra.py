@@ -96,10 +96,11 @@ class Claim(NamedTuple):
     """One owner's wish for one field of one target."""
 
     owner: str
-    """A policy's name, or `server:NAME` of a hook server."""
+    """A policy's name, `server:NAME` of a hook server, or `plugin:NAME` of an owner with a lease."""
     role: Role
-    value: int | float | str | Clear
-    """The value or CLEAR of a set, the ratio of a scale, the amount of an add, the bound of an at_most."""
+    value: int | float | str | Clear | None
+    """The value or CLEAR of a set, the ratio of a scale, the amount of an add, the bound of an at_most. None:
+    it has a lease, and the file has its value: that was not saved when the process before this one ended."""
     priority: int = 0
     """Of two sets, or two scales, the one with the higher priority counts, then that of the later name."""
     reason: str = ""
@@ -258,7 +259,11 @@ class _Run:
         for claim in self._claims_of(Role.SET):
             if winner is not None:
                 self._note(claim, Outcome.LOST, f"{winner.owner} sets this value")
-            elif isinstance(claim.value, float) or (self._is_list and _members(claim.value) is None):
+            elif (
+                claim.value is None
+                or isinstance(claim.value, float)
+                or (self._is_list and _members(claim.value) is None)
+            ):
                 self._note(claim, Outcome.VOID, "is not a value of this field")
             else:
                 winner = claim
@@ -269,6 +274,7 @@ class _Run:
         self.used.append(winner)
         if winner.value is CLEAR:
             return CLEAR if neutral is None else neutral
+        assert winner.value is not None  # noqa: S101 - see the loop; for the type checker
         assert not isinstance(winner.value, float)  # noqa: S101 - see the loop; for the type checker
         return winner.value
 

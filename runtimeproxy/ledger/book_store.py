@@ -13,9 +13,11 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.books import Formats, Target, Value, Wanted
-from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level
+from runtimeproxy.ledger.books import Formats, Leased, Target, Value, Wanted
+from runtimeproxy.ledger.tree import QUOTA
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list
 
 CPUS: Final = "cpuset.cpus"
@@ -59,6 +61,8 @@ class BookStore:
         self._lock = Lock()
         self._held: dict[Path, Held] = {}
         self._prune_at = MOST_UNCLAIMED
+        # By pod, its containers to whose quota something with a lease is added.
+        self._adding: dict[Path, set[Path]] = {}
         self.now_s = clock
         self.not_loaded: frozenset[str] = frozenset()
         self.closed: frozenset[str] = frozenset()
@@ -198,6 +202,65 @@ class BookStore:
         if held is None or after is not before:
             self._report([path])
 
+    def book_leased(self, owner: str, leased: Leased) -> tuple[Path, Book, Book] | None:
+        """Takes the claims of an owner with a lease on one cgroup, and writes nothing.
+
+        Returns:
+            The path, and the book before and after; None where nothing has changed.
+
+        Raises:
+            CgroupPathError: The cgroup's path is none.
+        """
+        path = cgroup_path(leased.target.cgroup)
+        with self._lock:
+            held = self._held.get(path)
+            if self.closed:
+                claims = {name: each for name, each in leased.claims.items() if name not in self.closed}
+                leased = leased._replace(claims=claims)
+            before = self._blank(path, leased.target) if held is None else held.book
+            after = books.with_leased(before, owner, leased)
+            if after is before:
+                return None
+            target = leased.target if held is None or not held.target.name else held.target
+            self._held[path] = Held(after, self.now_s() if held is None else held.since_s, target)
+            self._note_adding(path, after)
+        if not books.is_saved_alike(before, after):
+            self._report([path])
+        return path, before, after
+
+    def leased(self) -> tuple[tuple[Target, Book], ...]:
+        """The books with claims that have a lease, and whose they are."""
+        with self._lock:
+            held = tuple(self._held.values())
+        return tuple(
+            (each.target, each.book)
+            for each in held
+            if any(entry.leases for entry in each.book.entries.values())
+        )
+
+    def _note_adding(self, path: Path, book: Book) -> None:
+        """Remembers the containers whose quota something with a lease is added to; with the lock held."""
+        entry = book.entries.get(QUOTA)
+        adds = (
+            book.level is Level.CONTAINER
+            and entry is not None
+            and any(claim.role is Role.ADD and is_leased(claim) for claim in entry.claims)
+        )
+        if adds:
+            self._adding.setdefault(path[:-1], set()).add(path)
+        elif path[:-1] in self._adding:
+            self._adding[path[:-1]].discard(path)
+
+    def _sums_of_adds(self, pod: Path) -> dict[str, int]:
+        """What is added to the quotas of a pod's containers, by owner; the pod gets the sum."""
+        sums: dict[str, int] = {}
+        with self._lock:
+            children = [self._held[path].book for path in self._adding.get(pod, ()) if path in self._held]
+        for book in children:
+            for owner, amount in books.amounts_added(book, QUOTA).items():
+                sums[owner] = sums.get(owner, 0) + amount
+        return sums
+
     def forget_claims(
         self, cgroups: Iterable[str], *, owners: Collection[str] = (), names: Collection[str] = ()
     ) -> None:
@@ -271,6 +334,7 @@ class BookStore:
                 else:
                     loaded = held._replace(book=books.merged(book, held.book))
                 self._held[path] = loaded
+                self._note_adding(path, loaded.book)
             if loaded.book != book:
                 self._report([path])
 
@@ -294,6 +358,7 @@ class BookStore:
                     self._held[path] = Held(book, self.now_s(), Target(book.level, book.id))
                 else:
                     self._held[path] = held._replace(book=books.with_newer(held.book, book))
+                self._note_adding(path, self._held[path].book)
             self._report([path])
 
     # --- cgroups that are gone ---------------------------------------------------------------------------
@@ -350,6 +415,9 @@ class BookStore:
     def _forget(self, path: Path) -> None:
         """Forgets a book; with the lock held."""
         del self._held[path]
+        self._adding.pop(path, None)
+        if path[:-1] in self._adding:
+            self._adding[path[:-1]].discard(path)
 
     def _report(self, paths: Iterable[Path]) -> None:
         for path in paths:

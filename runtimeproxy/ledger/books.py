@@ -23,7 +23,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
-from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original
+from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original, as_saved, is_leased
 from runtimeproxy.units import UNLIMITED, rounded_quota
 
 Value = int | str
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
 
 
 def with_wanted(book: Book, wanted: Wanted) -> Book:
-    """The book with the answer of all policies for its cgroup; values of hook servers stay."""
+    """The book with the answer of all policies for its cgroup; those of servers and leased ones stay."""
     entries: dict[str, Entry] = {}
     for name in {**book.entries, **wanted.claims}:
         if field_class(book.level, name) is CLASS_KUBELET:
@@ -124,7 +124,7 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
             claim
             for claim in before.claims
             if claim.owner not in given
-            and (claim.owner.startswith(SERVER_PREFIX) or claim.owner in wanted.silent)
+            and (claim.owner.startswith(SERVER_PREFIX) or is_leased(claim) or claim.owner in wanted.silent)
         )
         is_once = name in wanted.once if name in wanted.claims else before.is_once
         entry = Entry(
@@ -137,6 +137,137 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
         )
         entries[name] = before if entry == before else entry
     return book if entries == book.entries else replace(book, entries=entries)
+
+
+class Leased(NamedTuple):
+    """What one owner with a lease claims in one cgroup now, as far as that may have changed."""
+
+    target: Target
+    claims: Mapping[str, tuple[Claim, ...]]
+    """By parameter: all its claims on it; none end those that it had."""
+    requested: Mapping[str, Value] = {}
+    """As in `Wanted`, for parameters that nothing was claimed of before."""
+    booked: Mapping[str, Value] = {}
+    covers: bool = False
+    """Whether lists of CPUs bound every cgroup below, too."""
+
+
+def with_leased(book: Book, owner: str, leased: Leased) -> Book:
+    """The book with other claims of an owner with a lease; those of all others stay."""
+    entries = dict(book.entries)
+    for name, claims in leased.claims.items():
+        before = entries.get(name)
+        if before is None:
+            if claims:
+                entries[name] = Entry(claims, None, leased.requested.get(name), leased.booked.get(name))
+            continue
+        others = tuple(claim for claim in before.claims if claim.owner != owner)
+        after = (*others, *claims)
+        if after != before.claims:
+            entries[name] = before._replace(claims=after)
+    return book if entries == book.entries else replace(book, entries=entries)
+
+
+def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[str, Value]) -> Book:
+    """The book of a container with what its record says of parameters that have claims with a lease."""
+    entries = {
+        name: entry._replace(requested=requested.get(name), booked=booked.get(name))
+        if entry.leases and entry.requested is None and entry.booked is None
+        else entry
+        for name, entry in book.entries.items()
+    }
+    return book if entries == book.entries else replace(book, entries=entries)
+
+
+def changed_leases(before: Book, after: Book) -> dict[str, tuple[tuple[str, str], ...]]:
+    """What the journal has to know of claims with a lease: those of parameters with others than before."""
+    none = Entry()
+    return {
+        name: after.entries.get(name, none).leases
+        for name in {**before.entries, **after.entries}
+        if before.entries.get(name, none).leases != after.entries.get(name, none).leases
+    }
+
+
+def is_saved_alike(one: Book, other: Book) -> bool:
+    """Whether the checkpoint has the same of two books, which lacks values that claims with a lease move."""
+    if one.entries is other.entries or one.entries == other.entries:
+        return one.originals == other.originals
+    return (
+        one.originals == other.originals
+        and one.boot_id == other.boot_id
+        and one.entries.keys() == other.entries.keys()
+        and all(
+            entry is (its := other.entries[name]) or as_saved(entry) == as_saved(its)
+            for name, entry in one.entries.items()
+        )
+    )
+
+
+def restored(book: Book, present: Mapping[str, FileText], formats: Formats) -> Book:
+    """The book with the values of claims with a lease that were not saved: they lead to what the files hold.
+
+    Nothing jumps then when such a claim goes on, and it is ours when it ends.
+    """
+    entries: dict[str, Entry] = {}
+    for name, entry in book.entries.items():
+        found = present.get(name)
+        observed = formats.decode(name, found.text) if found is not None else None
+        if observed is not None and any(claim.value is None for claim in entry.claims):
+            entries[name] = _restored(book, name, entry, observed, found, formats)
+    return replace(book, entries={**book.entries, **entries}) if entries else book
+
+
+def _restored(
+    book: Book, name: str, entry: Entry, observed: Value, found: FileText | None, formats: Formats
+) -> Entry:
+    known = entry._replace(claims=tuple(claim for claim in entry.claims if claim.value is not None))
+    result = resolved(book.level, name, known, book.originals, found, formats)
+    steps = result.steps or (result.value,) * 4
+    claims: list[Claim] = []
+    for claim in entry.claims:
+        if claim.value is None:
+            value: int | float | str = observed
+            if claim.role is Role.ADD:
+                value = _difference(observed, steps[1])
+                steps = (*steps[:1], observed, *steps[2:])
+            elif claim.role is Role.SCALE:
+                value = _ratio(steps[0], observed)
+            claims.append(claim._replace(value=value))
+        else:
+            claims.append(claim)
+    return entry._replace(claims=tuple(claims), resolved=observed)
+
+
+def _difference(value: Value, base: object) -> int:
+    """What was added to a base; 0 where either is unlimited or no number."""
+    if not isinstance(value, int) or not isinstance(base, int) or UNLIMITED in (value, base):
+        return 0
+    return max(0, value - base)
+
+
+def _ratio(base: object, value: Value) -> float:
+    """What a base was divided by; 1 where that cannot be known."""
+    if not isinstance(value, int) or not isinstance(base, int) or not 0 < value < base:
+        return 1.0
+    return base / value
+
+
+def amounts_added(book: Book, name: str) -> dict[str, int]:
+    """What claims with a lease add to a parameter of a container, by owner."""
+    entry = book.entries.get(name)
+    if entry is None:
+        return {}
+    result = resolve(name, entry.requested, entry.claims)
+    scaled = result.steps[1] if result.steps else None
+    found: dict[str, int] = {}
+    for claim in result.used:
+        if claim.role is Role.ADD and is_leased(claim) and isinstance(claim.value, int):
+            most = claim.value
+            if claim.ceiling is not None and isinstance(scaled, int):
+                most = min(most, claim.ceiling - scaled)
+            found[claim.owner] = found.get(claim.owner, 0) + most
+    return found
 
 
 def with_missing(book: Book, claims: Mapping[str, tuple[Claim, ...]]) -> Book:
@@ -170,7 +301,12 @@ def with_newer(book: Book, noted: Book) -> Book:
     """A book of the checkpoint with what the journal says, which is newer."""
     entries = dict(book.entries)
     for name, entry in noted.entries.items():
-        entries[name] = entries.get(name, entry)._replace(resolved=entry.resolved)
+        known = entries.get(name, entry)
+        if entry.leases != known.leases:
+            leased = tuple(claim for claim in entry.claims if is_leased(claim))
+            others = tuple(claim for claim in known.claims if not is_leased(claim))
+            known = known._replace(claims=(*others, *leased))
+        entries[name] = known._replace(resolved=entry.resolved)
     return replace(book, entries=entries, originals={**book.originals, **noted.originals})
 
 
@@ -199,7 +335,12 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
             for file, original in book.originals.items()
         ):
             return book
-    entries = {name: entry._replace(resolved=None) for name, entry in book.entries.items() if entry.claims}
+    entries = {}
+    for name, entry in book.entries.items():
+        # A value that only the file of before had is not known any more.
+        claims = tuple(claim for claim in entry.claims if claim.value is not None)
+        if claims:
+            entries[name] = entry._replace(claims=claims, resolved=None)
     return replace(book, entries=entries, originals={}, boot_id=boot_id)
 
 
@@ -286,6 +427,8 @@ def plan(
         name: value
         for name, value in values.items()
         if name in entries and entries[name].claims and book.entries[name].resolved != value
+        # The file alone has what a claim with a lease moves.
+        if not entries[name].leases
         # The kernel may hold another list in place of an empty one, which is always known for a reset.
         if value != ""
     }
@@ -482,6 +625,11 @@ def with_noted(
         # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)
+    for name, leases in noted.leases.items():
+        entry = entries.get(name, Entry())
+        others = tuple(claim for claim in entry.claims if not is_leased(claim))
+        claims = tuple(Claim(owner, Role(role), None) for owner, role in leases)
+        entries[name] = entry._replace(claims=(*others, *claims))
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
 
 

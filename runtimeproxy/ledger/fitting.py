@@ -57,8 +57,14 @@ def with_neighbours(names: Iterable[str]) -> set[str]:
 
 
 def parents_to_read(jobs: Iterable[Job], formats: Formats) -> Iterator[tuple[Path, set[str]]]:
-    """The cgroups of pods, and the parameters there, that changed values of containers have to fit to."""
+    """The cgroups above, and the parameters there, that changed values have to fit to."""
+    is_v1 = cgroup_version(formats) == 1
     for job in jobs:
+        if is_v1 and job.plan.book.level is Level.QOS_CLASS:
+            # An empty list of a class is that of the cgroup above, which version 1 does not put there itself.
+            names = {name for name in LISTS if _changes(job, name, formats)}
+            if names:
+                yield job.path[:-1], names
         if job.plan.book.level is Level.CONTAINER:
             names = {above for name in _ABOVE if _changes(job, name, formats) for above in _ABOVE[name]}
             if names:
@@ -90,7 +96,7 @@ def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value 
         return {}
     rules = TreeRules(
         cgroup_version=cgroup_version(formats),
-        rounds_quotas=any(key.path[0].endswith(".slice") for key in values),
+        rounds_quotas=any(key.path and key.path[0].endswith(".slice") for key in values),
     )
     result = fit(values, rules)
     changes: dict[Path, dict[str, Value | None]] = {}

@@ -48,6 +48,8 @@ class Noted(NamedTuple):
     """By parameter."""
     before: Mapping[str, Value]
     """The values of the same parameters that were written last."""
+    leases: Mapping[str, tuple[tuple[str, str], ...]] = {}
+    """By parameter, owner and role of each claim with a lease, whose values are in the files only."""
 
 
 class Journal:
@@ -76,22 +78,20 @@ class Journal:
 
     def note(self, noted: Noted) -> None:
         """Appends a line. On a full disk the values are written all the same; `problem` says so."""
-        line = json.dumps(
-            [
-                self._boot_id,
-                noted.cgroup,
-                int(noted.level),
-                {file: list(original) for file, original in noted.originals.items()},
-                dict(noted.values),
-                dict(noted.before),
-            ],
-            separators=(",", ":"),
-        )
+        fields: list[object] = [
+            self._boot_id,
+            noted.cgroup,
+            int(noted.level),
+            {file: list(original) for file, original in noted.originals.items()},
+            dict(noted.values),
+            dict(noted.before),
+        ]
+        if noted.leases:
+            fields.append(dict(noted.leases))
+        line = json.dumps(fields, separators=(",", ":"))
         data = f"{line}\n".encode()
         with self._lock:
-            unsaved = self._unsaved.setdefault(noted.cgroup, {})
-            unsaved.update(noted.originals)
-            unsaved.update(noted.values)
+            self._note_unsaved(noted)
             try:
                 if self._descriptor < 0:
                     self._open()
@@ -124,9 +124,7 @@ class Journal:
                 if is_left and path not in self._left:
                     self._left.append(path)
             for noted in lines:
-                unsaved = self._unsaved.setdefault(noted.cgroup, {})
-                unsaved.update(noted.originals)
-                unsaved.update(noted.values)
+                self._note_unsaved(noted)
         return lines
 
     def settle(self, book: Book) -> None:
@@ -141,6 +139,7 @@ class Journal:
                 for name, entry in book.entries.items():
                     if entry.resolved is not None:
                         known[name] = entry.resolved
+                    known[_LEASES + name] = entry.leases
                 self._unsaved[book.id] = {key: known[key] for key in unsaved if key in known}
 
     def note_saved(self, cgroup: str, book: Book | None) -> None:
@@ -172,6 +171,12 @@ class Journal:
                     self._path.unlink()
             os.close(self._descriptor)
             self._descriptor, self._path = -1, None
+
+    def _note_unsaved(self, noted: Noted) -> None:
+        unsaved = self._unsaved.setdefault(noted.cgroup, {})
+        unsaved.update(noted.originals)
+        unsaved.update(noted.values)
+        unsaved.update((_LEASES + name, leases) for name, leases in noted.leases.items())
 
     def _append(self, data: bytes) -> None:
         if self._is_cut:
@@ -206,11 +211,15 @@ class Journal:
     def _parsed(self, line: str) -> Noted | None:
         """A line of this boot; None for all others. The last one of a process that was killed may be cut."""
         try:
-            boot_id, cgroup, level, originals, values, before = json.loads(line)
+            boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
             if boot_id != self._boot_id:
                 return None
             found = {str(file): _original(each) for file, each in originals.items()}
-            return Noted(str(cgroup), Level(level), found, _values(values), _values(before))
+            leases = {
+                str(name): tuple((str(owner), str(role)) for owner, role in each)
+                for name, each in (more[0] if more else {}).items()
+            }
+            return Noted(str(cgroup), Level(level), found, _values(values), _values(before), leases)
         except (AttributeError, TypeError, ValueError):
             return None
 
@@ -224,11 +233,18 @@ def _values(value: Mapping[str, Any]) -> dict[str, Value]:
     return {str(name): each if isinstance(each, int) else str(each) for name, each in value.items()}
 
 
+_LEASES: Final = "leases of "
+"""Begins the key of what is noted about claims with a lease; no parameter's name has a space."""
+
+
 def _has(book: Book, key: str, noted: object) -> bool:
     if isinstance(noted, Original):
         return book.originals.get(key) == noted
-    entry = book.entries.get(key)
-    return entry is not None and entry.resolved == noted
+    entry = book.entries.get(key.removeprefix(_LEASES))
+    if key.startswith(_LEASES):
+        return (() if entry is None else entry.leases) == noted
+    # What a claim with a lease moves is in no checkpoint, and needs to be in none.
+    return entry is not None and (entry.resolved == noted or bool(entry.leases))
 
 
 def _text_of(path: Path) -> tuple[str, bool]:

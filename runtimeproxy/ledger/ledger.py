@@ -16,21 +16,22 @@ from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult, explain
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
+from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
-from runtimeproxy.ledger.books import Change, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.books import Change, Leased, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
-from runtimeproxy.ledger.tree import BURST
+from runtimeproxy.ledger.tree import BURST, LISTS, QUOTA
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.pods.records import Book, Entry, Level
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level
 from runtimeproxy.units import measured_weight_formula
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ class _Look(NamedTuple):
     book: Book
     present: Mapping[str, FileText]
     only_observed: set[str]
+
+
+class _Looking(NamedTuple):
+    """How cgroups are looked at; see `Ledger._settle`."""
+
+    is_periodic: bool = False
+    counts_foreign: bool = False
 
 
 class Ledger(BookStore):
@@ -129,6 +137,7 @@ class Ledger(BookStore):
         """The same for something that runs, with what the values follow from."""
         refused: list[Applied] = []
         claimed: dict[Path, Mapping[str, Entry]] = {}
+        pods: set[Path] = set()
         for each in wanted:
             try:
                 path = cgroup_path(each.target.cgroup)
@@ -146,7 +155,116 @@ class Ledger(BookStore):
                 held = self._held.get(path)
                 claimed[path] = {} if held is None else held.book.entries
                 self.book(each)
+                if path[:-1] in self._adding:
+                    pods.add(path[:-1])
+        for pod in pods:
+            # With other scales and ceilings another part of what is added counts.
+            for owner in self._sums_of_adds(pod):
+                self._add_to_pod(owner, pod, claimed)
         return (*refused, *self._settle(list(claimed), before=claimed))
+
+    def change_leased(self, owner: str, group: Sequence[Leased]) -> tuple[Applied, ...]:
+        """Takes claims of an owner with a lease, and writes what follows, as one batch.
+
+        Where it adds to quotas of containers, their pods get the sum.
+
+        Args:
+            owner: In the ledger.
+            group: Cgroups of one pod, or of one QoS class and below.
+        """
+        changed: dict[Path, Mapping[str, Entry]] = {}
+        own = {cgroup_path(leased.target.cgroup) for leased in group}
+        covered = [each for leased in group if leased.covers for each in self._covered(leased, own)]
+        for leased in (*group, *covered):
+            with suppress(CgroupPathError):
+                self._book_leased(owner, leased, changed)
+        pods = {path[:-1]: None for path in changed if self._level(path) is Level.CONTAINER}
+        pods |= {path: None for leased in group if (path := self._pod_of_ended(leased)) in self._adding}
+        for pod in pods:
+            self._add_to_pod(owner, pod, changed)
+        return self._settle(list(changed), before=changed, counts_foreign=True) if changed else ()
+
+    def _book_leased(self, owner: str, leased: Leased, changed: dict[Path, Mapping[str, Entry]]) -> None:
+        found = self.book_leased(owner, leased)
+        if found is None:
+            return
+        path, before, after = found
+        changed[path] = before.entries
+        if leases := books.changed_leases(before, after):
+            # The process may be killed after the value is written, and before the checkpoint has the claim.
+            self._journal.note(Noted(after.id, after.level, {}, {}, {}, leases))
+
+    def _pod_of_ended(self, leased: Leased) -> Path:
+        """The pod of a container whose book may be gone already; empty for all others."""
+        is_container = leased.target.level is Level.CONTAINER
+        return cgroup_path(leased.target.cgroup)[:-1] if is_container else ()
+
+    def _add_to_pod(self, owner: str, pod: Path, changed: dict[Path, Mapping[str, Entry]]) -> None:
+        if pod not in self._adding:
+            return
+        amount = self._sums_of_adds(pod).get(owner, 0)
+        claims = (Claim(owner, Role.ADD, amount, reason=_SUM),) if amount else ()
+        held = self._held.get(pod)
+        target = held.target if held is not None else Target(Level.POD, identity_of(pod))
+        self._book_leased(owner, Leased(target, {QUOTA: claims}), changed)
+
+    def _covered(self, leased: Leased, own: Container[Path]) -> Iterator[Leased]:
+        """The same claims on lists of CPUs for the cgroups below a QoS class: containers, and pods.
+
+        A list of a parent bounds that of its children on version 2, where an empty one is the parent's, so
+        that those without a list of their own follow by themselves. Version 1 refuses a parent a list that
+        lacks something of a child's.
+        """
+        path = cgroup_path(leased.target.cgroup)
+        for name, claims in leased.claims.items():
+            if name not in LISTS:
+                continue
+            bounds = tuple(each for each in claims if each.role is Role.AT_MOST)
+            for inner, level in self._below(path, name):
+                if inner in own:
+                    continue
+                held = self._held.get(inner)
+                target = held.target if held is not None else Target(level, identity_of(inner))
+                if bounds:
+                    found = self._files.look(inner, (name,)).get(name)
+                    if found is None or (not self.is_v1 and not found.text.strip()):
+                        continue
+                elif held is None:
+                    continue
+                yield Leased(target, {name: bounds})
+
+    def _below(self, path: Path, name: str) -> Iterator[tuple[Path, Level]]:
+        """The cgroups of pods and containers below that of a QoS class."""
+        for pod in self._files.children(path, name):
+            if _is_of_class(pod):
+                yield (*path, pod), Level.QOS_CLASS
+                yield from self._below((*path, pod), name)
+                continue
+            yield (*path, pod), Level.POD
+            for container in self._files.children((*path, pod), name):
+                yield (*path, pod, container), Level.CONTAINER
+
+    def restore_leased(self, records: Mapping[str, ContainerRecord]) -> None:
+        """Reads the values of claims with a lease that a process before this one has left in the files.
+
+        Args:
+            records: Of the containers, by the ids of their books: a journal has no requests.
+        """
+        for target, book in self.leased():
+            path = cgroup_path(target.cgroup)
+            with suppress(IsBusyError, OSError), self._write_locks.held([path]):
+                held = self._held.get(path)
+                if held is None or held.book is not book:
+                    continue
+                if (record := records.get(book.id)) is not None:
+                    asked = by_parameter(record.requested), by_parameter(record.booked)
+                    held = held._replace(book=books.with_requests(book, *asked))
+                    with self._lock:
+                        self._held[path] = held
+                look = self._look(path, held, (), _Looking())
+                with self._lock:
+                    if self._held.get(path) is held:
+                        self._held[path] = held._replace(book=look.book)
 
     def repair(self, cgroup: str) -> None:
         """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
@@ -402,6 +520,7 @@ class Ledger(BookStore):
         new: Sequence[Job] = (),
         *,
         is_periodic: bool = False,
+        counts_foreign: bool = False,
         before: Mapping[Path, Mapping[str, Entry]] = _NO_ENTRIES,
     ) -> tuple[Applied, ...]:
         """Writes the values of these cgroups as one batch.
@@ -411,6 +530,7 @@ class Ledger(BookStore):
             new: Containers that are about to be created, which the values have to fit to.
             is_periodic: Whether nothing has happened that would explain a change: then a foreign value counts
                 as one, and files that are missing are not tried.
+            counts_foreign: Whether a foreign value counts as one although values have changed.
             before: The entries of cgroups before other values were wanted.
         """
         self.is_v1 = fitting.cgroup_version(self._files) == 1
@@ -420,7 +540,8 @@ class Ledger(BookStore):
             with self._write_locks.held([*paths, *pods]), self._files.keeping_open():
                 for path in {*paths, *pods}:
                     self._take_requests(path)
-                return self._settle_alone(paths, new, before, is_periodic=is_periodic)
+                look = _Looking(is_periodic=is_periodic, counts_foreign=is_periodic or counts_foreign)
+                return self._settle_alone(paths, new, before, look)
         except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
             why = error.why if isinstance(error, IsBusyError) else explain(error, "")
@@ -438,15 +559,14 @@ class Ledger(BookStore):
         paths: Sequence[Path],
         new: Sequence[Job],
         before: Mapping[Path, Mapping[str, Entry]],
-        *,
-        is_periodic: bool,
+        looking: _Looking,
     ) -> tuple[Applied, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
         applied: dict[tuple[str, str], Applied] = {}
         left = paths
         while left:
             batch = {path: held for path in left if (held := self._held.get(path)) is not None}
-            jobs = self._jobs(batch, new, is_periodic=is_periodic)
+            jobs = self._jobs(batch, new, looking)
             results = self._executor.write(jobs)
             for job in jobs:
                 for why in job.plan.left.values():
@@ -524,20 +644,20 @@ class Ledger(BookStore):
         held = self._held.get(path)
         return None if held is None else held.book.level
 
-    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], *, is_periodic: bool) -> list[Job]:
+    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], looking: _Looking) -> list[Job]:
         """Plans a batch; pods whose values have to fit to those of their containers join it.
 
         Args:
             batch: The cgroups.
             new: Containers that are about to be created.
-            is_periodic: See `_settle`.
+            looking: See `_settle`.
         """
-        looks = {path: self._look(path, held, (), is_periodic=is_periodic) for path, held in batch.items()}
+        looks = {path: self._look(path, held, (), looking) for path, held in batch.items()}
         jobs = {path: self._job(path, look) for path, look in looks.items()}
         for path, names in fitting.parents_to_read(list(jobs.values()), self._files):
             if path not in jobs or not names <= looks[path].present.keys():
                 held = batch.get(path) or self._held.get(path) or self._unclaimed(path)
-                looks[path] = self._look(path, held, names, is_periodic=is_periodic)
+                looks[path] = self._look(path, held, names, looking)
                 jobs[path] = self._job(path, looks[path])
         children = [each for job in jobs.values() for each in self._children(job, jobs)]
         changes = fitting.fitted((*jobs.values(), *children, *new), self._files)
@@ -572,21 +692,21 @@ class Ledger(BookStore):
                     blank = Plan(Book(identity_of(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
-    def _look(self, path: Path, held: Held, names: Iterable[str], *, is_periodic: bool) -> _Look:
+    def _look(self, path: Path, held: Held, names: Iterable[str], looking: _Looking) -> _Look:
         book = books.without_claims(held.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
         present = self._files.look(path, (*names, USAGE) if LIMIT in names else names)
         valid = books.still_valid(book, present.values(), self._boot_id)
         if valid is not book:
             self.counts.renewed.add(book.level)
-        book = valid
+        book = books.restored(valid, present, self._files)
         only_observed = {
             name
             for name in self.observed & book.entries.keys()
             if not any(each.owner.startswith(SERVER_PREFIX) for each in book.entries[name].claims)
         }
-        only_observed |= self._written_by_others(path, held, book, present, is_periodic=is_periodic)
-        if is_periodic:
+        only_observed |= self._written_by_others(path, held, book, present, looking)
+        if looking.is_periodic:
             only_observed |= book.entries.keys() - present.keys()
         return _Look(book, present, only_observed)
 
@@ -607,7 +727,7 @@ class Ledger(BookStore):
         return Held(self._blank(path, target), self.now_s(), target)
 
     def _written_by_others(
-        self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], *, is_periodic: bool
+        self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], looking: _Looking
     ) -> set[str]:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: set[str] = set()
@@ -618,12 +738,12 @@ class Ledger(BookStore):
             if change is Change.NONE:
                 continue
             if entry.is_once:
-                if is_periodic:
+                if looking.is_periodic:
                     left.add(name)
             elif change is Change.FOREIGN and entry.claims:
                 self._repaired.setdefault(path, {})[name] = present[name].text
                 # After an event that resets values, the event is the likelier cause.
-                if is_periodic and not self._foreign_writers.is_yielding(path, name):
+                if looking.counts_foreign and not self._foreign_writers.is_yielding(path, name):
                     self._count_overwrite(path, held.target, name, entry.resolved, present[name].text)
                 if self._foreign_writers.is_yielding(path, name):
                     left.add(name)
@@ -659,7 +779,7 @@ class Ledger(BookStore):
             self.counts.given_back.add(after.level, len(job.plan.given_back))
         for name in job.plan.given_back:
             self._foreign_writers.forget(job.path, name)
-        if now is None or is_noted or after != before.book:
+        if now is None or is_noted or not books.is_saved_alike(before.book, after):
             self._report([job.path])
         return is_same or now is None
 
@@ -683,6 +803,16 @@ def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteRe
     if entries == plan.book.entries and originals == plan.book.originals:
         return plan.book
     return replace(plan.book, entries=entries, originals=originals)
+
+
+_SUM: Final = "the sum of its containers'"
+"""The reason of a claim on a pod that follows from those on its containers."""
+
+
+def _is_of_class(name: str) -> bool:
+    """Whether a cgroup below that of all pods is that of a QoS class."""
+    stem = name.removesuffix(".slice").rpartition("-")[2]
+    return stem in ("burstable", "besteffort")
 
 
 def _failed(path: Path, name: str, entry: Entry, why: str) -> WriteResult:

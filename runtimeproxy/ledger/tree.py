@@ -244,7 +244,7 @@ class _Tree:
 
 
 def _ancestors(path: Path) -> Iterator[Path]:
-    for length in range(len(path) - 1, 0, -1):
+    for length in range(len(path) - 1, -1, -1):
         yield path[:length]
 
 

@@ -79,6 +79,17 @@ pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/
 cgreconcile); policies spec 2 and 3, feature gates."""
 
 
+KOORDLETS_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **KOORDLETS,
+        "cpu.cfs_quota_us": "BECPUSuppress, CPUBurst",
+        "cpuset.cpus": "BECPUSuppress",
+    }
+)
+"""The same, and what koordlet's plugins move from second to second: claims with a lease would stand in their
+way, and policies do not. Source: policies spec 3.1 and 3.2."""
+
+
 class Settings(Protocol):
     """How values of what runs are changed; see `LedgerSettings`."""
 
@@ -109,6 +120,7 @@ class Upkeep:
 
     Attributes:
         evaluator: Evaluates everything again.
+        on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
     """
 
     def __init__(
@@ -135,7 +147,7 @@ class Upkeep:
             ledger,
             self._evaluate,
             cgroup_of,
-            self._in_worker,
+            self.in_worker,
             is_idle,
             self._evaluate_others,
             self._prepare,
@@ -144,7 +156,7 @@ class Upkeep:
         )
         self._barrier: Barrier | None = None
         if sysctls is not None:
-            self._barrier = Barrier(ledger, sysctls, self._in_worker, self._release)
+            self._barrier = Barrier(ledger, sysctls, self.in_worker, self._release)
         # The ledger's `pod_changes` when the policies were last asked about QoS classes.
         self._summed_changes = 0
         # Whether sysctls wait until some values are given back.
@@ -156,6 +168,7 @@ class Upkeep:
         self._has_koordlet = False
         # What koordlet writes: what is observed only, and what is taken from it.
         self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
+        self.on_observed: Callable[[Mapping[str, str]], None] = lambda _: None
 
     @property
     def problem(self) -> str:
@@ -219,9 +232,9 @@ class Upkeep:
                 running = [
                     pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
                 ]
-                await self._in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
+                await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
                 if self._sysctls is not None and Level.NODE in levels:
-                    await self._in_worker(self._sysctls.verify)
+                    await self.in_worker(self._sysctls.verify)
                 if self._owes_sysctls and not self._ledger.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
@@ -282,13 +295,13 @@ class Upkeep:
             for pod in pods.values()
             if pod.requested.cpu_shares is not None
         }
-        await self._in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
+        await self.in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
         shares = {
             self._cgroup_of(pods[box.pod_id], box): box.requested.cpu_shares
             for box in self._store.containers
             if box.state is Lifecycle.RUNNING and box.pod_id in pods and box.requested.cpu_shares is not None
         }
-        await self._in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
+        await self.in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
         self.evaluator.request("records")
 
     def on_servers(self, names: Collection[str]) -> None:
@@ -311,6 +324,8 @@ class Upkeep:
             return
         self._koordlets = observed, taken
         self._ledger.observed = frozenset(observed)
+        claims = KOORDLETS_CLAIMS if self._has_koordlet else {}
+        self.on_observed({name: gate for name, gate in claims.items() if name not in self._taken})
         if observed:
             text = "koordlet is registered: what it writes behind its feature gates is only observed: %s"
             logger.info(text, gates_of(observed))
@@ -344,13 +359,13 @@ class Upkeep:
                 if pod.state is not Lifecycle.STOPPED and pod.detailed and pod.cgroup_parent
             ]
             # Views of all pods take milliseconds.
-            views = await self._in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
+            views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
             for cgroup, view in views.items():
                 decision = await chain.evaluate(view)
                 wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
         if Hook.EVALUATE_NODE not in chain.hooks:
             return wanted, chain.unsettled
-        decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
+        decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
         return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
 
     async def _prepare(self) -> None:
@@ -364,7 +379,7 @@ class Upkeep:
         wanted: dict[str, int | str] = {}
         held = chain.unsettled | self._ledger.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
-            decision = await chain.evaluate(await self._in_worker(chain.node.snapshot))
+            decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
             wanted, held = sysctls_of(decision), held | decision.without_answer
         classes = class_cgroups(
             (cgroup_path(pod.cgroup_parent), kube_qos_class(pod.cgroup_parent))
@@ -399,7 +414,7 @@ class Upkeep:
         async def write(log: ChangeLog, group: Sequence[str]) -> bool:
             release = partial(self._ledger.release, group, owners=owners, names=names)
             try:
-                applied = await self._in_worker(partial(with_rests, release))
+                applied = await self.in_worker(partial(with_rests, release))
             except TimeoutError:
                 return False
             return log.add(applied)
@@ -408,7 +423,7 @@ class Upkeep:
         with closing(ChangeLog(self._audit)) as log:
             await self.evaluator.changes.make(change, list(pods.values()), partial(write, log), of=running)
 
-    async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
+    async def in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         """Reads or writes files in a worker thread.
 
         Raises:

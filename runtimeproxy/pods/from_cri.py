@@ -210,6 +210,11 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
     )
 
 
+def stop_container(identity: str, grace_s: int) -> bytes:
+    """The request that stops a container."""
+    return api_pb2.StopContainerRequest(container_id=identity, timeout=grace_s).SerializeToString()
+
+
 def update_container(identity: str, scalars: Mapping[str, int | str], unified: Mapping[str, str]) -> bytes:
     """The request that gives a container these values, by the names of `Resources`."""
     request = api_pb2.UpdateContainerResourcesRequest(container_id=identity)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, compact
@@ -162,6 +163,27 @@ class Entry(NamedTuple):
     def owner(self) -> str:
         """The owners of the claims, joined by `+`."""
         return "+".join(dict.fromkeys(claim.owner for claim in self.claims))
+
+    @property
+    def leases(self) -> tuple[tuple[str, str], ...]:
+        """Owner and role of each claim with a lease: what is saved of these claims, whose values move."""
+        return tuple((claim.owner, claim.role.value) for claim in self.claims if is_leased(claim))
+
+
+def is_leased(claim: Claim) -> bool:
+    """Whether a claim ends with the lease of its owner."""
+    return claim.owner.startswith(PREFIX)
+
+
+def as_saved(entry: Entry) -> Entry:
+    """An entry without the values that claims with a lease move: what the checkpoint has of it."""
+    if not any(map(is_leased, entry.claims)):
+        return entry
+    claims = tuple(
+        Claim(each.owner, each.role, None, each.priority) if is_leased(each) else each
+        for each in entry.claims
+    )
+    return entry._replace(claims=claims, resolved=None)
 
 
 @dataclass(frozen=True, slots=True)

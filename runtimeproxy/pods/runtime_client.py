@@ -171,6 +171,22 @@ class GrpcRuntimeClient:
         request = update_container(identity, scalars, unified)
         await self._call("UpdateContainerResources", request, self._settings.status_timeout_s)
 
+    async def stop_container(self, identity: str, grace_s: int, timeout_s: float) -> None:
+        """Stops a container; no error if it does not run, or does not exist any more.
+
+        Args:
+            identity: Its id.
+            grace_s: How long it may take to end before it is killed.
+            timeout_s: How long the runtime may take.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer in time, or refused.
+        """
+        await self._load()
+        from runtimeproxy.pods.from_cri import stop_container
+
+        await self._call("StopContainer", stop_container(identity, grace_s), timeout_s)
+
     async def close(self) -> None:
         """Ends the connection; calls under way fail."""
         self._client.close()

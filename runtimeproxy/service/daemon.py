@@ -314,7 +314,7 @@ class Daemon:
             engine = await self._make_engine()
             await engine.load_policies(self._settings)
             await predecessor.report_loaded()
-            await engine.load_state()
+            await engine.load_state(is_successor=True)
             await self._intercept(engine)
             engine.start()
             await server.start(listener)

@@ -23,7 +23,7 @@ from runtimeproxy.calls.long_work import LongWork
 from runtimeproxy.calls.post_hooks import write_due
 from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
-from runtimeproxy.config.validation import places_of
+from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
@@ -37,7 +37,10 @@ from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.allocations import AllocationFile, NodeAllocations
 from runtimeproxy.ledger.checkpoint import CheckpointSync
+from runtimeproxy.ledger.claim_audit import ClaimAudit
+from runtimeproxy.ledger.claim_places import Places
 from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
@@ -51,10 +54,11 @@ from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.process import give_back_memory
+from runtimeproxy.service.eviction import Bounds, Evictor
 from runtimeproxy.service.mode_file import ModeFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from runtimeproxy.config.settings import KubernetesSettings, Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
@@ -91,6 +95,8 @@ class Engine:
         services: what calls share; `services.chain` has the policies in use, hook servers included.
         store: the records.
         ledger: the values of cgroups.
+        leased: claims of owners outside of this process.
+        evictor: evicts pods for them.
         allocations: CPUs that pods have for themselves; None where pools are not computed.
         client: the runtime, for calls of the daemon's own.
         audit: gathers the audit entries of a moment.
@@ -129,6 +135,7 @@ class Engine:
         self.audit = AuditQueue((*readers, *sinks))
         # Values of what runs have lines of their own in the log, and metrics.
         self._change_audit = AuditQueue((self.audit_ring, *sinks))
+        self._claim_audit = AuditQueue((self.audit_ring, self._audit_log, *sinks))
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
@@ -213,6 +220,18 @@ class Engine:
         )
         self.upkeep.configure(settings.ledger)
         self.services.evaluator = self.upkeep.evaluator
+        self.leased = LeasedClaims(
+            self.ledger,
+            Places(self.store, partial(container_cgroup, self.services), self._host_cgroup),
+            self.upkeep.in_worker,
+            lambda: not self.has_policies or is_standby(),
+            ClaimAudit(self._claim_audit),
+            Path(settings.state.dir),
+            boot_id,
+        )
+        self.leased.configure(owners_of(settings))
+        self.evictor = Evictor(self.store, self.client, self._claim_audit, _bounds(settings))
+        self.upkeep.on_observed = self._on_observed
         self.node.on_change = self.upkeep.on_node_changed
         self.node.on_pods_changed = self.upkeep.on_pods_changed
         self.allocations: NodeAllocations | None = None
@@ -416,13 +435,21 @@ class Engine:
         """
         await self.load_policies(settings)
         self.upkeep.configure(settings.ledger)
+        self.leased.configure(owners_of(settings))
+        self._spawn(self.leased.sync_all())
+        self.evictor.bounds = _bounds(settings)
         self.services.settings = CallSettings.of(settings)
         self.servers.configure(settings.hooks.server_timeout_s)
 
-    async def load_state(self) -> None:
-        """Reads the checkpoint; to be awaited before the first intercepted call."""
+    async def load_state(self, *, is_successor: bool = False) -> None:
+        """Reads the checkpoint; to be awaited before the first intercepted call.
+
+        Args:
+            is_successor: whether the process before this one has handed over its leases.
+        """
         await self.checkpoint.load()
         await self._load_allocations()
+        await self.leased.load(is_successor=is_successor)
 
     async def merge_state(self) -> None:
         """Reads the checkpoint again, for ids without an event in this process since."""
@@ -433,6 +460,7 @@ class Engine:
         await self.checkpoint.take_back()
         self.upkeep.on_taken_back()
         await self._load_allocations()
+        await self.leased.reload()
         self.compare_soon()
 
     async def _load_allocations(self) -> None:
@@ -440,7 +468,13 @@ class Engine:
             await self.allocations.load()
 
     async def flush_state(self) -> bool:
-        """Writes all changes of the records; returns whether they are on disk now."""
+        """Writes all changes of the records, and the leases; returns whether the records are on disk now."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            await run(self._executor, self.leased.hand_over)
+        except OSError as error:
+            # The successor takes their values from the files.
+            logger.warning("leases cannot be handed over: %s", error.strerror)
         return await self.checkpoint.flush()
 
     def start(self) -> None:
@@ -449,6 +483,7 @@ class Engine:
         self._spawn(self.checkpoint.follow())
         self._spawn(self.recovery.run())
         self._spawn(self.upkeep.run())
+        self._spawn(self.leased.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
         self._spawn(self._watch_runtime())
@@ -457,6 +492,24 @@ class Engine:
         """Hands on the audit entries that are gathered."""
         self.audit.flush()
         self._change_audit.flush()
+        self._claim_audit.flush()
+
+    def _host_cgroup(self, name: str) -> str:
+        """The cgroup of a host application of the strategies; empty if there is none, or it is not known."""
+        from policies.host_applications import host_application_cgroup
+
+        node = self.node.latest
+        for each in node.strategies.host_applications:
+            if each.name == name:
+                with suppress(ValueError):
+                    return host_application_cgroup(each, node.cgroup_driver)
+        return ""
+
+    def _on_observed(self, fields: Mapping[str, str]) -> None:
+        """Koordlet is registered, or is not any more."""
+        if fields != self.leased.unwritten:
+            self.leased.unwritten = fields
+            self._spawn(self.leased.sync_all())
 
     def compare_soon(self) -> None:
         """Compares records and values with the runtime now: calls have passed without records."""
@@ -538,6 +591,11 @@ def _kubernetes_source(
     from runtimeproxy.kubernetes.source import KubernetesSource  # with the HTTP library: 6 MiB
 
     return KubernetesSource(settings, node_name, inputs)
+
+
+def _bounds(settings: Settings) -> Bounds:
+    eviction = settings.eviction
+    return Bounds(eviction.most_pods, eviction.interval_s, eviction.same_pod_s)
 
 
 def _client_settings(settings: Settings) -> ClientSettings:

@@ -82,6 +82,8 @@ def test_the_defaults() -> None:
         "tracing": {"endpoint": "", "ratio": 1.0},
         "qosmanager": {"mode": "enforce", "interval_s": 1.0, "feature_gates": ()},
         "plugins": {},
+        "owners": {},
+        "eviction": {"most_pods": 10, "interval_s": 60.0, "same_pod_s": 300.0},
         "log": {"level": "info", "format": "auto"},
     }
 

@@ -336,7 +336,7 @@ async def test_what_keeps_values_from_pods_is_in_the_status(
     monkeypatch.setattr(module, "WORK_S", 0.01)
     may_end = threading.Event()
     with pytest.raises(TimeoutError):
-        await scene.upkeep._in_worker(lambda: may_end.wait(30))
+        await scene.upkeep.in_worker(lambda: may_end.wait(30))
     values = "values left to other programs: 1, see the log"
     assert scene.upkeep.summary == f"a change ended; {values}; hanging reads or writes of files: 1"
     may_end.set()
@@ -389,11 +389,11 @@ async def test_no_more_threads_hang_than_calls_can_spare(
     may_end = threading.Event()
     for _ in range(module.MOST_HUNG + 2):
         with pytest.raises(TimeoutError):
-            await scene.upkeep._in_worker(lambda: may_end.wait(30))
+            await scene.upkeep.in_worker(lambda: may_end.wait(30))
     assert len(scene.upkeep._hung) == module.MOST_HUNG
     may_end.set()
     await until(lambda: not scene.upkeep._hung)
-    assert await scene.upkeep._in_worker(lambda: 1) == 1
+    assert await scene.upkeep.in_worker(lambda: 1) == 1
     assert scene.is_requested
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.long_json import json_text, read_json
 from runtimeproxy.pods.records import (
@@ -24,6 +25,7 @@ from runtimeproxy.pods.records import (
     Original,
     PodRecord,
     Record,
+    as_saved,
 )
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, compact, frozen
 
@@ -134,13 +136,13 @@ def _book_document(book: Book) -> dict[str, Any]:
                 [[*claim[:2], _claimed(claim.value), *claim[3:]] for claim in entry.claims],
                 *entry[1:],
             ]
-            for name, entry in book.entries.items()
+            for name, entry in ((name, as_saved(each)) for name, each in book.entries.items())
         },
     }
 
 
 def _claimed(value: object) -> object:
-    """A claim's value in JSON; null for CLEAR."""
+    """A claim's value in JSON; null for CLEAR, and for a value that moves."""
     return None if isinstance(value, Clear) else value
 
 
@@ -232,8 +234,10 @@ def _entry(value: object) -> Entry:
 
 def _claim(value: object) -> Claim:
     owner, role, amount, priority, reason, ceiling = _checked(list, value)
+    if _text(owner).startswith(PREFIX):
+        return Claim(owner, Role(_text(role)), None, _integer(priority))
     return Claim(
-        _text(owner),
+        owner,
         Role(_text(role)),
         CLEAR if amount is None else amount if isinstance(amount, float) else _value(amount),
         _integer(priority),

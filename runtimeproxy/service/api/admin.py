@@ -15,10 +15,21 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.modes import MOST_OVERRIDES, Override, with_override, without
 from runtimeproxy.hooks.selector import EVERY_POD, selector_problems
+from runtimeproxy.ledger.leased import LeasedClaims, TooManyClaimsError, UnknownOwnerError
 from runtimeproxy.record.recorder import TOO_SLOW, Recorder
+from runtimeproxy.service.api.claims import (
+    OUTCOMES,
+    evict_response,
+    failed_message,
+    owned_messages,
+    request_of,
+    response_of,
+    session_problem,
+)
 from runtimeproxy.service.api.status import bypass_of, policies_of
 from runtimeproxy.service.api.values import SET_MODES, selector_from
 from runtimeproxy.service.bypass import Cause
+from runtimeproxy.service.eviction import MOST_GRACE_S, MOST_REASON_BYTES
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -88,6 +99,89 @@ class AdminServicer:
             logger.warning("policy %s: mode %s was set by command", request.policy, mode, extra=about)
         found = {each.name: each for each in policies_of(engine)}
         return api_pb2.SetPolicyModeResponse(policy=found.get(request.policy))
+
+    async def SetClaims(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.SetClaimsRequest, context: Context
+    ) -> api_pb2.SetClaimsResponse:
+        leased = await self._leased(context)
+        if problem := session_problem(request.session):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        try:
+            owner, read = leased.owned(request.owner).owner, None
+            if request.claims or request.ended:
+                run = asyncio.get_running_loop().run_in_executor
+                read = await run(self._executor, request_of, request, owner)
+            return response_of(await leased.set(read or request_of(request, owner)))
+        except UnknownOwnerError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except TooManyClaimsError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+    async def ReleaseClaims(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.ReleaseClaimsRequest, context: Context
+    ) -> api_pb2.ReleaseClaimsResponse:
+        leased = await self._leased(context)
+        try:
+            answer, released, failed = await leased.release(request.owner, request.session)
+        except UnknownOwnerError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return api_pb2.ReleaseClaimsResponse(
+            released=released, failed=map(failed_message, failed), outcome=OUTCOMES[answer]
+        )
+
+    async def GetClaims(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.GetClaimsRequest, context: Context
+    ) -> api_pb2.GetClaimsResponse:
+        leased = await self._leased(context)
+        problem = session_problem(request.session) if request.session else ""
+        if request.session and not request.owner:
+            problem = "a session takes over the claims of one owner, and none is given"
+        if problem:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        try:
+            if request.session:
+                await leased.take_over(request.owner, request.session)
+            owners = [leased.owned(request.owner)] if request.owner else list(leased.owners.values())
+        except UnknownOwnerError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return api_pb2.GetClaimsResponse(owners=owned_messages(owners, leased.now_s()))
+
+    async def Evict(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.EvictRequest, context: Context
+    ) -> api_pb2.EvictResponse:
+        await self._check("", context)
+        engine = self._sources.engine
+        grace_s = request.grace_period.seconds + request.grace_period.nanos / 1e9
+        if not 0 <= grace_s <= MOST_GRACE_S:
+            text = f"a grace period of {grace_s:g} s is not in 0 to {MOST_GRACE_S:g} s"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if len(request.reason.encode()) > MOST_REASON_BYTES:
+            text = f"the reason has more than {MOST_REASON_BYTES} bytes"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if not engine.recovered.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pods are not known yet; call again")
+        try:
+            owner = engine.leased.owned(request.owner).owner
+        except UnknownOwnerError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        pod = engine.evictor.find(request.pod_uid)
+        if pod is None:
+            text = f"no pod has the uid {request.pod_uid[:64]}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        result = await engine.evictor.evict(
+            pod, owner, request.reason, is_dry_run=request.is_dry_run, grace_s=grace_s
+        )
+        return evict_response(result)
+
+    async def _leased(self, context: Context) -> LeasedClaims:
+        """The claims; ends the call where there are none yet, or none at all."""
+        await self._check("", context)
+        if not self._sources.settings().cgroups.enabled:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cgroups.enabled is false")
+        leased = self._sources.engine.leased
+        if not leased.ready.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "claims are not read yet; call again")
+        return leased
 
     async def Record(  # noqa: N802  # the method's name in the service
         self, _request: api_pb2.RecordRequest, context: Context

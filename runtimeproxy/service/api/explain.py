@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.calls.cri_call import container_cgroup
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.hooks.algebra import Claim, Outcome, Role
+from runtimeproxy.hooks.algebra import Claim, Outcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, off_reason
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
+from runtimeproxy.hooks.owners import ClaimLevel
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
@@ -28,6 +29,7 @@ from runtimeproxy.ledger.tree import BURST, LISTS, MEMORY_AT_LEAST_MIN, MEMORY_M
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
+from runtimeproxy.service.api.claims import ROLES, claim_message, wall_time
 from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of, pod_message
 from runtimeproxy.service.api.strategies import strategy_fields
 from runtimeproxy.service.api.values import MODES, shown, timestamp
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.views import Resources
     from runtimeproxy.ledger.books import Formats
+    from runtimeproxy.ledger.claim_places import ClaimKey
+    from runtimeproxy.ledger.leased import LeasedClaims, OwnedClaims
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.engine import Engine
 
@@ -55,12 +59,6 @@ LEVELS: Final = {
     Level.QOS_CLASS: api_pb2.LEVEL_QOS_CLASS,
     Level.POD: api_pb2.LEVEL_POD,
     Level.CONTAINER: api_pb2.LEVEL_CONTAINER,
-}
-_ROLES: Final = {
-    Role.SET: api_pb2.ExplainedClaim.ROLE_SET,
-    Role.SCALE: api_pb2.ExplainedClaim.ROLE_SCALE,
-    Role.ADD: api_pb2.ExplainedClaim.ROLE_ADD,
-    Role.AT_MOST: api_pb2.ExplainedClaim.ROLE_AT_MOST,
 }
 _EFFECTS: Final = {
     Outcome.LOST: api_pb2.ExplainedClaim.EFFECT_LOST,
@@ -94,6 +92,8 @@ class _Subject(NamedTuple):
     cgroup: str
     record: PodRecord | ContainerRecord | None = None
     view: PodView | ContainerView | None = None
+    qos: str = ""
+    """Of a QoS class."""
 
 
 class Files(NamedTuple):
@@ -167,7 +167,7 @@ class Explainer:
         classes = class_cgroups([(path, qos)])
         for cgroup in dict.fromkeys(classes[each] for each in classes if each is qos):
             if engine.ledger.record(cgroup) is not None:
-                yield _Subject(Level.QOS_CLASS, cgroup)
+                yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
     async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, Files]:
         """Reads the files of all cgroups in a thread, for a bounded time."""
@@ -216,6 +216,22 @@ class Explainer:
                     requested = shown(by_parameter(record.requested).get(name))
                     field.MergeFrom(api_pb2.ExplainedField(requested=requested))
                 field.claims.append(_dry_run_claim(audited))
+        for owned, key, claim in self._dry_run_claims(subject):
+            field = fields.setdefault(key.field, api_pb2.ExplainedField(name=key.field))
+            field.claims.append(
+                api_pb2.ExplainedClaim(
+                    owner=claim.owner,
+                    role=ROLES[key.role],
+                    value=claim_message(key, claim).value or None,
+                    priority=claim.priority,
+                    reason=claim.reason,
+                    effect=api_pb2.ExplainedClaim.EFFECT_DRY_RUN,
+                    effect_reason=f"owner {owned.owner.name} is in dry-run",
+                    ceiling=shown(claim.ceiling),
+                    mode=api_pb2.MODE_DRY_RUN,
+                    lease_end=wall_time(owned.end_s(key.role), engine.leased.now_s()),
+                )
+            )
         self._add_strategies(fields.values(), strategies)
         box = record if isinstance(record, ContainerRecord) else None
         return api_pb2.ExplainedTarget(
@@ -227,6 +243,14 @@ class Explainer:
             policies=() if subject.view is None else _answers(engine, subject.view, node, decision),
             problem=files.problem,
         )
+
+    def _dry_run_claims(self, subject: _Subject) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
+        """The claims with a lease on a cgroup that are not applied."""
+        if isinstance(subject.record, ContainerRecord):
+            return self._engine.leased.dry_run(ClaimLevel.CONTAINER, subject.record.id)
+        if isinstance(subject.record, PodRecord):
+            return self._engine.leased.dry_run(ClaimLevel.POD, subject.record.uid)
+        return self._engine.leased.dry_run(ClaimLevel.QOS_CLASS, subject.qos)
 
     def _field(
         self,
@@ -253,7 +277,7 @@ class Explainer:
             file=file,
             requested=shown(entry.requested),
             is_request_unknown=is_recovered and book.level is Level.CONTAINER,
-            claims=_claims(entry, result.used, result.notes),
+            claims=_claims(entry, result.used, result.notes, self._engine.leased),
             resolved=shown(result.value) if entry.claims else None,
             booked=shown(entry.booked),
             applied=shown(entry.resolved),
@@ -334,7 +358,9 @@ def _read(
     return found
 
 
-def _claims(entry: Entry, used: Iterable[Claim], notes: Iterable[Any]) -> Iterator[api_pb2.ExplainedClaim]:
+def _claims(
+    entry: Entry, used: Iterable[Claim], notes: Iterable[Any], leased: LeasedClaims
+) -> Iterator[api_pb2.ExplainedClaim]:
     """First the claims that count, then the others with the reason."""
     known = {note.claim: note for note in notes}
     counting = [claim for claim in used if claim in entry.claims]
@@ -343,7 +369,7 @@ def _claims(entry: Entry, used: Iterable[Claim], notes: Iterable[Any]) -> Iterat
         effect = api_pb2.ExplainedClaim.EFFECT_USED if note is None else _EFFECTS[note.outcome]
         yield api_pb2.ExplainedClaim(
             owner=claim.owner,
-            role=_ROLES[claim.role],
+            role=ROLES[claim.role],
             value=shown(claim.value),
             priority=claim.priority,
             reason=claim.reason,
@@ -351,6 +377,7 @@ def _claims(entry: Entry, used: Iterable[Claim], notes: Iterable[Any]) -> Iterat
             effect_reason="" if note is None else note.reason,
             ceiling=shown(claim.ceiling),
             mode=api_pb2.MODE_ENFORCE,
+            lease_end=wall_time(leased.end_s(claim), leased.now_s()),
         )
 
 

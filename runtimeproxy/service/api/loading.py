@@ -16,7 +16,15 @@ STREAMS: Final = frozenset({"WatchPods", "WatchAudit", "Record"})
 """Calls with many responses."""
 METHODS: Final = {
     READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
-    ADMIN_SERVICE: ("SetPolicyMode", "SetBypass", "Record"),
+    ADMIN_SERVICE: (
+        "SetPolicyMode",
+        "SetBypass",
+        "Record",
+        "SetClaims",
+        "ReleaseClaims",
+        "GetClaims",
+        "Evict",
+    ),
 }
 
 Load = Callable[[], Awaitable[Any]]

@@ -20,6 +20,7 @@ from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
+from runtimeproxy.service.api.claims import EVICTIONS, owner_message
 from runtimeproxy.service.api.values import (
     FAILURE_POLICIES,
     MODES,
@@ -29,6 +30,7 @@ from runtimeproxy.service.api.values import (
     timestamp,
 )
 from runtimeproxy.service.bypass import MOST_FAILURES, Cause
+from runtimeproxy.service.eviction import Outcome
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -102,6 +104,8 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
         tracing=_tracing(sources),
         recording=_recording(sources.engine),
         kubernetes=_kubernetes(sources.engine),
+        claim_owners=_claim_owners(engine),
+        evictions=_evictions(engine),
     )
     status.bypass.CopyFrom(bypass_of(sources))
     status.breaker.CopyFrom(_breaker(sources))
@@ -110,6 +114,34 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
     )
     status.problems.extend(problems_of(status))
     return status
+
+
+def _claim_owners(engine: Engine) -> list[api_pb2.ClaimOwner]:
+    leased = engine.leased
+    return [owner_message(owned, leased.now_s()) for owned in leased.owners.values()]
+
+
+def _evictions(engine: Engine) -> api_pb2.EvictionStatus:
+    counts: Counter[Outcome] = Counter()
+    for (_, outcome), number in engine.evictor.counts.read().items():
+        counts[outcome] += number
+    return api_pb2.EvictionStatus(
+        evicted=counts[Outcome.EVICTED],
+        dry_run=counts[Outcome.DRY_RUN],
+        refused=counts[Outcome.REFUSED],
+        failed=counts[Outcome.FAILED],
+        recent=[
+            api_pb2.Eviction(
+                time=timestamp(each.time_s),
+                owner=each.owner,
+                pod=each.pod,
+                pod_uid=each.uid,
+                outcome=EVICTIONS[each.result.outcome],
+                reason=each.result.reason,
+            )
+            for each in reversed(engine.evictor.recent)
+        ],
+    )
 
 
 def bypass_of(sources: ApiSources) -> api_pb2.Bypass:
@@ -604,11 +636,23 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
             yield f"Hook server {server.name} is registered beyond the limit and not used."
     yield from (f"Hook server registration: {each}." for each in status.registration_problems)
     yield from _problems_of_values(status.ledger)
+    yield from _problems_of_claims(status)
     if status.node.HasField("hangs_since"):
         yield "Reading the node's inputs hangs: what was known before counts."
     if status.node.polling_reason:
         yield f"Node: the kernel reports no changes of files, which are polled: {status.node.polling_reason}."
     yield from (f"Node: {each}." for each in status.node.problems)
+
+
+def _problems_of_claims(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    for owner in status.claim_owners:
+        if owner.state == api_pb2.ClaimOwner.STATE_HELD:
+            yield f"{owner.name} does not renew its claims: some are held for a time, others have ended."
+        if owner.refused:
+            yield f"{owner.refused} claims of {owner.name} were refused."
+    for each in status.evictions.recent[:1]:
+        if each.outcome == api_pb2.EvictResponse.OUTCOME_FAILED:
+            yield f"The last eviction, of {each.pod}, failed: {each.reason}."
 
 
 def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:

@@ -136,6 +136,7 @@ def samples(sources: Sources, received: Received) -> Iterator[Sample]:
     yield from _of_ledger(engine.ledger)
     yield from of_books(engine.ledger.books)
     yield from _of_upkeep(engine)
+    yield from _of_claims(engine)
     yield from _of_records(engine)
     yield from _of_node(engine.node)
 
@@ -325,6 +326,19 @@ def _of_upkeep(engine: Engine) -> Iterator[Sample]:
         yield Sample("cpu_owners", allocations.owners)
         yield Sample("cpu_owners_occupied", allocations.occupied)
         yield Sample("cpu_owners_unsaved", not allocations.is_saved)
+
+
+def _of_claims(engine: Engine) -> Iterator[Sample]:
+    for name, owned in tuple(engine.leased.owners.items()):
+        yield Sample("claims", len(owned.claims), (name,))
+        yield Sample("claim_lease_state", 1, (name, owned.phase))
+        yield Sample("claim_lapses_total", owned.lapses, (name,))
+        for answer, number in owned.requests.read().items():
+            yield Sample("claim_requests_total", number, (name, answer))
+        for cause, number in owned.refusals.read().items():
+            yield Sample("claims_refused_total", number, (name, cause))
+    for labels, number in engine.evictor.counts.read().items():
+        yield Sample("evictions_total", number, labels)
 
 
 def _of_records(engine: Engine) -> Iterator[Sample]:

@@ -147,6 +147,27 @@ _TABLE = {
         "found_by",
     ),
     "ledger_overwrites_total": _counter("Values of other programs that were found", "parameter"),
+    "claims": _gauge("Claims with a lease that are taken, by owner", "owner"),
+    "claim_lease_state": _gauge(
+        "1 for the state of each owner's lease: `none`, `leased`, `held` (it has ended), `restored` (after a"
+        " restart)",
+        "owner",
+        "state",
+    ),
+    "claim_requests_total": _counter(
+        "Requests of owners: `taken`, `send-whole-set`, `taken-over`", "owner", "outcome"
+    ),
+    "claims_refused_total": _counter(
+        "Claims that were refused: `not-allowed`, `unknown-target`, `invalid`, `too-many`",
+        "owner",
+        "cause",
+    ),
+    "claim_lapses_total": _counter("Leases that ended as no request renewed them", "owner"),
+    "evictions_total": _counter(
+        "Evictions that owners asked for: `evicted`, `dry-run`, `refused`, `failed`, `nothing-to-stop`",
+        "owner",
+        "outcome",
+    ),
     "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
     "ledger_left_alone_total": _counter(

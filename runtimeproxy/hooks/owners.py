@@ -1,0 +1,208 @@
+"""Owners of claims outside of this process, such as the plugins of a QoS manager: what each may claim. Pure.
+
+A rule is a text, `FIELD ROLE LEVEL...`: `cpuset.cpus at_most qos-class pod` lets an owner bound the CPUs of
+QoS classes and pods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from runtimeproxy.cgroups.parameters import PARAMETERS, check_value, unknown_parameter
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
+from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
+
+PREFIX: Final = "plugin:"
+"""Begins the owner of such a claim in the ledger."""
+MOST_REASON_BYTES: Final = 256
+"""Of a claim."""
+
+
+class ClaimLevel(StrEnum):
+    """What a claim may be for."""
+
+    CONTAINER = "container"
+    POD = "pod"
+    QOS_CLASS = "qos-class"
+    HOST_APPLICATION = "host-application"
+
+
+class Rule(NamedTuple):
+    """What an owner may claim of one parameter in one role."""
+
+    field: str
+    role: Role
+    levels: frozenset[ClaimLevel]
+
+
+class Owner(NamedTuple):
+    """One owner, as configured."""
+
+    name: str
+    rules: tuple[Rule, ...] = ()
+    priority: int = 80
+    """Of its sets, beside those of policies: 0 to 99, and the highest one counts."""
+    mode: str = "enforce"
+    """`enforce`; `dry-run`: its claims are kept and shown, and not applied; `off`: they are refused."""
+    hold_roles: frozenset[Role] = frozenset({Role.AT_MOST})
+    """Claims that are held when the lease ends; others are released."""
+    hold_s: float = 300.0
+    most_claims: int = 2_000
+    most_bytes: int = 1 << 20
+    may_evict: bool = False
+
+    @property
+    def claimant(self) -> str:
+        """Its name in the ledger."""
+        return PREFIX + self.name
+
+
+class BuiltIn(NamedTuple):
+    """What a built-in owner may do, unless the configuration says otherwise."""
+
+    allow: tuple[str, ...] = ()
+    may_evict: bool = False
+
+
+BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
+    {
+        "cpu-suppress": BuiltIn(
+            ("cpu.cfs_quota_us at_most qos-class", "cpuset.cpus at_most qos-class pod container")
+        ),
+        "cpu-burst": BuiltIn(
+            ("cpu.cfs_quota_us add container", "cpu.cfs_burst_us set container pod"),
+        ),
+        "cpu-evict": BuiltIn(may_evict=True),
+        "memory-evict": BuiltIn(may_evict=True),
+    }
+)
+"""The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
+
+_NEVER: Final[Mapping[str, frozenset[ClaimLevel]]] = MappingProxyType(
+    {
+        "cpu.shares": frozenset({ClaimLevel.QOS_CLASS}),
+        # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights.
+        "cpu.idle": frozenset(set(ClaimLevel) - {ClaimLevel.HOST_APPLICATION}),
+    }
+)
+"""What the kubelet writes there itself, or needs."""
+
+
+def parse_rule(text: str) -> Rule:
+    """Return the rule of a text.
+
+    Raises:
+        ValueError: it is none; says why.
+    """
+    field, _, rest = text.partition(" ")
+    role, _, levels = rest.strip().partition(" ")
+    if not role or not levels.split():
+        raise ValueError(f"{text!r} is not of the form FIELD ROLE LEVEL...")
+    if field not in PARAMETERS:
+        raise ValueError(f"{field} {unknown_parameter(field)}")
+    if not PARAMETERS[field].writable:
+        raise ValueError(f"{field} cannot be written")
+    if role not in set(Role):
+        raise ValueError(f"{role!r} is not a role: {', '.join(Role)}")
+    unknown = [each for each in levels.split() if each not in set(ClaimLevel)]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(ClaimLevel)}")
+    found = frozenset(map(ClaimLevel, levels.split()))
+    if never := sorted(found & _NEVER.get(field, frozenset())):
+        raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
+    if PARAMETERS[field].is_list and role in (Role.ADD, Role.SCALE):
+        raise ValueError(f"{field} is a list, which has no amount")
+    return Rule(field, Role(role), found)
+
+
+def refusal(rules: Iterable[Rule], field: str, role: Role, level: ClaimLevel) -> str:
+    """Return why an owner may not make a claim; empty if it may."""
+    of_field = [rule for rule in rules if rule.field == field]
+    of_role = [rule for rule in of_field if rule.role is role]
+    if not of_field:
+        known = "" if field in PARAMETERS else f", which {unknown_parameter(field)}"
+        return f"this owner may not claim {field[:64]}{known}"
+    if not of_role:
+        return f"this owner may not claim {field} in the role {role}"
+    if not any(level in rule.levels for rule in of_role):
+        return f"this owner may not claim {field} of a {level}"
+    return ""
+
+
+def claim_of(
+    owner: Owner, field: str, role: Role, value: str | None, ceiling: int | None, reason: str
+) -> Claim:
+    """Return the claim of a request.
+
+    Args:
+        owner: who makes it.
+        field: a parameter that it may claim in this role.
+        role: see `Role`.
+        value: as text; None in a set for the neutral value.
+        ceiling: of an add.
+        reason: for people.
+
+    Raises:
+        ValueError: the value, the ceiling or the reason cannot be used; says why.
+    """
+    if len(reason.encode("utf-8", "replace")) > MOST_REASON_BYTES:
+        raise ValueError(f"the reason has more than {MOST_REASON_BYTES} bytes")
+    if ceiling is not None and role is not Role.ADD:
+        raise ValueError("only an add has a ceiling")
+    if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
+        raise ValueError(f"the ceiling {ceiling} is not in 0 to {MAX_INT64}")
+    amount = _value(field, role, value)
+    return Claim(owner.claimant, role, amount, owner.priority, _printable(reason), ceiling)
+
+
+def _value(field: str, role: Role, text: str | None) -> int | float | str | Clear:
+    if text is None:
+        if role is not Role.SET or field not in NEUTRAL:
+            raise ValueError("a value is missing")
+        return CLEAR
+    if len(text) > _MOST_VALUE:
+        raise ValueError(f"the value has more than {_MOST_VALUE} characters")
+    if role is Role.SCALE:
+        return _ratio(text)
+    value = text if PARAMETERS[field].is_list else _integer(text)
+    if role is Role.ADD:
+        if not isinstance(value, int) or not 0 <= value <= MAX_INT64:
+            raise ValueError(f"the amount {value} is not in 0 to {MAX_INT64}")
+        return value
+    if reason := check_value(field, value):
+        raise ValueError(reason)
+    if role is Role.AT_MOST and (
+        value == UNLIMITED or (isinstance(value, str) and not parse_cpu_list(value))
+    ):
+        raise ValueError(f"{value!r} is unlimited, which bounds nothing")
+    return value
+
+
+_MOST_VALUE: Final = 4096
+"""Characters of a value: more than a list of all CPUs of the largest node."""
+
+
+def _integer(text: str) -> int:
+    # int() takes spaces, underscores and digits of other scripts.
+    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
+        raise ValueError(f"{text[:64]!r} is not a whole number")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        raise ValueError(f"{text[:64]!r} is not a number") from None
+    if not math.isfinite(ratio) or ratio < 1:
+        raise ValueError(f"the ratio {text[:64]} is not a finite number of 1 or more")
+    return ratio
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)

@@ -1,0 +1,134 @@
+"""Where claims with a lease count: the cgroups of containers, pods, QoS classes and host applications.
+
+Used in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.hooks.algebra import Role
+from runtimeproxy.hooks.owners import ClaimLevel
+from runtimeproxy.ledger.answers import class_cgroups, target_of
+from runtimeproxy.ledger.book_store import identity_of
+from runtimeproxy.ledger.books import Target
+from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+
+if TYPE_CHECKING:
+    from runtimeproxy.pods.store import PodStore
+
+
+class ClaimKey(NamedTuple):
+    """What a claim is for: an owner has at most one of each."""
+
+    level: ClaimLevel
+    target: str
+    """Id of a container, uid of a pod, a QoS class of Kubernetes, or the name of a host application."""
+    field: str
+    role: Role
+
+
+class Place(NamedTuple):
+    """Where a claim counts."""
+
+    target: Target
+    record: ContainerRecord | None = None
+    """Of a container: what the kubelet asked for."""
+
+
+class Places:
+    """Finds the cgroups of claims. Used in the event loop's thread.
+
+    Args:
+        store: The records.
+        cgroup_of: The cgroup of a container; empty if it is not known.
+        host_cgroup: The cgroup of a host application by its name; empty if there is none.
+    """
+
+    def __init__(
+        self,
+        store: PodStore,
+        cgroup_of: Callable[[PodRecord, ContainerRecord], str],
+        host_cgroup: Callable[[str], str],
+    ) -> None:
+        self._store = store
+        self._cgroup_of = cgroup_of
+        self._host_cgroup = host_cgroup
+        self._classes: dict[KubeQoSClass, str] = {}
+
+    def find(self, key: ClaimKey) -> Place | str:
+        """Where a claim counts, or why that is not known."""
+        if key.level is ClaimLevel.CONTAINER:
+            return self._container(key.target)
+        if key.level is ClaimLevel.POD:
+            found = [
+                pod for pod in self._store.pods.members(key.target) if pod.state is not Lifecycle.STOPPED
+            ]
+            if not found or not found[-1].cgroup_parent:
+                return f"no pod with the uid {key.target[:64]} runs, or its cgroup is not known"
+            return Place(target_of(found[-1]))
+        if key.level is ClaimLevel.QOS_CLASS:
+            return self._class(key.target)
+        cgroup = self._host_cgroup(key.target)
+        if not cgroup:
+            return f"there is no host application {key.target[:64]}, or its cgroup is not known"
+        return Place(Target(Level.NODE, cgroup, key.target))
+
+    def keys(self) -> dict[str, tuple[ClaimLevel, str]]:
+        """What the known cgroups are of, by the ids of their books."""
+        found: dict[str, tuple[ClaimLevel, str]] = {}
+        for pod in self._store.pods:
+            if not pod.cgroup_parent or pod.state is Lifecycle.STOPPED:
+                continue
+            cgroups = {pod.cgroup_parent: (ClaimLevel.POD, pod.uid)}
+            for box in self._store.containers.members(pod.id):
+                cgroups[self._cgroup_of(pod, box)] = (ClaimLevel.CONTAINER, box.id)
+            for cgroup, each in cgroups.items():
+                with suppress(CgroupPathError):
+                    found[identity_of(cgroup_path(cgroup))] = each
+        for qos in KubeQoSClass:
+            place = self._class(qos)
+            if isinstance(place, Place):
+                found[place.target.cgroup] = (ClaimLevel.QOS_CLASS, qos.value)
+        return found
+
+    def records(self) -> dict[str, ContainerRecord]:
+        """The containers by the ids of their cgroups' books."""
+        found: dict[str, ContainerRecord] = {}
+        for box in self._store.containers:
+            pod = self._store.pods.get(box.pod_id)
+            if pod is not None and not box.recovered:
+                with suppress(CgroupPathError):
+                    found[identity_of(cgroup_path(self._cgroup_of(pod, box)))] = box
+        return found
+
+    def _container(self, identity: str) -> Place | str:
+        box = self._store.containers.get(identity)
+        pod = self._store.pods.get(box.pod_id) if box is not None else None
+        if box is None or pod is None or box.id != identity or box.state is Lifecycle.STOPPED:
+            return f"no container with the id {identity[:64]} is known"
+        cgroup = self._cgroup_of(pod, box)
+        if not cgroup:
+            return f"the cgroup of container {identity[:64]} is not known"
+        return Place(target_of(pod, box, cgroup), box)
+
+    def _class(self, name: str) -> Place | str:
+        if name not in set(KubeQoSClass):
+            return f"{name[:64]!r} is not a QoS class: {', '.join(KubeQoSClass)}"
+        if not self._classes:
+            pods = (pod.cgroup_parent for pod in self._store.pods if pod.cgroup_parent)
+            self._classes = class_cgroups(_with_classes(pods))
+        cgroup = self._classes.get(KubeQoSClass(name))
+        if cgroup is None:
+            return "the cgroups of QoS classes are not known before a pod runs"
+        return Place(Target(Level.QOS_CLASS, cgroup, f"QoS class {name}"))
+
+
+def _with_classes(parents: Iterable[str]) -> Iterator[tuple[tuple[str, ...], KubeQoSClass]]:
+    for parent in parents:
+        with suppress(CgroupPathError):
+            yield cgroup_path(parent), kube_qos_class(parent)

@@ -1,0 +1,700 @@
+"""Claims with a lease: what owners outside of this process want of cgroups, such as plugins of a QoS manager.
+
+Each owner has at most one session, whose requests renew the lease of all its claims. Policies are not asked
+for them: only the cgroups that changed claims are for are resolved and written. Used in the event loop's
+thread; files are read and written in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from runtimeproxy.cgroups.pace import Pace, with_rests
+from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.writer import WriteResult
+from runtimeproxy.counts import Counts
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.owners import PREFIX, ClaimLevel, Owner, refusal
+from runtimeproxy.ledger import leases
+from runtimeproxy.ledger.answers import by_parameter
+from runtimeproxy.ledger.books import Leased, Target
+from runtimeproxy.ledger.change_log import FAILURES, Applied
+from runtimeproxy.ledger.claim_places import ClaimKey, Places
+from runtimeproxy.ledger.leases import Answer, Lease, Phase
+from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
+
+if TYPE_CHECKING:
+    from runtimeproxy.ledger.ledger import Ledger
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+"""How often it is looked at which leases have ended."""
+PRUNE_S: Final = 10.0
+"""How often claims on containers and pods that are gone are dropped."""
+PODS_IN_A_JOB: Final = 25
+"""Pods whose values one job of a worker thread writes: others wait for the thread."""
+HANDED_OVER: Final = "claims.json"
+"""In the state folder, from the moment in which an upgrade's process stops until the next one has read it."""
+HANDED_OVER_S: Final = 120.0
+"""How old such a file may be; a successor has 10 s to read it."""
+_BYTES_OF_A_CLAIM: Final = 64
+"""What a claim counts beside its texts."""
+
+
+class UnknownOwnerError(RuntimeProxyError):
+    """The configuration names no such owner."""
+
+
+class TooManyClaimsError(RuntimeProxyError):
+    """A request has more claims than its owner may have."""
+
+
+NOT_ALLOWED: Final = "not-allowed"
+UNKNOWN_TARGET: Final = "unknown-target"
+INVALID: Final = "invalid"
+TOO_MANY: Final = "too-many"
+CAUSES: Final = (NOT_ALLOWED, UNKNOWN_TARGET, INVALID, TOO_MANY)
+
+
+class GivenClaim(NamedTuple):
+    """A claim of a request that can be read."""
+
+    place: int
+    """In the request, from 0."""
+    key: ClaimKey
+    claim: Claim
+
+
+class Refused(NamedTuple):
+    """A claim of a request that is not taken."""
+
+    place: int
+    """In the request, from 0."""
+    cause: str
+    """One of `CAUSES`."""
+    reason: str
+    key: ClaimKey | None = None
+    """What it was for, if that can be read: a claim that the owner had for it ends."""
+
+
+class Request(NamedTuple):
+    """A request to change the claims of one owner."""
+
+    owner: str
+    session: str
+    sequence: int
+    is_whole: bool = False
+    claims: Sequence[GivenClaim] = ()
+    ended: Sequence[ClaimKey] = ()
+    refused: Sequence[Refused] = ()
+
+
+class Response(NamedTuple):
+    """What became of it."""
+
+    answer: Answer
+    refused: Sequence[Refused] = ()
+    failed: Sequence[WriteResult] = ()
+    problem: str = ""
+    """Why claims are not applied now; empty if they are."""
+
+
+class _Applied(NamedTuple):
+    """A claim that is in the books."""
+
+    target: Target
+    claim: Claim
+
+
+class _Change(NamedTuple):
+    """A claim that is to be in the books, or not any more."""
+
+    target: Target
+    record: ContainerRecord | None = None
+    before: _Applied | None = None
+
+
+@dataclass(slots=True)
+class _Cgroup:
+    """What changes in one cgroup."""
+
+    target: Target
+    record: ContainerRecord | None = None
+    claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
+    covers: bool = False
+
+    def leased(self) -> Leased:
+        if self.record is None:
+            return Leased(self.target, self.claims, covers=self.covers)
+        requested, booked = by_parameter(self.record.requested), by_parameter(self.record.booked)
+        return Leased(self.target, self.claims, requested, booked, self.covers)
+
+
+@dataclass(slots=True, eq=False)
+class OwnedClaims:
+    """The claims of one owner.
+
+    Attributes:
+        owner: as configured.
+        lease: of its session.
+        claims: those that were taken.
+        problem: why they are not applied; empty if they are.
+        refused: claims that were refused, and not replaced since.
+        requests: that came in, by what became of them.
+        refusals: refused claims, by cause.
+        lapses: how many leases have ended.
+    """
+
+    owner: Owner
+    lease: Lease = field(default_factory=Lease)
+    claims: dict[ClaimKey, Claim] = field(default_factory=dict)
+    problem: str = ""
+    refused: int = 0
+    requests: Counts[Answer] = field(default_factory=Counts)
+    refusals: Counts[str] = field(default_factory=Counts)
+    lapses: int = 0
+    size_bytes: int = 0
+    applied: dict[ClaimKey, _Applied] = field(default_factory=dict)
+    dirty: set[ClaimKey] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def phase(self) -> Phase:
+        return leases.phase(self.lease)
+
+    @property
+    def hold_end_s(self) -> float | None:
+        """Until when claims are held after the lease, by the clock of leases; None for none."""
+        if self.lease.end_s is None or not self._held_keys():
+            return None
+        return self.lease.end_s + min(self.owner.hold_s, leases.MOST_HOLD_S)
+
+    def end_s(self, role: Role) -> float | None:
+        """When a claim ends without another request; None for no lease."""
+        hold_end_s = self.hold_end_s if role in self.owner.hold_roles else None
+        return self.lease.end_s if hold_end_s is None else hold_end_s
+
+    def put(self, key: ClaimKey, claim: Claim) -> bool:
+        """Takes a claim, unless the owner has too many then; returns whether it did."""
+        self.drop(key)
+        size_bytes = _size_bytes(key, claim)
+        if len(self.claims) >= self.owner.most_claims:
+            return False
+        if self.size_bytes + size_bytes > self.owner.most_bytes:
+            return False
+        self.claims[key] = claim
+        self.size_bytes += size_bytes
+        return True
+
+    def drop(self, key: ClaimKey) -> None:
+        claim = self.claims.pop(key, None)
+        if claim is not None:
+            self.size_bytes -= _size_bytes(key, claim)
+
+    def not_held(self) -> list[ClaimKey]:
+        """The claims that end with the lease."""
+        if not self.owner.hold_s:
+            return list(self.claims)
+        return [key for key in self.claims if key.role not in self.owner.hold_roles]
+
+    def _held_keys(self) -> bool:
+        return bool(self.owner.hold_s) and any(key.role in self.owner.hold_roles for key in self.claims)
+
+
+def _size_bytes(key: ClaimKey, claim: Claim) -> int:
+    texts = (key.target, key.field, claim.reason, claim.value if isinstance(claim.value, str) else "")
+    return _BYTES_OF_A_CLAIM + sum(map(len, texts))
+
+
+class Audit(Protocol):
+    """Takes what was written for claims; see `claim_audit`."""
+
+    def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
+    def on_dry_run(self, owner: Owner, changes: Iterable[tuple[ClaimKey, Target, Claim | None]]) -> None: ...
+
+
+ResultT = TypeVar("ResultT")
+
+
+class InWorker(Protocol):
+    """Runs something in a worker thread; raises TimeoutError if it hangs."""
+
+    def __call__(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]: ...
+
+
+class LeasedClaims:
+    """The claims of all owners. Used in the event loop's thread.
+
+    Args:
+        ledger: The books.
+        places: Where claims count.
+        in_worker: See `InWorker`.
+        is_idle: Whether nothing is to be written: the bypass is on, policies are not loaded, or another
+            process decides.
+        audit: Takes what is written.
+        folder: The state folder.
+        boot_id: Of this boot.
+        clock: CLOCK_MONOTONIC in seconds.
+
+    Attributes:
+        owners: By name.
+        ready: Set once the claims of the process before this one are known.
+        unwritten: Parameters that another agent of this node writes: claims on them are not applied.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        places: Places,
+        in_worker: InWorker,
+        is_idle: Callable[[], bool],
+        audit: Audit,
+        folder: Path,
+        boot_id: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._places = places
+        self._in_worker = in_worker
+        self._is_idle = is_idle
+        self._audit = audit
+        self._path = folder / HANDED_OVER
+        self._boot_id = boot_id
+        self.now_s = clock
+        self.owners: dict[str, OwnedClaims] = {}
+        self.ready = asyncio.Event()
+        self.unwritten: Mapping[str, str] = {}
+        self._pruned_s = clock()
+        self._was_idle = True
+        self._closed = ledger.closed
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def owned(self, name: str) -> OwnedClaims:
+        """The claims of an owner.
+
+        Raises:
+            UnknownOwnerError: There is none of this name.
+        """
+        found = self.owners.get(name)
+        if found is None:
+            known = ", ".join(self.owners) or "none"
+            raise UnknownOwnerError(f"no owner is named {name[:64]}; there are: {known}")
+        return found
+
+    def end_s(self, claim: Claim) -> float | None:
+        """When a claim ends without another request, by the clock of leases; None for one without a lease."""
+        owned = self.owners.get(claim.owner.removeprefix(PREFIX)) if is_leased(claim) else None
+        return None if owned is None else owned.end_s(claim.role)
+
+    def dry_run(self, level: ClaimLevel, target: str) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
+        """The claims on something that are not applied, as their owner is in dry-run."""
+        for owned in self.owners.values():
+            if owned.owner.mode == "dry-run":
+                for key, claim in owned.claims.items():
+                    if (key.level, key.target) == (level, target):
+                        yield owned, key, claim
+
+    async def set(self, request: Request) -> Response:
+        """Takes a request; returns when its values are written, or could not be.
+
+        Raises:
+            UnknownOwnerError: There is no such owner.
+            TooManyClaimsError: It has more claims than the owner may have.
+        """
+        owned = self.owned(request.owner)
+        if len(request.claims) + len(request.refused) > owned.owner.most_claims:
+            most = owned.owner.most_claims
+            raise TooManyClaimsError(f"the request has more than {most} claims, the bound of {request.owner}")
+        async with owned.lock:
+            answer, lease = leases.on_request(
+                owned.lease, request.session, request.sequence, self.now_s(), is_whole=request.is_whole
+            )
+            owned.requests.add(answer)
+            if answer is not Answer.TAKEN:
+                return Response(answer)
+            if owned.lease.session not in ("", request.session):
+                text = "claims of %s: another session has taken over"
+                logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
+            owned.lease = lease
+            if not (request.claims or request.ended or request.refused or request.is_whole):
+                return Response(answer, problem=owned.problem)
+            touched, refused = await self._take(owned, request)
+            failed = await self._sync(owned, touched)
+            return Response(answer, refused, failed, owned.problem)
+
+    async def release(self, name: str, session: str = "") -> tuple[Answer, int, Sequence[WriteResult]]:
+        """Ends all claims of an owner; returns how many there were, and what could not be written.
+
+        Raises:
+            UnknownOwnerError: There is no such owner.
+        """
+        owned = self.owned(name)
+        async with owned.lock:
+            if session and session != owned.lease.session:
+                return Answer.TAKEN_OVER, 0, ()
+            count, keys = len(owned.claims), list(owned.claims)
+            for key in keys:
+                owned.drop(key)
+            owned.lease, owned.refused = leases.ended(owned.lease), 0
+            return Answer.TAKEN, count, await self._sync(owned, keys)
+
+    async def take_over(self, name: str, session: str) -> OwnedClaims:
+        """Lets a session go on from the present claims of an owner.
+
+        Raises:
+            UnknownOwnerError: There is no such owner.
+        """
+        owned = self.owned(name)
+        async with owned.lock:
+            if session != owned.lease.session:
+                text = "claims of %s: a session goes on from %d claims"
+                logger.info(text, name, len(owned.claims), extra={"owner": name})
+            owned.lease = leases.taken_over(owned.lease, session, self.now_s())
+        return owned
+
+    async def _take(self, owned: OwnedClaims, request: Request) -> tuple[list[ClaimKey], list[Refused]]:
+        """Changes the claims as far as they can be; returns what may have changed, and what is refused."""
+        refused = list(request.refused)
+        touched = dict.fromkeys(request.ended)
+        touched |= {each.key: None for each in refused if each.key is not None}
+        if request.is_whole:
+            touched |= dict.fromkeys(owned.claims)
+        touched |= dict.fromkeys(each.key for each in request.claims)
+        given = {each.key for each in request.claims}
+        for key in touched:
+            if key not in given:
+                owned.drop(key)
+        pace = Pace()
+        for each in request.claims:
+            if rest_s := pace.rest_s():
+                # Calls of the kubelet are served meanwhile.
+                await asyncio.sleep(min(rest_s, 0.001))
+                pace.resume()
+            found = self._places.find(each.key)
+            if isinstance(found, str):
+                owned.drop(each.key)
+                refused.append(Refused(each.place, UNKNOWN_TARGET, found, each.key))
+            elif not owned.put(each.key, each.claim):
+                reason = f"{owned.owner.name} has {len(owned.claims)} claims of {owned.size_bytes} bytes"
+                refused.append(Refused(each.place, TOO_MANY, f"{reason}, and may not have more", each.key))
+        for one in refused:
+            owned.refusals.add(one.cause)
+        owned.refused = len(refused)
+        return list(touched), sorted(refused)
+
+    # --- the books ---------------------------------------------------------------------------------------
+
+    def _counts_now(self, owned: OwnedClaims, key: ClaimKey) -> bool:
+        return owned.owner.mode == "enforce" and key.field not in self.unwritten
+
+    def _problem(self, owned: OwnedClaims) -> str:
+        """Why claims of an owner are not applied now; empty if they are."""
+        if owned.owner.mode != "enforce":
+            return f"{owned.owner.name} is in mode {owned.owner.mode}"
+        fields = sorted({key.field for key in owned.claims} & self.unwritten.keys())
+        if fields:
+            return f"another agent of this node writes {', '.join(fields)}: {self.unwritten[fields[0]]}"
+        return "nothing is written now: the bypass is on, or policies are loading" if self._is_idle() else ""
+
+    async def _sync(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> list[WriteResult]:
+        """Brings the books to the claims on these keys; returns the values that could not be written."""
+        owned.problem = self._problem(owned)
+        if self._is_idle():
+            owned.dirty.update(keys)
+            return []
+        changes = dict(self._changes(owned, keys))
+        if owned.owner.mode == "dry-run":
+            wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
+            self._audit.on_dry_run(owned.owner, wanted)
+        groups = list(self._groups(owned, changes))
+        failed: list[WriteResult] = []
+        for start in range(0, len(groups), PODS_IN_A_JOB):
+            some = groups[start : start + PODS_IN_A_JOB]
+            try:
+                work = partial(_written, self._ledger, owned.owner.claimant, some)
+                applied = await self._in_worker(partial(with_rests, work))
+            except TimeoutError as error:
+                logger.warning("claims of %s could not be written: %s", owned.owner.name, error)
+                owned.dirty.update(changes)
+                # Those that have ended are to be ended again.
+                ended = {key: it for key, each in changes.items() if (it := each.before) is not None}
+                owned.applied = {**ended, **owned.applied}
+                owned.problem = f"values could not be written: {error}"
+                break
+            self._audit.on_applied(owned.owner, applied)
+            failed += [each.result for each in applied if each.result.outcome in FAILURES]
+        return failed
+
+    def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
+        """The claims that are not in the books as they should be; then they count as being there."""
+        for key in keys:
+            is_dirty = key in owned.dirty
+            owned.dirty.discard(key)
+            before, want = owned.applied.get(key), owned.claims.get(key)
+            place = self._places.find(key) if want is not None else ""
+            if isinstance(place, str) or want is None:
+                # It has ended, or what it is for is gone.
+                owned.drop(key)
+                if before is not None:
+                    del owned.applied[key]
+                    yield key, _Change(before.target, None, before)
+                continue
+            now = _Applied(place.target, want)
+            if not self._counts_now(owned, key):
+                owned.applied.pop(key, None)
+                if before is not None or owned.owner.mode == "dry-run":
+                    yield key, _Change(place.target, place.record, before)
+            elif is_dirty or before != now:
+                owned.applied[key] = now
+                yield key, _Change(place.target, place.record, before)
+
+    def _groups(
+        self, owned: OwnedClaims, changes: Mapping[ClaimKey, _Change]
+    ) -> Iterator[tuple[Leased, ...]]:
+        """The cgroups that have changed: those of a pod together, and with those below a class its bound."""
+        found: dict[tuple[str, ...], dict[str, _Cgroup]] = {}
+        bounding: list[tuple[str, ...]] = []
+        for key, (target, record, _) in changes.items():
+            path = cgroup_path(target.cgroup)
+            group = found.setdefault(path[:-1] if target.level is Level.CONTAINER else path, {})
+            cgroup = group.setdefault(target.cgroup, _Cgroup(target, record))
+            cgroup.claims[key.field] = self._claims_on(owned, key)
+            if key.level is ClaimLevel.QOS_CLASS and key.field in LISTS and key.role is Role.AT_MOST:
+                cgroup.covers = True
+                bounding.append(path)
+        for bound in bounding:
+            below = [path for path in found if path != bound and path[: len(bound)] == bound]
+            for path in below:
+                found[bound] |= found.pop(path)
+            self._add_own_below(owned, bound, found[bound])
+        for group in found.values():
+            yield tuple(each.leased() for each in group.values())
+
+    def _claims_on(self, owned: OwnedClaims, key: ClaimKey) -> tuple[Claim, ...]:
+        """All claims that the books are to have of an owner on one value."""
+        keys = (key._replace(role=role) for role in Role)
+        return tuple(owned.applied[each].claim for each in keys if each in owned.applied)
+
+    def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, _Cgroup]) -> None:
+        """What the owner claims itself below a class is not covered by its claim on the class."""
+        for key, applied in owned.applied.items():
+            is_below = key.level in (ClaimLevel.POD, ClaimLevel.CONTAINER) and key.field in LISTS
+            if is_below and applied.target.cgroup not in group:
+                path = cgroup_path(applied.target.cgroup)
+                if path[: len(bound)] == bound:
+                    claims = {key.field: self._claims_on(owned, key)}
+                    group[applied.target.cgroup] = _Cgroup(applied.target, claims=claims)
+
+    # --- time --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Ends leases and holds, and catches up after the bypass, until it is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.look()
+            except Exception:  # a bug costs this look, not the next one
+                logger.exception("leases of claims could not be looked at")
+
+    async def look(self) -> None:
+        """Does what is due now."""
+        if self._is_idle() or not self.ready.is_set():
+            self._was_idle = True
+            return
+        if self._ledger.closed != self._closed:
+            # Another CPU mode has taken claims out of the books, or takes them again.
+            changed, self._closed = self._ledger.closed ^ self._closed, self._ledger.closed
+            for owned in self.owners.values():
+                owned.dirty.update(key for key in owned.claims if key.field in changed)
+        if self._was_idle:
+            self._was_idle = False
+            await self.sync_all()
+        if is_pruning := self.now_s() - self._pruned_s >= PRUNE_S:
+            self._pruned_s = self.now_s()
+        for owned in tuple(self.owners.values()):
+            now_s = self.now_s()
+            if leases.is_due(owned.lease, now_s) or leases.is_hold_over(
+                owned.lease, now_s, owned.owner.hold_s
+            ):
+                await self._end(owned)
+            if owned.dirty or is_pruning:
+                async with owned.lock:
+                    await self._sync(owned, list(owned.claims if is_pruning else owned.dirty))
+
+    async def sync_all(self) -> None:
+        """Brings the books to all claims, as after a change of what is applied at all."""
+        for owned in tuple(self.owners.values()):
+            async with owned.lock:
+                await self._sync(owned, [*owned.claims, *(owned.applied.keys() - owned.claims.keys())])
+
+    async def _end(self, owned: OwnedClaims) -> None:
+        async with owned.lock:
+            now_s, name = self.now_s(), owned.owner.name
+            if leases.is_hold_over(owned.lease, now_s, owned.owner.hold_s):
+                keys = list(owned.claims)
+                owned.lease = leases.released(owned.lease)
+            elif leases.is_due(owned.lease, now_s):
+                keys = owned.not_held()
+                owned.lapses += 1
+                if keys or owned.claims:
+                    held = len(owned.claims) - len(keys)
+                    text = "no request has renewed the claims of %s: %d are released, %d held for up to %d s"
+                    about = {"owner": name, "released": len(keys), "held": held}
+                    logger.warning(text, name, len(keys), held, owned.owner.hold_s, extra=about)
+                owned.lease = leases.lapsed(owned.lease, has_released=bool(keys))
+                if len(keys) == len(owned.claims):
+                    owned.lease = leases.released(owned.lease)
+            else:
+                return
+            for key in keys:
+                owned.drop(key)
+            await self._sync(owned, keys)
+
+    # --- configuration, restarts and upgrades ------------------------------------------------------------
+
+    def configure(self, owners: Mapping[str, Owner]) -> None:
+        """Takes the owners of the configuration; `sync_all` follows."""
+        for name in self.owners.keys() - owners.keys():
+            gone = self.owners[name]
+            if gone.claims or gone.applied:
+                # What it has claimed ends, and then it is forgotten.
+                gone.owner = gone.owner._replace(rules=(), mode="off")
+                for key in list(gone.claims):
+                    gone.drop(key)
+            else:
+                del self.owners[name]
+        for name, owner in owners.items():
+            owned = self.owners.setdefault(name, OwnedClaims(owner))
+            owned.owner = owner
+            for key in list(owned.claims):
+                if owner.mode == "off" or refusal(owner.rules, key.field, key.role, key.level):
+                    owned.drop(key)
+        self.owners = dict(sorted(self.owners.items()))
+
+    async def load(self, *, is_successor: bool) -> None:
+        """Takes over the claims of the process before this one, from the files and from an upgrade."""
+        await self._in_worker(partial(self._ledger.restore_leased, self._places.records()))
+        handed_over: dict[str, Any] = await self._in_worker(self._read)
+        known = self._places.keys()
+        for target, book in self._ledger.leased():
+            found = known.get(book.id)
+            for key, claim in _claims_of(book, found):
+                name = claim.owner.partition(":")[2]
+                owned = self.owners.get(name)
+                if owned is None or refusal(owned.owner.rules, key.field, key.role, key.level):
+                    # Nothing renews it.
+                    owned = self.owners.setdefault(name, OwnedClaims(Owner(name, hold_s=0.0)))
+                owned.put(key, claim)
+                owned.applied[key] = _Applied(target, claim)
+                if owned.lease.end_s is None:
+                    owned.lease = leases.restored(self.now_s())
+        for name, document in handed_over.items():
+            if is_successor and name in self.owners:
+                with suppress(KeyError, TypeError, ValueError):
+                    self._take_document(self.owners[name], document)
+        self.ready.set()
+
+    async def reload(self) -> None:
+        """Takes back what a failed successor has changed: the files have it."""
+        self.owners = {name: OwnedClaims(owned.owner) for name, owned in self.owners.items()}
+        self.ready.clear()
+        await self.load(is_successor=False)
+
+    def hand_over(self) -> None:
+        """Writes leases and claims for the successor of an upgrade; for a worker thread."""
+        document = {
+            "boot": self._boot_id,
+            "time_s": self.now_s(),
+            "owners": {
+                name: {
+                    "lease": leases.as_document(owned.lease),
+                    "claims": [[*key, *_plain(claim)] for key, claim in owned.claims.items()],
+                }
+                for name, owned in self.owners.items()
+                if owned.lease.end_s is not None
+            },
+        }
+        temporary = self._path.with_suffix(".new")
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:
+            temporary.chmod(0o600)
+            json.dump(document, file)
+        temporary.rename(self._path)
+
+    def _read(self) -> dict[str, Any]:
+        """What a predecessor has handed over, by owner; the file is removed."""
+        owners: dict[str, Any] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            age_s = self.now_s() - document["time_s"]
+            if document["boot"] == self._boot_id and 0 <= age_s <= HANDED_OVER_S:
+                owners = dict(document["owners"])
+        with suppress(OSError):
+            self._path.unlink()
+        return owners
+
+    def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:
+        lease = leases.from_document(document["lease"])
+        claims = [
+            (
+                ClaimKey(ClaimLevel(level), str(target), str(field), Role(role)),
+                _claim(owned.owner, role, *rest),
+            )
+            for level, target, field, role, *rest in document["claims"]
+        ]
+        for key in list(owned.claims):
+            owned.drop(key)
+        for key, claim in claims:
+            if not refusal(owned.owner.rules, key.field, key.role, key.level):
+                owned.put(key, claim)
+        owned.lease = lease
+
+
+def _written(ledger: Ledger, claimant: str, groups: Iterable[Sequence[Leased]]) -> list[Applied]:
+    return [each for group in groups for each in ledger.change_leased(claimant, group)]
+
+
+def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tuple[ClaimKey, Claim]]:
+    """The claims with a lease of a book, but for those that follow from claims on other cgroups."""
+    if found is None:
+        if book.level is not Level.NODE:
+            return
+        found = ClaimLevel.HOST_APPLICATION, book.id
+    level, target = found
+    for name, entry in book.entries.items():
+        for claim in entry.claims:
+            follows = level is ClaimLevel.POD and name == QUOTA and claim.role is Role.ADD
+            if is_leased(claim) and not follows:
+                yield ClaimKey(level, target, name, claim.role), claim
+
+
+def _plain(claim: Claim) -> tuple[object, ...]:
+    value = claim.value
+    return (None if isinstance(value, Clear) else value, claim.ceiling, claim.reason)
+
+
+def _claim(owner: Owner, role: str, value: Any, ceiling: Any, reason: Any) -> Claim:  # noqa: ANN401 - JSON
+    if value is not None and not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is no value")
+    return Claim(
+        owner.claimant,
+        Role(role),
+        CLEAR if value is None else value,
+        owner.priority,
+        str(reason),
+        None if ceiling is None else int(ceiling),
+    )

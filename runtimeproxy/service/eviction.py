@@ -1,0 +1,295 @@
+"""Evicts pods: decides whether a pod may be evicted now, and ends all its containers.
+
+A QoS manager proposes; only this process carries it out. Used in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from runtimeproxy.counts import Counts
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
+from runtimeproxy.hooks.owners import Owner
+from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
+from runtimeproxy.qos import QoSClass, qos_class
+
+if TYPE_CHECKING:
+    from runtimeproxy.pods.store import PodStore
+
+logger = logging.getLogger(__name__)
+
+MOST_REASON_BYTES: Final = 1024
+MOST_GRACE_S: Final = 3600.0
+STOP_S: Final = 30.0
+"""How long the runtime may take beyond the grace period to end a container. Source: the kubelet's own calls
+of StopContainer have the grace period and 2 minutes, in which it waits for nothing else."""
+REMEMBERED: Final = 20
+"""Evictions, for the status."""
+MOST_PODS: Final = 4096
+"""Evicted pods that are remembered, the newest."""
+NEVER: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
+
+
+class Outcome(StrEnum):
+    """What has become of an eviction."""
+
+    EVICTED = "evicted"
+    DRY_RUN = "dry-run"
+    REFUSED = "refused"
+    FAILED = "failed"
+    NOTHING_TO_STOP = "nothing-to-stop"
+
+
+class Method(StrEnum):
+    """How it was carried out."""
+
+    NONE = ""
+    STOP_CONTAINERS = "stop-containers"
+    EVICTION_API = "eviction-api"
+
+
+class Stopped(NamedTuple):
+    """What has become of one container."""
+
+    id: str
+    name: str
+    error: str = ""
+    """Empty if it was stopped."""
+
+
+class Result(NamedTuple):
+    """What has become of an eviction."""
+
+    outcome: Outcome
+    reason: str = ""
+    containers: tuple[Stopped, ...] = ()
+    method: Method = Method.NONE
+    retry_s: float | None = None
+    """In how many seconds it may be tried again; None if that is not known."""
+
+
+class Bounds(NamedTuple):
+    """How many pods may be evicted."""
+
+    most_pods: int
+    """In `interval_s`."""
+    interval_s: float
+    same_pod_s: float
+    """How long a pod is not evicted again."""
+
+
+class Remembered(NamedTuple):
+    """An eviction that ended, for people."""
+
+    time_s: float
+    """Since the epoch."""
+    owner: str
+    pod: str
+    uid: str
+    result: Result
+
+
+class Evicted(NamedTuple):
+    """A pod that was evicted, whether all of its containers ended or not."""
+
+    at_s: float
+    uid: str
+
+
+def refusal(
+    qos: QoSClass, uid: str, history: Iterable[Evicted], bounds: Bounds, now_s: float
+) -> Result | None:
+    """Return why a pod may not be evicted now; None if it may. Pure.
+
+    Args:
+        qos: its class by the label.
+        uid: of the pod.
+        history: the evictions of before, oldest first.
+        bounds: as configured.
+        now_s: by the clock of the history.
+    """
+    if qos in NEVER:
+        return Result(Outcome.REFUSED, f"pods of class {qos} are never evicted")
+    known = list(history)
+    again_s = max((each.at_s for each in known if each.uid == uid), default=None)
+    if again_s is not None and now_s < again_s + bounds.same_pod_s:
+        left_s = again_s + bounds.same_pod_s - now_s
+        text = f"it was evicted {now_s - again_s:.0f} s ago, and is not again for {bounds.same_pod_s:.0f} s"
+        return Result(Outcome.REFUSED, text, retry_s=left_s)
+    recent = [each.at_s for each in known if now_s < each.at_s + bounds.interval_s]
+    if len(recent) >= bounds.most_pods:
+        most = f"at most {bounds.most_pods} in {bounds.interval_s:.0f} s"
+        text = f"{len(recent)} pods were evicted just now, and {most} may be"
+        retry_s = recent[-bounds.most_pods] + bounds.interval_s - now_s if bounds.most_pods else None
+        return Result(Outcome.REFUSED, text, retry_s=retry_s)
+    return None
+
+
+class Runtime(Protocol):
+    """Ends containers; see `GrpcRuntimeClient`."""
+
+    async def stop_container(self, identity: str, grace_s: int, timeout_s: float) -> None: ...
+
+
+EvictByApi = Callable[[PodRecord, str], Awaitable[Result]]
+"""Evicts a pod by the API server, for a reason; never raises."""
+
+
+class Evictor:
+    """Carries out evictions, one of a pod at a time.
+
+    Args:
+        store: The records.
+        runtime: Ends containers.
+        audit: Takes an entry for each.
+        bounds: As configured.
+        clock: Monotonic, in seconds.
+
+    Attributes:
+        by_api: Evicts by the API server; None: by the runtime.
+        bounds: As configured.
+        counts: By owner and outcome.
+        recent: The last ones, oldest first.
+    """
+
+    def __init__(
+        self,
+        store: PodStore,
+        runtime: Runtime,
+        audit: AuditSink,
+        bounds: Bounds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._audit = audit
+        # An eviction goes on when its client is gone.
+        self._running: set[asyncio.Task[Result]] = set()
+        self._now_s = clock
+        self._history: deque[Evicted] = deque(maxlen=MOST_PODS)
+        self.by_api: EvictByApi | None = None
+        self.bounds = bounds
+        self.counts: Counts[tuple[str, Outcome]] = Counts()
+        self.recent: deque[Remembered] = deque(maxlen=REMEMBERED)
+
+    def find(self, uid: str) -> PodRecord | None:
+        """The newest sandbox of a pod; None if there is none."""
+        found = self._store.pods.members(uid) if uid else ()
+        return max(found, key=lambda pod: (pod.state is not Lifecycle.STOPPED, pod.attempt), default=None)
+
+    async def evict(
+        self, pod: PodRecord, owner: Owner, reason: str, *, is_dry_run: bool, grace_s: float = 0.0
+    ) -> Result:
+        """Evicts a pod if that is allowed; the whole of it, also when the caller is cancelled.
+
+        Args:
+            pod: Any sandbox of it.
+            owner: Who wants it.
+            reason: For the audit.
+            is_dry_run: Whether everything is decided, and nothing done.
+            grace_s: How long containers may take to end.
+        """
+        result = self._refusal(pod, owner)
+        if result is None and (is_dry_run or owner.mode == "dry-run"):
+            result = Result(Outcome.DRY_RUN)
+        if result is None:
+            # Counted before it is done: others may ask meanwhile.
+            evicted = Evicted(self._now_s(), pod.uid)
+            self._history.append(evicted)
+            task = asyncio.get_running_loop().create_task(self._carry_out(pod, reason, grace_s))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            result = await asyncio.shield(task)
+            if result.outcome in (Outcome.REFUSED, Outcome.NOTHING_TO_STOP):
+                with suppress(ValueError):
+                    self._history.remove(evicted)
+        self._note(pod, owner, reason, result)
+        return result
+
+    def _refusal(self, pod: PodRecord, owner: Owner) -> Result | None:
+        if owner.mode == "off" or not owner.may_evict:
+            why = "is off" if owner.mode == "off" else "may not evict pods"
+            return Result(Outcome.REFUSED, f"owner {owner.name} {why}")
+        return refusal(qos_class(pod.labels), pod.uid, self._history, self.bounds, self._now_s())
+
+    async def _carry_out(self, pod: PodRecord, reason: str, grace_s: float) -> Result:
+        # The one place where evictions by the API server join.
+        if self.by_api is not None:
+            return await self.by_api(pod, reason)
+        return await self._stop_all(pod, grace_s)
+
+    async def _stop_all(self, pod: PodRecord, grace_s: float) -> Result:
+        """Stops all containers of all sandboxes of a pod at once; one that fails does not stop the others."""
+        boxes = [
+            box
+            for sandbox in self._store.pods.members(pod.uid)
+            for box in self._store.containers.members(sandbox.id)
+            if box.state is not Lifecycle.STOPPED
+        ]
+        if not boxes:
+            return Result(Outcome.NOTHING_TO_STOP, "no container of it runs")
+        stopped = await asyncio.gather(*(self._stop(box, grace_s) for box in boxes))
+        failed = [each for each in stopped if each.error]
+        if not failed:
+            return Result(Outcome.EVICTED, "", tuple(stopped), Method.STOP_CONTAINERS)
+        reason = f"{len(failed)} of {len(stopped)} containers could not be stopped: {failed[0].error}"
+        return Result(Outcome.FAILED, reason, tuple(stopped), Method.STOP_CONTAINERS)
+
+    async def _stop(self, box: ContainerRecord, grace_s: float) -> Stopped:
+        try:
+            await self._runtime.stop_container(box.id, round(grace_s), grace_s + STOP_S)
+        except RuntimeUnavailableError as error:
+            return Stopped(box.id, box.name, str(error))
+        except Exception as error:  # a bug costs this container, not the others
+            logger.exception("container %s could not be stopped", box.id)
+            return Stopped(box.id, box.name, f"{type(error).__name__}: {error}")
+        now = self._store.containers.get(box.id)
+        if now is not None and now.state is not Lifecycle.STOPPED:
+            self._store.containers.put(replace(now, state=Lifecycle.STOPPED))
+        return Stopped(box.id, box.name)
+
+    def _note(self, pod: PodRecord, owner: Owner, reason: str, result: Result) -> None:
+        self.counts.add((owner.name, result.outcome))
+        name = f"{pod.namespace}/{pod.name}"
+        shown = result._replace(reason=result.reason or reason)
+        self.recent.append(Remembered(time.time(), owner.name, name, pod.uid, shown))
+        kind = _KINDS[result.outcome]
+        note = f"; {result.reason}" if result.reason else ""
+        self._audit(
+            AuditEntry(
+                time.time(),
+                Hook.EVALUATE_POD,
+                kind,
+                owner.claimant,
+                Mode.DRY_RUN if result.outcome is Outcome.DRY_RUN else Mode.ENFORCE,
+                pod.namespace,
+                pod.name,
+                pod.uid,
+                "",
+                pod.id,
+                field="eviction",
+                old="",
+                new=result.outcome,
+                reason=f"{reason}{note}",
+                note=f"by {result.method}" if result.method else "",
+            )
+        )
+
+
+_KINDS: Final = {
+    Outcome.EVICTED: AuditKind.CHANGED,
+    Outcome.DRY_RUN: AuditKind.WOULD_CHANGE,
+    Outcome.REFUSED: AuditKind.LEFT_OUT,
+    Outcome.FAILED: AuditKind.FAILED,
+    Outcome.NOTHING_TO_STOP: AuditKind.LEFT_OUT,
+}

@@ -1,0 +1,145 @@
+"""Claims whose owner is gone, and claims and evictions that cannot be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.testing import CallError
+from tests.daemon.driving import batch_pod
+from tests.daemon.failures.scene import Row, Scene
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+CLASS: Final = "/kubepods/besteffort"
+SHORT_LEASE: Final = "import runtimeproxy.ledger.leases as it; it.LEASE_S = 2.0"
+
+
+@contextmanager
+def admin_of(daemon: ProxyProcess) -> Iterator[Any]:
+    socket = daemon.folder / "admin" / "api.sock"
+    wait_until(socket.exists, "the admin socket")
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+        yield api_pb2_grpc.AdminStub(channel)
+
+
+def suppress(admin: Any, sequence: int, *, field: str = "cpu.cfs_quota_us", is_whole: bool = False) -> Any:
+    key = api_pb2.ClaimKey(
+        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+        field=field,
+        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+    )
+    request = api_pb2.SetClaimsRequest(
+        owner="cpu-suppress",
+        session="one",
+        sequence=sequence,
+        is_whole=is_whole,
+        claims=[api_pb2.Claim(key=key, value="50000")],
+    )
+    return admin.SetClaims(request, timeout=30, wait_for_ready=True)
+
+
+def suppressed(scene: Scene, client: CriClient, admin: Any) -> None:
+    """A class with a bound."""
+    batch_pod(client).run()
+    scene.files.make(CLASS)
+    suppress(admin, 1, is_whole=True)
+    assert quota(scene) == "50000"
+
+
+def quota(scene: Scene) -> str:
+    return (scene.files.read(CLASS, "cpu.max").split() or [""])[0]
+
+
+def lapse(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(statements=SHORT_LEASE)
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        suppressed(scene, client, admin)
+        scene.wait_for(daemon, "claim_lapses_total", owner="cpu-suppress")
+        scene.wait_for(daemon, "claim_lease_state", owner="cpu-suppress", state="held")
+        assert quota(scene) == "50000"
+    return daemon
+
+
+def restart(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        suppressed(scene, client, admin)
+    daemon.kill()
+    daemon.start()
+    scene.wait_for(daemon, "claim_lease_state", owner="cpu-suppress", state="restored")
+    assert quota(scene) == "50000"
+    return daemon
+
+
+def refused_claim(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        batch_pod(client).run()
+        assert suppress(admin, 1, field="memory.high", is_whole=True).refused
+        scene.wait_for(daemon, "claims_refused_total", owner="cpu-suppress", cause="not-allowed")
+    return daemon
+
+
+def gap(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        suppressed(scene, client, admin)
+        suppress(admin, 7)
+        scene.wait_for(daemon, "claim_requests_total", owner="cpu-suppress", outcome="send-whole-set")
+    return daemon
+
+
+def evict(admin: Any, uid: str) -> Any:
+    request = api_pb2.EvictRequest(owner="memory-evict", pod_uid=uid, reason="memory")
+    return admin.Evict(request, timeout=60, wait_for_ready=True)
+
+
+def failed_eviction(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        pod = batch_pod(client).run().create().start()
+        scene.wait_for(daemon, "records_recovered")
+        scene.looked.discard("records_recovered")
+        scene.runtime.on("StopContainer", error=CallError("INTERNAL", "stuck"))
+        evict(admin, pod.config.metadata.uid)
+        scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="failed")
+    return daemon
+
+
+def refused_eviction(scene: Scene) -> ProxyProcess:
+    daemon = scene.start("[eviction]\nmost_pods = 0\n")
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        pod = batch_pod(client).run().create().start()
+        scene.wait_for(daemon, "records_recovered")
+        scene.looked.discard("records_recovered")
+        evict(admin, pod.config.metadata.uid)
+        scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="refused")
+    return daemon
+
+
+def owner_of(status: api_pb2.GetStatusResponse) -> api_pb2.ClaimOwner:
+    (found,) = (each for each in status.claim_owners if each.name == "cpu-suppress")
+    return found
+
+
+ROWS: Final = {
+    "no request has renewed": Row(
+        lapse, lambda status: owner_of(status).state == api_pb2.ClaimOwner.STATE_HELD
+    ),
+    "the daemon is killed or restarted;": Row(
+        restart, lambda status: owner_of(status).state == api_pb2.ClaimOwner.STATE_RESTORED
+    ),
+    "a claim cannot be used": Row(refused_claim, lambda status: owner_of(status).refused == 1),
+    "a request of a session is lost": Row(gap, lambda status: owner_of(status).requests == 2),
+    "a container of a pod to be evicted": Row(
+        failed_eviction, lambda status: status.evictions.failed == 1 and bool(status.problems)
+    ),
+    "a pod is to be evicted whose class": Row(refused_eviction, lambda status: status.evictions.refused == 1),
+}

@@ -1,0 +1,539 @@
+"""Claims with a lease: what they lead to in the files, and what becomes of them with time and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pytest
+
+from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.owners import BUILT_IN, ClaimLevel, Owner, claim_of, parse_rule
+from runtimeproxy.hooks.views import Resources
+from runtimeproxy.ledger import claim_audit, leased
+from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.claim_audit import ClaimAudit
+from runtimeproxy.ledger.claim_places import ClaimKey, Places
+from runtimeproxy.ledger.foreign import OVERWRITES
+from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.leased import GivenClaim, LeasedClaims, Refused, Request, TooManyClaimsError
+from runtimeproxy.ledger.leases import LEASE_S, Answer, Phase
+from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.pods.checkpoint.codec import Kind, decode, encode
+from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.testing import CgroupFiles
+
+QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
+CLASS = "/kubepods/besteffort"
+POD = f"{CLASS}/pod1"
+BOX = f"{POD}/box"
+LS = "/kubepods/burstable/pod2"
+LS_BOX = f"{LS}/lsbox"
+
+ResultT = TypeVar("ResultT")
+
+
+def owners(**changes: Any) -> dict[str, Owner]:
+    made = {
+        name: Owner(name, tuple(map(parse_rule, each.allow)), may_evict=each.may_evict)
+        for name, each in BUILT_IN.items()
+    }
+    made["mine"] = Owner("mine", (parse_rule("memory.low set pod"), parse_rule(f"{QUOTA} scale container")))
+    return {name: owner._replace(**changes) for name, owner in made.items()}
+
+
+class Node:
+    """The files of a node, and processes that write them one after the other."""
+
+    def __init__(self, folder: Path, version: Literal[1, 2] = 2) -> None:
+        self.folder = folder
+        self.files = CgroupFiles(folder / "cgroup", version)
+        for cgroup in (BOX, LS_BOX, f"{POD}/sandbox"):
+            self.files.make(cgroup)
+        self.now_s = 100.0
+        self.is_idle = False
+        self.saved: dict[str, str] = {}
+        self.audit: list[AuditEntry] = []
+        self.journals: list[Journal] = []
+        self.start()
+
+    def start(self, owned: dict[str, Owner] | None = None) -> None:
+        """A new process; what the one before had in memory only is lost."""
+        self.store = PodStore()
+        for uid, parent, box in (("u1", POD, "box"), ("u2", LS, "lsbox")):
+            self.store.pods.put(
+                PodRecord(id=f"s-{uid}", uid=uid, name=uid, namespace="shop", cgroup_parent=parent)
+            )
+            quota = Resources(cpu_quota_us=40_000) if box == "lsbox" else Resources()
+            self.store.containers.put(
+                ContainerRecord(
+                    id=box,
+                    pod_id=f"s-{uid}",
+                    name="main",
+                    state=Lifecycle.RUNNING,
+                    requested=quota,
+                    booked=quota,
+                )
+            )
+        self.journal = Journal(self.folder / "state", "boot")
+        self.journals.append(self.journal)
+        self.ledger = Ledger(CgroupWriter(self.files.root), self.journal, "boot", lambda: self.now_s)
+        self.ledger.is_v1 = self.files.version == 1
+        self.reported: list[str] = []
+        self.ledger.on_change = self.reported.append
+        places = Places(self.store, lambda pod, box: f"{pod.cgroup_parent}/{box.id}", lambda name: "")
+        self.leased = LeasedClaims(
+            self.ledger,
+            places,
+            self.in_worker,
+            lambda: self.is_idle,
+            ClaimAudit(self.audit.append, lambda: self.now_s),
+            self.folder / "state",
+            "boot",
+            lambda: self.now_s,
+        )
+        self.leased.configure(owned or owners())
+
+    async def in_worker(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.to_thread(work)
+
+    def checkpoint(self) -> None:
+        """Saves what was reported, as the daemon does."""
+        for identity in self.reported:
+            book = self.ledger.record(identity)
+            if book is None:
+                self.saved.pop(identity, None)
+            else:
+                self.saved[identity] = encode(book)
+            self.ledger.note_saved(identity, book)
+        self.reported.clear()
+
+    async def restart(self, *, is_successor: bool = False, is_saved: bool = True) -> None:
+        """kill -9, and a new process."""
+        if is_saved:
+            self.checkpoint()
+        self.journal.close()
+        self.start()
+        books = [decode(Kind.BOOK, identity, body) for identity, body in self.saved.items()]
+        self.ledger.load([each for each in books if isinstance(each, Book)])
+        self.ledger.add_noted(self.ledger.read_journal())
+        await self.leased.load(is_successor=is_successor)
+
+    def read(self, cgroup: str, name: str = "cpu.max") -> str:
+        # The kernel leaves the period as it was, and a plain file does not.
+        return (
+            self.files.read(cgroup, name).split()[0] if name == "cpu.max" else self.files.read(cgroup, name)
+        )
+
+    async def pass_time(self, time_s: float) -> None:
+        self.now_s += time_s
+        await self.leased.look()
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(tmp_path)
+    await made.leased.load(is_successor=False)
+    await made.leased.look()
+    yield made
+    for journal in made.journals:
+        journal.close()
+
+
+def suppress(value: int) -> tuple[ClaimKey, Claim]:
+    key = ClaimKey(ClaimLevel.QOS_CLASS, "BestEffort", QUOTA, Role.AT_MOST)
+    return key, claim_of(Owner("cpu-suppress"), QUOTA, Role.AT_MOST, str(value), None, "the node is busy")
+
+
+def cpus(
+    text: str, level: ClaimLevel = ClaimLevel.QOS_CLASS, target: str = "BestEffort"
+) -> tuple[ClaimKey, Claim]:
+    key = ClaimKey(level, target, CPUS, Role.AT_MOST)
+    return key, claim_of(Owner("cpu-suppress"), CPUS, Role.AT_MOST, text, None, "")
+
+
+def burst(amount: int, ceiling: int | None = None) -> tuple[ClaimKey, Claim]:
+    key = ClaimKey(ClaimLevel.CONTAINER, "lsbox", QUOTA, Role.ADD)
+    return key, claim_of(Owner("cpu-burst"), QUOTA, Role.ADD, str(amount), ceiling, "it is throttled")
+
+
+def request(
+    owner: str,
+    sequence: int,
+    claims: Iterable[tuple[ClaimKey, Claim]] = (),
+    ended: Iterable[ClaimKey] = (),
+    session: str = "s",
+    *,
+    is_whole: bool = False,
+) -> Request:
+    given = [GivenClaim(place, *each) for place, each in enumerate(claims)]
+    return Request(owner, session, sequence, is_whole, given, tuple(ended))
+
+
+async def first(node: Node, owner: str, *claims: tuple[ClaimKey, Claim]) -> leased.Response:
+    return await node.leased.set(request(owner, 1, claims, is_whole=True))
+
+
+async def test_a_bound_of_a_class_is_written_moves_and_ends(node: Node) -> None:
+    response = await first(node, "cpu-suppress", suppress(50_000))
+    assert response == (Answer.TAKEN, [], [], "")
+    assert node.read(CLASS) == "50000"
+    await node.leased.set(request("cpu-suppress", 2, [suppress(30_000)]))
+    assert node.read(CLASS) == "30000"
+    await node.leased.set(request("cpu-suppress", 3, ended=[suppress(2000)[0]]))
+    assert node.read(CLASS) == "max"
+    assert node.ledger.record(CLASS) is None
+
+
+async def test_what_moves_is_not_saved_each_time(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    node.checkpoint()
+    body = node.saved[CLASS]
+    for number in range(2, 6):
+        await node.leased.set(request("cpu-suppress", number, [suppress(number * 10_000)]))
+    assert node.reported == []
+    book = node.ledger.record(CLASS)
+    assert book is not None
+    assert encode(book) == body
+    assert "50000" not in body
+    assert not any(path.read_text() for path in (node.folder / "state").glob("journal-*"))
+
+
+async def test_a_heartbeat_renews_and_writes_nothing(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    for number in range(2, 12):
+        await node.pass_time(5.0)
+        assert (await node.leased.set(request("cpu-suppress", number))).answer is Answer.TAKEN
+    assert node.read(CLASS) == "50000"
+    assert node.leased.owners["cpu-suppress"].phase is Phase.LEASED
+
+
+async def test_a_lapse_holds_bounds_and_releases_what_is_added(node: Node) -> None:
+    node.files.apply(LS_BOX, _quota(40_000))
+    node.files.apply(LS, _quota(40_000))
+    await first(node, "cpu-suppress", suppress(50_000))
+    await first(node, "cpu-burst", burst(20_000))
+    await node.pass_time(LEASE_S - 0.5)
+    assert (node.read(CLASS), node.read(LS_BOX)) == ("50000", "60000")
+    await node.pass_time(1.0)
+    assert (node.read(CLASS), node.read(LS_BOX), node.read(LS)) == (
+        "50000",
+        "40000",
+        "40000",
+    )
+    suppressing, bursting = node.leased.owners["cpu-suppress"], node.leased.owners["cpu-burst"]
+    assert (suppressing.phase, bursting.phase) == (Phase.HELD, Phase.NONE)
+    assert (suppressing.lapses, bursting.lapses) == (1, 1)
+    # The session of the bound goes on, that of the burst has to send all.
+    assert (await node.leased.set(request("cpu-suppress", 2))).answer is Answer.TAKEN
+    assert (await node.leased.set(request("cpu-burst", 2))).answer is Answer.SEND_WHOLE_SET
+    await node.pass_time(LEASE_S)
+    await node.pass_time(299.0)
+    assert node.read(CLASS) == "50000"
+    await node.pass_time(1.5)
+    assert node.read(CLASS) == "max"
+    assert suppressing.phase is Phase.NONE
+    assert (await node.leased.set(request("cpu-suppress", 3))).answer is Answer.SEND_WHOLE_SET
+
+
+async def test_without_a_hold_a_bound_ends_with_the_lease(node: Node) -> None:
+    node.leased.configure(owners(hold_s=0.0))
+    await first(node, "cpu-suppress", suppress(50_000))
+    await node.pass_time(LEASE_S)
+    assert node.read(CLASS) == "max"
+
+
+async def test_another_session_takes_over_and_goes_on_without_a_jump(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    owned = await node.leased.take_over("cpu-suppress", "new")
+    assert owned.claims == dict([suppress(50_000)])
+    old = await node.leased.set(request("cpu-suppress", 2, [suppress(10_000)], is_whole=True))
+    assert old.answer is Answer.TAKEN_OVER
+    assert node.read(CLASS) == "50000"
+    new = await node.leased.set(request("cpu-suppress", 1, [suppress(40_000)], session="new"))
+    assert (new.answer, node.read(CLASS)) == (Answer.TAKEN, "40000")
+
+
+async def test_what_is_not_in_the_whole_set_ends(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000), cpus("0-1"))
+    await node.leased.set(request("cpu-suppress", 9, [cpus("0-2")], is_whole=True))
+    assert (node.read(CLASS), node.read(CLASS, CPUS)) == ("max", "0-2")
+
+
+async def test_a_pod_gets_the_sum_of_what_its_containers_get(node: Node) -> None:
+    node.files.apply(LS_BOX, _quota(40_000))
+    node.files.apply(LS, _quota(45_000))
+    await first(node, "cpu-burst", burst(20_000, 55_000))
+    assert (node.read(LS_BOX), node.read(LS)) == ("55000", "60000")
+    await node.leased.set(request("cpu-burst", 2, [burst(5_000, 55_000)]))
+    assert (node.read(LS_BOX), node.read(LS)) == ("45000", "50000")
+    await node.leased.release("cpu-burst")
+    assert (node.read(LS_BOX), node.read(LS)) == ("40000", "45000")
+
+
+async def test_a_changed_scale_changes_the_sum(node: Node) -> None:
+    node.files.apply(LS_BOX, _quota(40_000))
+    node.files.apply(LS, _quota(40_000))
+    await first(node, "cpu-burst", burst(60_000, 50_000))
+    assert (node.read(LS_BOX), node.read(LS)) == ("50000", "50000")
+    scale = {QUOTA: (Claim("cpu-normalization", Role.SCALE, 2.0),)}
+    target = Target(Level.CONTAINER, LS_BOX, "shop/u2/main", "u2")
+    asked = {QUOTA: 40_000}
+    await asyncio.to_thread(node.ledger.change, [Wanted(target, scale, asked, asked)])
+    assert (node.read(LS_BOX), node.read(LS)) == ("50000", "70000")
+
+
+async def test_policies_that_are_asked_again_keep_what_is_claimed(node: Node) -> None:
+    node.files.apply(LS_BOX, _quota(40_000))
+    await first(node, "cpu-burst", burst(20_000))
+    wanted = Wanted(Target(Level.CONTAINER, LS_BOX), {}, {QUOTA: 40_000}, {QUOTA: 40_000})
+    assert not node.ledger.differs(wanted)
+    await asyncio.to_thread(node.ledger.change, [wanted])
+    assert node.read(LS_BOX) == "60000"
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+async def test_a_killed_daemon_goes_on_without_a_jump_and_gives_back(node: Node, is_saved: bool) -> None:
+    node.files.apply(LS_BOX, _quota(40_000))
+    node.files.apply(LS, _quota(40_000))
+    await first(node, "cpu-suppress", suppress(50_000), cpus("0-1"))
+    await first(node, "cpu-burst", burst(10_000))
+    if is_saved:
+        node.checkpoint()
+    await node.leased.set(request("cpu-burst", 2, [burst(25_000)]))
+    await node.leased.set(request("cpu-suppress", 2, [suppress(20_000)]))
+    await node.restart(is_saved=False)
+    await node.leased.look()
+    await asyncio.to_thread(node.ledger.verify, list(Level))
+    assert (node.read(LS_BOX), node.read(LS), node.read(CLASS)) == (
+        "65000",
+        "65000",
+        "20000",
+    )
+    suppressing, bursting = node.leased.owners["cpu-suppress"], node.leased.owners["cpu-burst"]
+    assert (suppressing.phase, bursting.phase) == (Phase.RESTORED, Phase.RESTORED)
+    assert {key: claim.value for key, claim in suppressing.claims.items()} == {
+        suppress(2000)[0]: 20_000,
+        cpus("0")[0]: "0-1",
+    }
+    assert {key: claim.value for key, claim in bursting.claims.items()} == {burst(0)[0]: 25_000}
+    assert (await node.leased.set(request("cpu-burst", 3))).answer is Answer.SEND_WHOLE_SET
+    # The manager does not come back.
+    await node.pass_time(LEASE_S)
+    assert (node.read(LS_BOX), node.read(LS), node.read(CLASS)) == (
+        "40000",
+        "40000",
+        "20000",
+    )
+    await node.pass_time(300.0)
+    assert (node.read(CLASS), node.read(CLASS, CPUS)) == ("max", "")
+    assert node.ledger.books == ()
+
+
+async def test_a_client_goes_on_after_a_restart_of_the_daemon(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await node.restart()
+    await node.leased.look()
+    response = await node.leased.set(request("cpu-suppress", 2, [suppress(45_000)], is_whole=True))
+    assert (response.answer, node.read(CLASS)) == (Answer.TAKEN, "45000")
+    assert node.leased.owners["cpu-suppress"].phase is Phase.LEASED
+
+
+async def test_a_successor_has_sessions_and_leases(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await node.leased.set(request("cpu-suppress", 2, [suppress(40_000)]))
+    node.now_s += 6.0
+    await asyncio.to_thread(node.leased.hand_over)
+    assert (node.folder / "state" / leased.HANDED_OVER).stat().st_mode & 0o777 == 0o600
+    await node.restart(is_successor=True)
+    assert not (node.folder / "state" / leased.HANDED_OVER).exists()
+    await node.leased.look()
+    owned = node.leased.owners["cpu-suppress"]
+    assert owned.claims[suppress(2000)[0]].reason == "the node is busy"
+    assert (await node.leased.set(request("cpu-suppress", 3, [suppress(30_000)]))).answer is Answer.TAKEN
+    assert node.read(CLASS) == "30000"
+
+
+async def test_the_lease_of_a_successor_ends_when_it_would_have_ended(node: Node) -> None:
+    await first(node, "cpu-burst", burst(20_000))
+    node.now_s += 10.0
+    await asyncio.to_thread(node.leased.hand_over)
+    await node.restart(is_successor=True)
+    await node.pass_time(5.5)
+    assert node.leased.owners["cpu-burst"].claims == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"boot": "boot"}', json.dumps({"boot": "other", "time_s": 100})])
+async def test_what_is_no_file_of_a_predecessor_counts_as_a_restart(node: Node, text: str) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    (node.folder / "state" / leased.HANDED_OVER).write_text(text)
+    await node.restart(is_successor=True)
+    assert node.leased.owners["cpu-suppress"].phase is Phase.RESTORED
+
+
+async def test_a_failed_successor_is_taken_back(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await node.leased.reload()
+    owned = node.leased.owners["cpu-suppress"]
+    assert (owned.phase, [claim.value for claim in owned.claims.values()]) == (Phase.RESTORED, [50_000])
+
+
+async def test_a_claim_on_what_is_not_known_is_refused_alone(node: Node) -> None:
+    gone = ClaimKey(ClaimLevel.CONTAINER, "gone", QUOTA, Role.ADD)
+    response = await first(node, "cpu-burst", (gone, burst(5)[1]), burst(20_000))
+    assert [(each.place, each.cause) for each in response.refused] == [(0, leased.UNKNOWN_TARGET)]
+    assert node.read(LS_BOX) == "60000"
+    owned = node.leased.owners["cpu-burst"]
+    assert (owned.refused, list(owned.claims)) == (1, [burst(0)[0]])
+
+
+async def test_a_refused_value_ends_the_claim_before_it(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    refused = Refused(0, leased.INVALID, "bounds nothing", suppress(2000)[0])
+    await node.leased.set(Request("cpu-suppress", "s", 2, refused=[refused]))
+    assert node.read(CLASS) == "max"
+
+
+async def test_bounds_of_claims_and_bytes(node: Node) -> None:
+    node.leased.configure(owners(most_claims=1))
+    with pytest.raises(TooManyClaimsError):
+        await first(node, "cpu-suppress", suppress(50_000), cpus("0"))
+    await first(node, "cpu-suppress", suppress(50_000))
+    response = await node.leased.set(request("cpu-suppress", 2, [cpus("0")]))
+    assert [each.cause for each in response.refused] == [leased.TOO_MANY]
+    node.leased.configure(owners(most_bytes=10))
+    response = await first(node, "cpu-burst", burst(5_000))
+    assert [each.cause for each in response.refused] == [leased.TOO_MANY]
+
+
+async def test_an_owner_in_dry_run_changes_nothing(node: Node) -> None:
+    node.leased.configure(owners(mode="dry-run"))
+    response = await first(node, "cpu-suppress", suppress(50_000))
+    assert (response.problem, node.read(CLASS)) == ("cpu-suppress is in mode dry-run", "max")
+    assert [each.kind for each in node.audit] == [AuditKind.WOULD_CHANGE]
+    node.leased.configure(owners())
+    await node.leased.sync_all()
+    assert node.read(CLASS) == "50000"
+    node.leased.configure(owners(mode="dry-run"))
+    await node.leased.sync_all()
+    assert node.read(CLASS) == "max"
+
+
+async def test_what_koordlet_writes_is_left_to_it(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    node.leased.unwritten = {QUOTA: "BECPUSuppress"}
+    await node.leased.sync_all()
+    assert node.read(CLASS) == "max"
+    assert "BECPUSuppress" in node.leased.owners["cpu-suppress"].problem
+    node.leased.unwritten = {}
+    await node.leased.sync_all()
+    assert node.read(CLASS) == "50000"
+
+
+async def test_the_bypass_keeps_claims_until_it_ends(node: Node) -> None:
+    node.is_idle = True
+    response = await first(node, "cpu-suppress", suppress(50_000))
+    assert (response.answer, node.read(CLASS)) == (Answer.TAKEN, "max")
+    assert "bypass" in response.problem
+    await node.pass_time(1.0)
+    node.is_idle = False
+    await node.pass_time(1.0)
+    assert node.read(CLASS) == "50000"
+
+
+async def test_another_program_that_keeps_writing_gets_its_way(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    for number in range(OVERWRITES + 1):
+        (node.files.folder(CLASS) / "cpu.max").write_text("77000 100000\n")
+        await node.leased.set(request("cpu-suppress", 2 + number, [suppress(40_000 + number * 1000)]))
+    assert node.read(CLASS) == "77000"
+    assert [each.theirs for each in node.ledger.yielded()] == [77_000]
+
+
+async def test_a_container_that_is_gone_takes_its_claim_along(node: Node) -> None:
+    node.files.apply(LS, _quota(40_000))
+    await first(node, "cpu-burst", burst(20_000))
+    assert node.read(LS) == "60000"
+    node.store.containers.remove("lsbox")
+    node.files.remove(LS_BOX)
+    await node.pass_time(leased.PRUNE_S)
+    assert node.leased.owners["cpu-burst"].claims == {}
+    assert node.read(LS) == "40000"
+
+
+async def test_a_bound_of_cpus_covers_lists_below_the_class(node: Node) -> None:
+    (node.files.folder(BOX) / CPUS).write_text("0-7\n")
+    await first(node, "cpu-suppress", cpus("0-3"))
+    # On version 2 a cgroup without a list of its own has its parent's.
+    assert [node.read(each, CPUS) for each in (CLASS, POD, BOX, f"{POD}/sandbox")] == ["0-3", "", "0-3", ""]
+    await node.leased.set(request("cpu-suppress", 2, [cpus("2")]))
+    assert node.read(BOX, CPUS) == "2"
+    await node.leased.release("cpu-suppress")
+    assert [node.read(each, CPUS) for each in (CLASS, BOX)] == ["", ""]
+
+
+async def test_on_version_1_every_directory_has_the_bound(tmp_path: Path) -> None:
+    node = Node(tmp_path, version=1)
+    for cgroup in ("/kubepods", CLASS, POD, BOX, f"{POD}/sandbox", LS, LS_BOX, "/kubepods/burstable"):
+        (node.files.folder(cgroup, "cpuset") / CPUS).write_text("0-7\n")
+    await node.leased.load(is_successor=False)
+    await node.leased.look()
+    await first(node, "cpu-suppress", cpus("0-3"))
+    below = (CLASS, POD, BOX, f"{POD}/sandbox")
+    assert [node.read(each, CPUS) for each in below] == ["0-3"] * 4
+    await node.leased.set(request("cpu-suppress", 2, [cpus("2-5")]))
+    assert [node.read(each, CPUS) for each in below] == ["2-5"] * 4
+    await node.leased.release("cpu-suppress")
+    assert [node.read(each, CPUS) for each in below] == ["0-7"] * 4
+    assert node.read(LS, CPUS) == "0-7"
+    node.journal.close()
+
+
+async def test_under_a_static_policy_containers_have_their_own_bound(node: Node) -> None:
+    for cgroup in (POD, BOX):
+        (node.files.folder(cgroup) / CPUS).write_text("0-7\n")
+    own = cpus("3", ClaimLevel.CONTAINER, "box")
+    await first(node, "cpu-suppress", cpus("0-5"), own)
+    assert [node.read(each, CPUS) for each in (CLASS, POD, BOX)] == ["0-5", "0-5", "3"]
+    await node.leased.set(request("cpu-suppress", 2, [cpus("0-4")]))
+    assert [node.read(each, CPUS) for each in (CLASS, POD, BOX)] == ["0-4", "0-4", "3"]
+    await node.leased.set(request("cpu-suppress", 3, ended=[own[0]]))
+    assert node.read(CLASS, CPUS) == "0-4"
+
+
+async def test_the_audit_of_a_value_that_moves_is_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    for number in range(30):
+        await node.leased.set(request("cpu-suppress", 2 + number, [suppress(20_000 + number * 100)]))
+        await node.pass_time(1.0)
+    assert len(node.audit) == 1
+    entry = node.audit[0]
+    assert (entry.policy, entry.field, entry.new) == ("plugin:cpu-suppress", f"cgroup[{QUOTA}]", "50000")
+    assert (entry.target, entry.reason) == ("QoS class BestEffort", "the node is busy")
+    await node.pass_time(1.0)
+    await node.leased.set(request("cpu-suppress", 40, [suppress(2000)], is_whole=True))
+    await node.pass_time(40.0)
+    await node.leased.set(request("cpu-suppress", 41, [suppress(3000)], is_whole=True))
+    await node.leased.release("cpu-suppress")
+    assert [each.new for each in node.audit] == ["50000", "3000", "-1"]
+    monkeypatch.setattr(claim_audit, "MOST_ENTRIES", 0)
+    await first(node, "cpu-burst", burst(20_000))
+    assert len(node.audit) == 3
+    node.now_s += 60.0
+    monkeypatch.undo()
+    await node.leased.release("cpu-burst")
+    assert "more values" in node.audit[3].reason
+
+
+def _quota(value: int) -> Any:
+    from cri_api.runtime.v1 import api_pb2
+
+    return api_pb2.LinuxContainerResources(cpu_quota=value, cpu_period=100_000)
