@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.node.snapshot import Feature
@@ -342,6 +344,53 @@ def check_inputs(facts: Facts) -> Findings:
         yield Finding(Level.OK, f"no file is in {folder}: there are no strategies of the cluster")
 
 
+def check_api_server(facts: Facts) -> Findings:
+    """Whether the API server answers, gives what is watched, and is within the unit's reach."""
+    found = facts.api_server
+    if found is None:
+        yield Finding(Level.OK, "it is not used (kubernetes.enabled)")
+        return
+    unit = list(_network_of(facts.unit or {}, found.server))
+    yield from unit
+    if found.error:
+        where = found.server or facts.settings.kubernetes.kubeconfig or "the API server"
+        yield Finding(
+            Level.PROBLEM, f"{where}: {found.error}", "correct kubernetes.kubeconfig, or the network"
+        )
+        return
+    for kind, reason in found.refused.items():
+        yield Finding(Level.PROBLEM, f"{kind}: {reason}", "kubectl apply -f systemd/kubernetes/rbac.yaml")
+    if not found.has_node:
+        text = f"it has no Node {found.node_name}: nothing of this node is found"
+        yield Finding(Level.PROBLEM, text, "set node.name to the Node's name (kubectl get nodes)")
+    if not unit and not found.refused and found.has_node:
+        absent = f"; it has no {', '.join(found.absent)}" if found.absent else ""
+        yield Finding(Level.OK, f"{found.server} answers, with Node {found.node_name}{absent}")
+
+
+def _network_of(unit: Mapping[str, str], server: str) -> Findings:
+    """Whether a unit lets the daemon connect. Source: systemd.exec(5), systemd.resource-control(5)."""
+    families = unit.get("RestrictAddressFamilies", "AF_INET")
+    if unit.get("PrivateNetwork") == "yes" or "AF_INET" not in families:
+        yield Finding(
+            Level.PROBLEM,
+            "the unit has no network: the daemon cannot reach the API server",
+            "install the drop-in koord-runtime-proxy.service.d/40-kubernetes.conf",
+        )
+        return
+    try:
+        address = ipaddress.ip_address(urlsplit(server).hostname or "")
+    except ValueError:  # a name
+        return
+    allowed, denied = (
+        any(address in ipaddress.ip_network(each, strict=False) for each in unit.get(name, "").split())
+        for name in ("IPAddressAllow", "IPAddressDeny")
+    )
+    if denied and not allowed:
+        text = f"the unit may not connect to {address}: the daemon cannot reach the API server"
+        yield Finding(Level.PROBLEM, text, f"IPAddressAllow={address} in the drop-in 40-kubernetes.conf")
+
+
 def _age(seconds: float) -> str:
     for name, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
@@ -362,6 +411,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "service": check_unit,
     "state folder": check_state_folder,
     "node objects": check_inputs,
+    "API server": check_api_server,
 }
 """By name, in the order in which they are shown."""
 

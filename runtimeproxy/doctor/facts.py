@@ -77,6 +77,22 @@ class InputFile(NamedTuple):
     """Since it was written; negative if that is in the future."""
 
 
+class ApiServerFacts(NamedTuple):
+    """The API server, asked with the daemon's credentials."""
+
+    server: str = ""
+    """Empty if that is not known."""
+    error: str = ""
+    """Why nothing can be asked; empty if it answers."""
+    refused: Mapping[str, str] = {}
+    """Kinds that cannot be listed, with the reason."""
+    absent: tuple[str, ...] = ()
+    """Kinds that it does not have."""
+    node_name: str = ""
+    has_node: bool = True
+    """Whether there is a Node of that name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All of them; the defaults are those of a node on which nothing runs."""
@@ -110,3 +126,5 @@ class Facts:
     """Properties of the service by `systemctl show`; None without systemd."""
     state_folder: FolderFacts = field(default_factory=FolderFacts)
     input_files: tuple[InputFile, ...] = ()
+    api_server: ApiServerFacts | None = None
+    """None if it is not configured."""

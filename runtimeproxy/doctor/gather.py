@@ -13,6 +13,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.config.validation import check_on_node, places_of
 from runtimeproxy.doctor.checks import SERVICE
 from runtimeproxy.doctor.facts import (
+    ApiServerFacts,
     Facts,
     FolderFacts,
     HookServerFacts,
@@ -40,10 +42,11 @@ from runtimeproxy.hooks.remote.registrations import (
 from runtimeproxy.node.documents import InputError, parse_documents
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import read_file
-from runtimeproxy.node.inputs import NodeInputs
+from runtimeproxy.node.inputs import NodeInputs, name_of_node
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
+from runtimeproxy.node.objects import Kind
 from runtimeproxy.service.kubelet import endpoint_settings, running_kubelets
 from runtimeproxy.service.signals import is_served
 
@@ -66,6 +69,7 @@ _PROPERTIES: Final = (
     *("LoadState", "ActiveState", "Result", "UnitFileState", "NeedDaemonReload", "NRestarts"),
     *("ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables", "CapabilityBoundingSet"),
     *("ReadWritePaths", "ReadOnlyPaths", "StateDirectory", "RuntimeDirectory"),
+    *("PrivateNetwork", "RestrictAddressFamilies", "IPAddressAllow", "IPAddressDeny"),
 )
 
 
@@ -116,6 +120,7 @@ def gather(reading: Reading, policies: LoadResult, answer: Answer, root: Path = 
         unit=_unit(root),
         state_folder=_state_folder(Path(settings.state.dir)),
         input_files=tuple(_input_files(settings)),
+        api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
     )
 
 
@@ -209,6 +214,42 @@ def _koordlets(proc: Path) -> Iterator[Koordlet]:
                 yield Koordlet(int(process.name), _NO_NRI.search(command) is None)
         except OSError:
             continue  # it has ended
+
+
+def ask_api_server(settings: Settings) -> ApiServerFacts:
+    """Asks the API server for each kind that the daemon watches, with its credentials."""
+    # Only where it is used: with the HTTP library.
+    from runtimeproxy.kubernetes.access import load_access
+    from runtimeproxy.kubernetes.client import ApiClient, ApiError, Timeouts
+    from runtimeproxy.kubernetes.json_stream import ListReader
+    from runtimeproxy.kubernetes.source import resources_of
+
+    kubernetes, name = settings.kubernetes, name_of_node(settings.node.name)
+    kubeconfig = Path(kubernetes.kubeconfig) if kubernetes.kubeconfig else None
+    client = ApiClient(lambda: load_access(kubeconfig), Timeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S))
+    refused: dict[str, str] = {}
+    absent: list[str] = []
+    has_node = True
+    try:
+        for kind, resource in resources_of(name, kubernetes.config_namespace).items():
+            query = {"fieldSelector": resource.field_selector, "resourceVersion": "0"}
+            try:
+                with client.get(resource.path, query) as response:
+                    count = sum(1 for _ in ListReader().read(response.pieces()))
+            except ApiError as error:
+                if not error.status:
+                    return ApiServerFacts(client.server, str(error), node_name=name)
+                if error.status == HTTPStatus.NOT_FOUND and resource.is_optional:
+                    absent.append(kind)
+                else:
+                    refused[kind] = str(error)
+            except InputError as error:
+                refused[kind] = f"the answer {error}"
+            else:
+                has_node = has_node and (kind != Kind.NODE or count > 0)
+        return ApiServerFacts(client.server, "", refused, tuple(absent), name, has_node)
+    finally:
+        client.close()
 
 
 def _unit(root: Path) -> Mapping[str, str] | None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.config.settings import ProxySettings, Settings
+from runtimeproxy.config.settings import KubernetesSettings, ProxySettings, Settings
 from runtimeproxy.doctor import checks
 from runtimeproxy.doctor.checks import CHECKS, Level, examine, may_write
 from runtimeproxy.doctor.facts import (
+    ApiServerFacts,
     Facts,
     FolderFacts,
     HookServerFacts,
@@ -385,3 +386,51 @@ def test_where_a_unit_may_write(changes: dict[str, str], path: str, is_possible:
 def test_ages_for_people() -> None:
     shown = [checks._age(seconds) for seconds in (-1, 59, 119, 121, 7200, 200_000)]
     assert shown == ["0 seconds", "59 seconds", "119 seconds", "2 minutes", "2 hours", "2 days"]
+
+
+HERE = ApiServerFacts("https://10.0.0.1:6443", node_name="node-a")
+OPEN = {
+    "PrivateNetwork": "no",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
+    "IPAddressAllow": "10.0.0.0/24",
+    "IPAddressDeny": "::/0 0.0.0.0/0",
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "unit", "text", "advice"),
+    [
+        (HERE, {"PrivateNetwork": "yes"}, "the unit has no network", "40-kubernetes.conf"),
+        (HERE, {"RestrictAddressFamilies": "AF_UNIX"}, "the unit has no network", "40-kubernetes.conf"),
+        (
+            HERE,
+            {"IPAddressAllow": "127.0.0.0/8 ::1/128"},
+            "may not connect to 10.0.0.1",
+            "IPAddressAllow=10.0.0.1",
+        ),
+        (
+            HERE._replace(error="no answer in time"),
+            {},
+            "https://10.0.0.1:6443: no answer in time",
+            "kubeconfig",
+        ),
+        (ApiServerFacts(error="there is no /k"), {}, "/k/config: there is no /k", "kubeconfig"),
+        (HERE._replace(refused={"Pod": "403: no"}), {}, "Pod: 403: no", "rbac.yaml"),
+        (HERE._replace(has_node=False), {}, "it has no Node node-a", "node.name"),
+    ],
+)
+def test_the_api_server(found: ApiServerFacts, unit: dict[str, str], text: str, advice: str) -> None:
+    settings = Settings(kubernetes=KubernetesSettings(enabled=True, kubeconfig="/k/config"))
+    facts = replace(GOOD, settings=settings, api_server=found, unit={**UNIT, **OPEN, **unit})
+    (finding,) = checks.check_api_server(facts)
+    assert finding.level is Level.PROBLEM
+    assert text in finding.text
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize("server", ["https://10.0.0.1:6443", "https://api.example.org"])
+@pytest.mark.parametrize("unit", [None, {**UNIT, **OPEN}])
+def test_an_api_server_that_is_fine(server: str, unit: dict[str, str] | None) -> None:
+    found = HERE._replace(server=server, absent=("NodeSLO",))
+    (finding,) = checks.check_api_server(replace(GOOD, api_server=found, unit=unit))
+    assert finding == (checks.Level.OK, f"{server} answers, with Node node-a; it has no NodeSLO", "")
