@@ -22,6 +22,7 @@ PROTOS: Final = (
     "cri_api/runtime/v1/api.proto",
     "cri_api/koordinator/v1alpha1/api.proto",
     "cri_api/runtimeproxy/v1/api.proto",
+    "cri_api/runtimeproxy/v1/plugin.proto",
 )
 """The .proto files, relative to the root; these names are also their names as descriptors."""
 

@@ -300,11 +300,14 @@ class QosManagerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """Settings of a plugin: cpu-suppress, cpu-burst, cpu-evict, memory-evict or profiling."""
+    """Settings of a plugin: of one of koord-qos-manager itself, or of one in a process of its own."""
 
+    endpoint: str = ""
+    """Socket of a plugin in a process of its own: `/path`, `unix:/path` or `unix:///path`. Only root should
+    be able to write to its folder. Empty for the plugins of koord-qos-manager itself."""
     mode: Literal["enforce", "dry-run", "off"] | None = None
     """`enforce` claims values and evicts pods; `dry-run` only computes and explains; `off` does not run.
-    Unset: `dry-run` for `cpu-evict` and `memory-evict`, `off` for `profiling`, `enforce` for the others. Its
+    Unset: `enforce` for `cpu-suppress` and `cpu-burst`, `off` for `profiling`, `dry-run` for all others. Its
     feature gate and the strategies must want it, too. `profiling` claims nothing in either mode."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The plugin's own keys."""

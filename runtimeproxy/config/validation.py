@@ -16,6 +16,7 @@ from runtimeproxy.config.settings import (
     FEATURE_GATES,
     KubernetesSettings,
     OwnerSettings,
+    PluginSettings,
     ProxySettings,
     Settings,
 )
@@ -114,13 +115,9 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     for index, gate in enumerate(settings.qosmanager.feature_gates):
         if reason := _gate_problem(gate):
             problems.append((("qosmanager", "feature_gates", str(index)), reason))
-    problems += (
-        (("plugins", name), f"no plugin has this name; there are {', '.join(BUILT_IN_PLUGINS)}")
-        for name in settings.plugins
-        if name not in BUILT_IN_PLUGINS
-    )
+    plugins = {name: _with_endpoint(name, each, problems) for name, each in settings.plugins.items()}
     problems += _owner_problems(settings)
-    return replace(settings, proxy=proxy, tracing=tracing), problems
+    return replace(settings, proxy=proxy, tracing=tracing, plugins=plugins), problems
 
 
 def owners_of(settings: Settings) -> dict[str, Owner]:
@@ -205,6 +202,21 @@ def feature_gates(texts: Sequence[str]) -> dict[str, bool]:
     """
     named = (text.partition("=") for text in texts)
     return {**FEATURE_GATES, **{name: value == "true" for name, _, value in named}}
+
+
+def _with_endpoint(name: str, plugin: PluginSettings, problems: list[Problem]) -> PluginSettings:
+    if name in BUILT_IN_PLUGINS:
+        if plugin.endpoint:
+            problems.append((("plugins", name, "endpoint"), "this plugin is one of koord-qos-manager's own"))
+    elif not plugin.endpoint:
+        own = ", ".join(BUILT_IN_PLUGINS)
+        problems.append((("plugins", name), f"needs an endpoint: it is none of {own}"))
+    else:
+        try:
+            return replace(plugin, endpoint=parse_endpoint(plugin.endpoint))
+        except ValueError as error:
+            problems.append((("plugins", name, "endpoint"), str(error)))
+    return plugin
 
 
 def _gate_problem(text: str) -> str:

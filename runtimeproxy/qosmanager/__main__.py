@@ -94,9 +94,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from runtimeproxy.qosmanager.manager import built_in_plugins, configured, run
+    from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
-    plugins = built_in_plugins()
+    plugins = all_plugins(read(arguments, os.environ).settings)
 
     def configuration() -> Configuration:
         return configured(read(arguments, os.environ), plugins)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError
-from runtimeproxy.qosmanager.snapshot import Node, Pod, Strategies
+from runtimeproxy.qosmanager.snapshot import Node, Pod, Source, Strategies
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -61,8 +61,10 @@ class Observed:
     strategies: Strategies
     versions: tuple[int, int, int]
     """Of pods, node and strategies: each is larger after each change of it."""
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...]
     """What cannot be used of what it has sent."""
+    source: Source
+    """The messages behind all that."""
 
 
 @dataclass(slots=True)
@@ -70,9 +72,12 @@ class _Known:
     """What has been received on one connection."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
+    messages: dict[str, api_pb2.Pod] = field(default_factory=dict)
+    """Of the pods, as they came."""
     has_pods: bool = False
     pods_version: int = 0
     node: Node | None = None
+    node_message: api_pb2.GetNodeResponse | None = None
     node_version: int = 0
     generation: int = 0
     strategies: Strategies | None = None
@@ -171,13 +176,23 @@ class DaemonClient:
     def observed(self) -> Observed | None:
         """What the daemon knows; None while it is away, or does not know all of it yet."""
         known = self._known
-        if self.connection is None or known.waits_for or known.node is None or known.strategies is None:
+        if self.connection is None or known.waits_for:
             return None
+        # `waits_for` has looked.
+        assert known.node is not None  # noqa: S101
+        assert known.node_message is not None  # noqa: S101
+        assert known.strategies is not None  # noqa: S101
         versions = known.pods_version, known.node_version, known.strategies_version
-        if self._observed is None or self._observed.versions != versions:
+        before = self._observed
+        is_same = before is not None and before.versions == versions
+        if before is None or not is_same or before.source.node is not known.node_message:
             pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
             problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
-            self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems)
+            messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
+            if before is not None and before.versions[0] == known.pods_version:
+                messages = before.source.pods
+            source = Source(messages, known.node_message)
+            self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
         return self._observed
 
     async def run(self) -> None:
@@ -291,6 +306,7 @@ class DaemonClient:
             if event.snapshot.has_more:
                 return
             known.pods.clear()
+            known.messages.clear()
             known.problems = {key: value for key, value in known.problems.items() if not key}
             for message in parts:
                 self._take_pod(message)
@@ -299,6 +315,7 @@ class DaemonClient:
         elif kind == "removed" or getattr(event, kind or "removed").state != api_pb2.Pod.STATE_READY:
             message = getattr(event, kind) if kind else event.removed
             known.pods.pop(message.sandbox_id, None)
+            known.messages.pop(message.sandbox_id, None)
             known.problems.pop(message.sandbox_id, None)
         else:
             self._take_pod(getattr(event, kind or "added"))
@@ -313,6 +330,7 @@ class DaemonClient:
             return
         pod, problems = pod_of(message)
         self._known.pods[message.sandbox_id] = pod
+        self._known.messages[message.sandbox_id] = message
         if problems:
             self._known.problems[message.sandbox_id] = tuple(f"{pod.full_name}: {each}" for each in problems)
         else:
@@ -334,7 +352,7 @@ class DaemonClient:
 
         known = self._known
         node, strategies, problems = node_of(message)
-        known.generation = message.generation
+        known.generation, known.node_message = message.generation, message
         unknown = {each.name for each in message.inputs if each.state == api_pb2.NodeInput.STATE_UNKNOWN}
         if "strategies" not in unknown and strategies != known.strategies:
             known.strategies = strategies

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
@@ -27,7 +27,8 @@ from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
 from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
 from runtimeproxy.qosmanager.framework import PluginRunner
 from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, EvictionOutcome, Mode, Need, be_limit_cores
-from runtimeproxy.qosmanager.snapshot import ContainerState, Level, Metrics, Snapshot
+from runtimeproxy.qosmanager.remote import RemotePlugin
+from runtimeproxy.qosmanager.snapshot import Level, Metrics, Snapshot, sample_targets
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         if plugin.options_type is not None:
             options, problems = make(plugin.options_type, own.options)
             problems += [((key,), reason) for key, reason in plugin.option_problems(options)]
-        elif own.options:
+        elif own.options and not own.endpoint:
             problems = [((key,), "unknown key; this plugin has no options") for key in own.options]
         errors += (
             reading.error(("plugins", plugin.name, "options", *key), reason) for key, reason in problems
@@ -126,6 +127,19 @@ def built_in_plugins() -> list[AnyPlugin]:
         module, _, name = place.partition(":")
         made.append(getattr(importlib.import_module(module), name)())
     return made
+
+
+def all_plugins(settings: Settings) -> list[AnyPlugin]:
+    """Makes the plugins of this package, and those in processes of their own."""
+    tables = remote_tables(settings)
+    return built_in_plugins() + (
+        [RemotePlugin(name, own.endpoint, own.options) for name, own in sorted(tables.items())]
+    )
+
+
+def remote_tables(settings: Settings) -> dict[str, PluginSettings]:
+    """The settings of plugins in processes of their own, without their modes, by name."""
+    return {name: replace(own, mode=None) for name, own in settings.plugins.items() if own.endpoint}
 
 
 class _Entry:
@@ -249,6 +263,8 @@ class QosManager:
             old, new = self._configuration.settings, configuration.settings
             if admin_socket(old) != admin_socket(new) or old.cgroups != new.cgroups:
                 logger.warning("api.admin_socket, proxy.endpoint or cgroups changed; restart to apply")
+            if remote_tables(old) != remote_tables(new):
+                logger.warning("plugins with an endpoint changed; restart to apply")
             self._use(configuration)
             logger.info("configuration reloaded")
         self._notifier.ready(self._status_text())
@@ -297,6 +313,7 @@ class QosManager:
             strategies=observed.strategies,
             metrics=self._sampler,
             be_limit_cores=be_limit_cores(claim for entry in self._entries for claim in entry.session.claims),
+            source=observed.source,
         )
         for entry in self._entries:
             if entry.round is None or entry.round.done():
@@ -309,7 +326,8 @@ class QosManager:
             self._failures.report("samples", "hang", "a pass has not ended yet: there are no new samples")
             return
         if self._targets[0] != observed.versions:
-            self._targets = observed.versions, sample_targets(observed)
+            targets = sample_targets(observed.pods, observed.node, observed.strategies)
+            self._targets = observed.versions, targets
         running = [entry.runner for entry in self._entries if entry.runner.mode is not Mode.OFF]
         needs = frozenset(
             need for runner in running if runner.is_enabled is not False for need in runner.plugin.needs
@@ -404,20 +422,6 @@ class QosManager:
             if quiet_s < self._configuration.settings.qosmanager.interval_s + _QUIET_S:
                 self._notifier.watchdog()
             await asyncio.sleep(interval_s / 2)
-
-
-def sample_targets(observed: Observed) -> dict[str, Level]:
-    """The cgroups of which there are to be samples, beside the node."""
-    targets = dict.fromkeys(observed.node.qos_cgroups.values(), Level.QOS_CLASS)
-    for application in observed.strategies.host_applications:
-        targets[application.cgroup] = Level.HOST_APPLICATION
-    for pod in observed.pods:
-        targets[pod.cgroup] = Level.POD
-        for container in pod.containers:
-            if container.state is ContainerState.RUNNING:
-                targets[container.cgroup] = Level.CONTAINER
-    targets.pop("", None)
-    return targets
 
 
 def run(

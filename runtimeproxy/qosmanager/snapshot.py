@@ -7,14 +7,17 @@ node. Samples are kept by that path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurst, PodCpuBurst, Threshold
+
+if TYPE_CHECKING:
+    from cri_api.runtimeproxy.v1 import api_pb2
 
 NODE_CGROUP: Final = "/"
 """Stands for the node in samples."""
@@ -247,6 +250,14 @@ class NoMetrics:
         return None
 
 
+class Source(NamedTuple):
+    """The messages of the daemon that a snapshot was made of, for plugins in other processes."""
+
+    pods: Sequence[api_pb2.Pod]
+    """The same object as long as nothing has changed; so is `node`."""
+    node: api_pb2.GetNodeResponse
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All that a plugin decides by."""
@@ -262,3 +273,19 @@ class Snapshot:
     metrics: Metrics = field(default_factory=NoMetrics)
     be_limit_cores: float | None = None
     """What CPU suppress leaves to all BE pods together, by its claims that count; None: it bounds nothing."""
+    source: Source | None = field(default=None, repr=False, compare=False)
+    """None: it was not made of messages, as in tests."""
+
+
+def sample_targets(pods: Iterable[Pod], node: Node, strategies: Strategies) -> dict[str, Level]:
+    """The cgroups of which there are to be samples, beside the node's."""
+    targets = dict.fromkeys(node.qos_cgroups.values(), Level.QOS_CLASS)
+    for application in strategies.host_applications:
+        targets[application.cgroup] = Level.HOST_APPLICATION
+    for pod in pods:
+        targets[pod.cgroup] = Level.POD
+        for container in pod.containers:
+            if container.state is ContainerState.RUNNING:
+                targets[container.cgroup] = Level.CONTAINER
+    targets.pop("", None)
+    return targets

@@ -82,7 +82,17 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         (
             "[plugins.cpu-supress]",
             "plugins.cpu-supress",
-            "no plugin has this name; there are cpu-suppress, cpu-burst, cpu-evict, memory-evict, profiling",
+            "needs an endpoint: it is none of cpu-suppress, cpu-burst, cpu-evict, memory-evict, profiling",
+        ),
+        (
+            "[plugins.cpu-burst]\nendpoint = '/x.sock'",
+            "plugins.cpu-burst.endpoint",
+            "this plugin is one of koord-qos-manager's own",
+        ),
+        (
+            "[plugins.own]\nendpoint = 'x.sock'",
+            "plugins.own.endpoint",
+            "'x.sock' has no absolute path: write /path, unix:/path or unix:///path",
         ),
         ("[plugins.cpu-burst]\nmoode = 1", "plugins.cpu-burst.moode", "unknown key; did you mean mode?"),
         ("[plugins.cpu-burst]\nmode = 'on'", "plugins.cpu-burst.mode", ONE_OF_MODES),

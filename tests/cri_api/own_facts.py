@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cri_api.runtimeproxy.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2, plugin_pb2
 from tests.cri_api.test_facts import FOLDER, call_fact, enums_of, field_fact, messages_of
 
 FACTS = FOLDER / "runtimeproxy_v1.json"
@@ -16,17 +16,20 @@ FACTS = FOLDER / "runtimeproxy_v1.json"
 
 def present() -> dict[str, Any]:
     """The facts of the descriptors."""
-    file = api_pb2.DESCRIPTOR
+    files = (api_pb2.DESCRIPTOR, plugin_pb2.DESCRIPTOR)
+    messages = {name: message for file in files for name, message in messages_of(file).items()}
+    enums = {name: values for file in files for name, values in enums_of(file).items()}
+    services = {name: service for file in files for name, service in file.services_by_name.items()}
     return {
-        "package": file.package,
+        "package": files[0].package,
         "messages": {
             name: sorted(field_fact(field) for field in message.fields)
-            for name, message in sorted(messages_of(file).items())
+            for name, message in sorted(messages.items())
         },
-        "enums": dict(sorted(enums_of(file).items())),
+        "enums": dict(sorted(enums.items())),
         "services": {
             name: {method.name: call_fact(method) for method in service.methods}
-            for name, service in sorted(file.services_by_name.items())
+            for name, service in sorted(services.items())
         },
     }
 

@@ -16,13 +16,11 @@ from runtimeproxy.config.sources import read
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.qosmanager import manager as manager_module
-from runtimeproxy.qosmanager.client import Observed
 from runtimeproxy.qosmanager.manager import (
     Configuration,
     QosManager,
     built_in_plugins,
     configured,
-    sample_targets,
 )
 from runtimeproxy.qosmanager.plugin import (
     AnyPlugin,
@@ -46,6 +44,7 @@ from runtimeproxy.qosmanager.snapshot import (
     NoMetrics,
     Snapshot,
     Strategies,
+    sample_targets,
 )
 from tests.lab.notify_socket import NotifySocket
 from tests.qosmanager.fake_daemon import WAIT_S, FakeDaemon, pod_message
@@ -458,13 +457,10 @@ def test_the_plugins_of_this_package_have_their_names() -> None:
 def test_the_cgroups_of_all_that_is_known_are_sampled() -> None:
     running = container_of("web", "/kubepods/burstable/podweb")
     stopped = Container(id="old", name="old", cgroup="/x", state=ContainerState.STOPPED)
-    observed = Observed(
-        pods=(pod_of("web", containers=(running, stopped)), replace(pod_of("new"), cgroup="", containers=())),
-        node=Node(qos_cgroups={KubeQoSClass.BEST_EFFORT: "/kubepods/besteffort"}),
-        strategies=Strategies(host_applications=(HostApplication("nginx", cgroup="/nginx"),)),
-        versions=(1, 1, 1),
-    )
-    assert sample_targets(observed) == {
+    pods = (pod_of("web", containers=(running, stopped)), replace(pod_of("new"), cgroup="", containers=()))
+    node = Node(qos_cgroups={KubeQoSClass.BEST_EFFORT: "/kubepods/besteffort"})
+    strategies = Strategies(host_applications=(HostApplication("nginx", cgroup="/nginx"),))
+    assert sample_targets(pods, node, strategies) == {
         "/kubepods/besteffort": Level.QOS_CLASS,
         "/nginx": Level.HOST_APPLICATION,
         "/kubepods/burstable/podweb": Level.POD,

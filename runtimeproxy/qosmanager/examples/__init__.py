@@ -1,0 +1,1 @@
+"""Plugins in processes of their own, to copy: in Python, and in Go in the folder `go`."""

@@ -1,0 +1,214 @@
+"""A plugin in a process of its own, behind `runtimeproxy.v1.QoSPlugin` (`plugin.proto`).
+
+To the framework it is a plugin like the others: a failed, slow or nonsensical answer is a failed run, so that
+time limit, pauses and the lease of its claims are the same. Used in the plugin's thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from runtimeproxy import __version__
+from runtimeproxy.qosmanager.plugin import (
+    Claim,
+    Decision,
+    Eviction,
+    EvictionResult,
+    Mode,
+    Need,
+    Plugin,
+    PluginContext,
+)
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot, sample_targets
+
+if TYPE_CHECKING:
+    import grpc
+
+    from cri_api.runtimeproxy.v1 import plugin_pb2
+    from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
+
+DESCRIBE_S: Final = 1.0
+DECIDE_S: Final = 1.5
+"""How long the plugin may take to answer; together less than the framework's time limit, which would leave
+the thread hanging."""
+LONGEST_WINDOW_S: Final = 3_600.0
+MOST_EXPLAINED: Final = 500
+"""Characters of an explanation."""
+
+
+class RemotePluginError(Exception):
+    """The plugin does not answer, or not as it should; the text says how."""
+
+
+class RemoteState(NamedTuple):
+    """What is remembered of a plugin's last answer."""
+
+    claims: Sequence[Claim] = ()
+    """All that it wants: told to it again on a new connection."""
+    results: Sequence[EvictionResult] = ()
+    """What became of its evictions."""
+
+
+class RemotePlugin(Plugin[RemoteState]):
+    """One plugin in another process.
+
+    Args:
+        name: as in the configuration.
+        endpoint: the path of its socket.
+        options: `[plugins.NAME.options]`, which it checks itself.
+    """
+
+    default_mode: ClassVar[Mode] = Mode.DRY_RUN
+
+    def __init__(self, name: str, endpoint: str, options: Mapping[str, object]) -> None:
+        self.name = name  # type: ignore[misc]  # each has its own
+        self._endpoint = endpoint
+        self._options = options
+        self._gates: Mapping[str, bool] = {}
+        self._channel: grpc.Channel | None = None
+        self._stub: QoSPluginStub | None = None
+        self._sent: tuple[object, object] = None, None
+        """The pods and the node of the last request that was answered."""
+
+    def setup(self, context: PluginContext) -> RemoteState:
+        """The claims from before; a connection is made by the first run."""
+        self._close()
+        self._gates = context.gates
+        return RemoteState(tuple(context.held))
+
+    def is_enabled(self, snapshot: Snapshot) -> bool:
+        """Always: without need the plugin claims nothing."""
+        return True
+
+    def on_evictions(
+        self, results: Sequence[EvictionResult], snapshot: Snapshot, state: RemoteState
+    ) -> RemoteState:
+        """Keeps them for the next request."""
+        return state._replace(results=(*state.results, *results))
+
+    def run(self, snapshot: Snapshot, state: RemoteState) -> Decision[RemoteState]:
+        """Asks the plugin.
+
+        Raises:
+            RemotePluginError: it does not answer, or not as it should; the next run connects anew.
+        """
+        import grpc
+
+        try:
+            is_first = self._stub is None
+            stub = self._stub or self._connect()
+            request = self._request(snapshot, state, is_first=is_first)
+            decision = _decision(stub.Decide(request, timeout=DECIDE_S))
+        except grpc.RpcError as error:
+            self._close()
+            # Errors of calls have both; grpc's types do not say so.
+            raise RemotePluginError(f"{self._endpoint}: {error.code().name}: {error.details()}") from None
+        except BaseException:
+            self._close()
+            raise
+        self._sent = (snapshot.source.pods, snapshot.source.node) if snapshot.source else (None, None)
+        return decision
+
+    def _connect(self) -> QoSPluginStub:
+        import grpc
+
+        from cri_api.runtimeproxy.v1 import plugin_pb2
+        from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
+
+        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+        self._channel = grpc.insecure_channel(f"unix:{self._endpoint}", options=options)
+        stub: QoSPluginStub = QoSPluginStub(self._channel)
+        request = plugin_pb2.DescribeRequest(
+            name=self.name,
+            options=json.dumps(self._options, default=str),
+            feature_gates=self._gates,
+            manager_version=__version__,
+        )
+        answer = stub.Describe(request, timeout=DESCRIBE_S)
+        self.needs = frozenset(map(_need, answer.needs))  # type: ignore[misc]  # each has its own
+        if answer.HasField("interval"):
+            self.interval_s = max(answer.interval.ToMicroseconds() / 1e6, 0.1)  # type: ignore[misc]
+        self._stub = stub
+        return stub
+
+    def _request(self, snapshot: Snapshot, state: RemoteState, *, is_first: bool) -> plugin_pb2.DecideRequest:
+        from cri_api.runtimeproxy.v1 import plugin_pb2
+        from runtimeproxy.qosmanager.from_api import claim_message
+
+        request = plugin_pb2.DecideRequest(
+            now_s=snapshot.now_s,
+            samples=_samples(snapshot, self.needs),
+            held=map(claim_message, state.claims) if is_first else (),
+            is_first=is_first,
+            results=[
+                plugin_pb2.EvictionResult(
+                    pod_uid=each.eviction.pod_uid, outcome=each.outcome, reason=each.reason
+                )
+                for each in state.results
+            ],
+        )
+        request.time.FromMicroseconds(int(snapshot.wall_s * 1e6))
+        if (source := snapshot.source) is not None:
+            pods, node = (None, None) if is_first else self._sent
+            if source.pods is not pods:
+                request.pods.pods.extend(source.pods)
+            if source.node is not node:
+                request.node.CopyFrom(source.node)
+        return request
+
+    def _close(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            channel.close()
+
+
+def _need(message: plugin_pb2.SampleNeed) -> Need:
+    from cri_api.runtimeproxy.v1 import plugin_pb2
+
+    name = plugin_pb2.SampleLevel.Name(message.level).removeprefix("SAMPLE_LEVEL_").lower()
+    try:
+        level, metric = Level(name), Metric(message.metric)
+    except ValueError as error:
+        raise RemotePluginError(f"it needs samples that there are not: {error}") from None
+    return Need(level, metric, min(message.window.ToMicroseconds() / 1e6, LONGEST_WINDOW_S))
+
+
+def _samples(snapshot: Snapshot, needs: frozenset[Need]) -> Iterator[plugin_pb2.SampleWindow]:
+    from cri_api.runtimeproxy.v1 import plugin_pb2
+
+    by_level: dict[Level, list[str]] = {Level.NODE: [NODE_CGROUP]}
+    for cgroup, level in sample_targets(snapshot.pods, snapshot.node, snapshot.strategies).items():
+        by_level.setdefault(level, []).append(cgroup)
+    for need in sorted(needs):
+        for cgroup in by_level.get(need.level, ()):
+            window = snapshot.metrics.window(cgroup, need.metric, need.longest_s)
+            if window is not None:
+                message = plugin_pb2.SampleWindow(
+                    cgroup=cgroup,
+                    metric=need.metric,
+                    last=window.last,
+                    average=window.avg,
+                    p50=window.p50,
+                    p90=window.p90,
+                    p95=window.p95,
+                    p99=window.p99,
+                    count=window.count,
+                )
+                message.window.FromMicroseconds(int(need.longest_s * 1e6))
+                yield message
+
+
+def _decision(answer: plugin_pb2.DecideResponse) -> Decision[RemoteState]:
+    from runtimeproxy.qosmanager.from_api import claims_of
+
+    try:
+        claims = tuple(claims_of(answer.claims))
+    except ValueError as error:
+        raise RemotePluginError(f"the value of a claim cannot be used: {error}") from None
+    if len(claims) != len(answer.claims):
+        raise RemotePluginError("a claim has no target, no value, or a role that plugins do not have")
+    evictions = tuple(Eviction(each.pod_uid, each.reason) for each in answer.evictions)
+    explanation = " ".join(answer.explanation.split())[:MOST_EXPLAINED]
+    return Decision(RemoteState(claims), claims, evictions, explanation)

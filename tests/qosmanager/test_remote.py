@@ -1,0 +1,252 @@
+"""Plugins in processes of their own: the same contract, over a socket."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from cri_api.runtimeproxy.v1 import api_pb2, plugin_pb2, plugin_pb2_grpc
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.qosmanager import remote
+from runtimeproxy.qosmanager.examples.squeeze import serve
+from runtimeproxy.qosmanager.framework import PluginRunner
+from runtimeproxy.qosmanager.from_api import claim_message
+from runtimeproxy.qosmanager.plugin import (
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    EvictionResult,
+    Mode,
+    Need,
+    Role,
+    Target,
+)
+from runtimeproxy.qosmanager.remote import RemotePlugin
+from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot, Source
+from tests.qosmanager.snapshots import BURSTABLE, FixedMetrics, node_of
+
+HALF = Claim(Target(Level.QOS_CLASS, "BestEffort"), "cpu.cfs_quota_us", Role.AT_MOST, 200_000, reason="half")
+NODE = api_pb2.GetNodeResponse(
+    cpus=[api_pb2.Cpu(id=number, is_online=True) for number in range(4)],
+    qos_class_cgroups=[api_pb2.QosClassCgroup(kube_qos_class="Burstable", cgroup=BURSTABLE)],
+)
+PODS = [api_pb2.Pod(sandbox_id="s", uid="u")]
+
+
+def snapshot(throttled: float | None = None, pods: Any = PODS) -> Snapshot:
+    samples = {} if throttled is None else {(BURSTABLE, Metric.CPU_THROTTLED): throttled}
+    node = node_of(4, qos_cgroups={KubeQoSClass.BURSTABLE: BURSTABLE})
+    source = Source(pods, NODE)
+    return Snapshot(now_s=5.0, wall_s=7.5, node=node, metrics=FixedMetrics(samples), source=source)
+
+
+class Scripted(plugin_pb2_grpc.QoSPluginServicer):
+    """Answers what the test says, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.describe = plugin_pb2.DescribeResponse()
+        self.decide: Callable[[plugin_pb2.DecideRequest, grpc.ServicerContext], Any] = lambda *_: None
+        self.descriptions: list[plugin_pb2.DescribeRequest] = []
+        self.requests: list[plugin_pb2.DecideRequest] = []
+
+    def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.descriptions.append(request)
+        return self.describe
+
+    def Decide(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.requests.append(request)
+        return self.decide(request, context) or plugin_pb2.DecideResponse()
+
+
+class Peer:
+    """A runner with a plugin that is served, or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.service = Scripted()
+        self.now_s = 100.0
+        plugin = RemotePlugin("own", str(path), {"limit": 0.2})
+        self.runner = PluginRunner(plugin, FailureLog(), lambda: self.now_s, time_limit_s=30.0)
+        self.runner.configure(Mode.ENFORCE, {"CPUBurst": True}, None)
+        self._server: grpc.Server | None = None
+
+    def start(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        plugin_pb2_grpc.add_QoSPluginServicer_to_server(self.service, self._server)
+        self._server.add_insecure_port(f"unix:{self.path}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait()
+
+    async def run(self, given: Snapshot | None = None, held: tuple[Claim, ...] = ()) -> Any:
+        result = await self.runner.run(given or snapshot(), (1, 1, 1), held)
+        return None if result is None else result.decision
+
+
+@pytest.fixture
+def peer(socket_folder: Path) -> Iterator[Peer]:
+    made = Peer(socket_folder / "own.sock")
+    made.start()
+    yield made
+    made.stop()
+    made.runner.close()
+
+
+def claims(*wanted: Claim) -> Callable[..., plugin_pb2.DecideResponse]:
+    return lambda *_: plugin_pb2.DecideResponse(claims=map(claim_message, wanted), explanation="a  b\n c")
+
+
+async def test_a_plugin_says_what_it_needs_and_wants(peer: Peer) -> None:
+    need = plugin_pb2.SampleNeed(
+        level=plugin_pb2.SAMPLE_LEVEL_QOS_CLASS, metric="cpu_throttled", window=Duration(seconds=10)
+    )
+    interval = Duration(seconds=5)
+    peer.service.describe = plugin_pb2.DescribeResponse(needs=[need], interval=interval)
+    peer.service.decide = claims(HALF)
+    decision = await peer.run(snapshot(0.5), (HALF._replace(value=100_000),))
+    assert (decision.claims, decision.explanation) == ((HALF,), "a b c")
+    assert peer.runner.plugin.needs == {Need(Level.QOS_CLASS, Metric.CPU_THROTTLED, 10.0)}
+    assert peer.runner.plugin.interval_s == 5.0
+    (description,) = peer.service.descriptions
+    assert (description.name, description.options) == ("own", '{"limit": 0.2}')
+    assert dict(description.feature_gates) == {"CPUBurst": True}
+    (request,) = peer.service.requests
+    assert (request.now_s, request.time.ToMicroseconds()) == (5.0, 7_500_000)
+    assert (list(request.pods.pods), request.node) == (PODS, NODE)
+    assert [each.value for each in request.held] == ["100000"]
+    (sample,) = request.samples
+    assert (sample.cgroup, sample.metric, sample.average, sample.count) == (
+        BURSTABLE,
+        "cpu_throttled",
+        0.5,
+        10,
+    )
+    assert sample.window.seconds == 10
+
+
+async def test_only_what_has_changed_is_sent_again(peer: Peer) -> None:
+    for pods in (PODS, PODS, [*PODS]):
+        await peer.run(snapshot(pods=pods))
+    first, second, third = peer.service.requests
+    assert (first.is_first, second.is_first, third.is_first) == (True, False, False)
+    assert [each.HasField("pods") for each in (first, second, third)] == [True, False, True]
+    assert [each.HasField("node") for each in (first, second, third)] == [True, False, False]
+
+
+async def test_a_plugin_that_was_restarted_learns_what_it_claimed(peer: Peer) -> None:
+    peer.service.decide = claims(HALF)
+    await peer.run()
+    peer.stop()
+    assert await peer.run() is None
+    assert "own.sock: UNAVAILABLE" in peer.runner.problem
+    peer.start()
+    await peer.run()
+    last = peer.service.requests[-1]
+    assert (last.is_first, last.HasField("pods"), last.HasField("node")) == (True, True, True)
+    assert [each.value for each in last.held] == ["200000"]
+    assert len(peer.service.descriptions) == 2
+
+
+async def test_what_became_of_evictions_is_sent(peer: Peer) -> None:
+    peer.service.decide = lambda *_: plugin_pb2.DecideResponse(
+        evictions=[plugin_pb2.ProposedEviction(pod_uid="u", reason="too much")]
+    )
+    decision = await peer.run()
+    assert decision.evictions == (Eviction("u", "too much"),)
+    peer.runner.note_evictions([EvictionResult(decision.evictions[0], EvictionOutcome.REFUSED, "no")])
+    await peer.run()
+    await peer.run()
+    results = [[(each.pod_uid, each.outcome) for each in it.results] for it in peer.service.requests]
+    assert results == [[], [("u", "refused")], []]
+
+
+def aborts(_: Any, context: grpc.ServicerContext) -> Any:
+    context.abort(grpc.StatusCode.INTERNAL, "oops")
+
+
+def raises(*_: Any) -> Any:
+    raise ValueError("oops")
+
+
+def with_value(value: str | None) -> Callable[..., Any]:
+    claim = claim_message(HALF)
+    claim.ClearField("value")
+    if value is not None:
+        claim.value = value
+    return lambda *_: plugin_pb2.DecideResponse(claims=[claim])
+
+
+@pytest.mark.parametrize(
+    ("decide", "problem"),
+    [
+        (aborts, "own.sock: INTERNAL: oops"),
+        (raises, "own.sock: UNKNOWN: "),
+        (with_value("much"), "the value of a claim cannot be used: "),
+        (with_value(None), "a claim has no target, no value, or a role that plugins do not have"),
+        (claims(HALF, HALF._replace(value=1)), "two claims for cpu.cfs_quota_us"),
+    ],
+)
+async def test_an_answer_that_cannot_be_used_is_a_failed_run(
+    peer: Peer, decide: Callable[..., Any], problem: str
+) -> None:
+    peer.service.decide = decide
+    assert await peer.run() is None
+    assert problem in peer.runner.problem
+    assert not peer.runner.is_due(peer.now_s + 0.9)
+    peer.service.decide = claims(HALF)
+    assert (await peer.run()).claims == (HALF,)
+
+
+async def test_needs_that_there_are_not_are_a_failed_run(peer: Peer) -> None:
+    need = plugin_pb2.SampleNeed(level=plugin_pb2.SAMPLE_LEVEL_POD, metric="moon_phase")
+    peer.service.describe = plugin_pb2.DescribeResponse(needs=[need])
+    assert await peer.run() is None
+    assert "it needs samples that there are not: 'moon_phase'" in peer.runner.problem
+
+
+async def test_a_plugin_that_hangs_does_not_keep_its_thread(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "DECIDE_S", 0.05)
+    peer.service.decide = lambda _, context: time.sleep(0.2)
+    assert await peer.run() is None
+    assert "DEADLINE_EXCEEDED" in peer.runner.problem
+    monkeypatch.setattr(remote, "DECIDE_S", 30.0)
+    peer.service.decide = claims(HALF)
+    assert (await peer.run()).claims == (HALF,)
+
+
+async def test_the_example_in_python(socket_folder: Path) -> None:
+    path = socket_folder / "squeeze.sock"
+    server = serve(str(path))
+    try:
+        await decides_as_the_example(path)
+    finally:
+        server.stop(None).wait()
+
+
+async def decides_as_the_example(path: Path) -> None:
+    """Checks a server of the example, in whatever language."""
+    assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116 - quick
+    runner = PluginRunner(RemotePlugin("squeeze", str(path), {}), FailureLog(), time_limit_s=30.0)
+    runner.configure(Mode.ENFORCE, {}, None)
+    values: list[list[int | str]] = []
+    for throttled in (None, 0.5, None, 0.05):
+        result = await runner.run(snapshot(throttled), (1, 1, 1), ())
+        assert result is not None, runner.problem
+        values.append([each.value for each in result.decision.claims])
+    assert values == [[], [200_000], [200_000], []]
+    runner.forget()
+    result = await runner.run(snapshot(), (1, 1, 1), (HALF,))
+    assert result is not None
+    assert [each.value for each in result.decision.claims] == [200_000]
+    runner.close()
