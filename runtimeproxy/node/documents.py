@@ -133,10 +133,11 @@ def _is_unicode(text: str) -> bool:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        twice = next(key for key in mapping if sum(name == key for name, _ in pairs) > 1)
-        raise InputError(f"the key {shortened(repr(twice))} is there twice")
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise InputError(f"the key {shortened(repr(key))} is there twice")
+        mapping[key] = value
     return mapping
 
 

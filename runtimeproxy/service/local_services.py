@@ -8,6 +8,7 @@ Importing grpc takes long, so this module is imported in a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
 
 SERVICES: Final = ("", "runtime.v1.RuntimeService", "runtime.v1.ImageService")
 """Names that can be checked; the empty one is the whole daemon."""
+SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 WATCH_INTERVAL_S: Final = 1.0
-"""Between two checks of a Watch. Source: the kubelet's own Status interval is 5 s."""
+"""Between two checks of the watches. Source: the kubelet's own Status interval is 5 s."""
+MOST_STREAMS: Final = 256
+"""Calls of one connection at a time; more wait in the client. Each costs some 16 KiB."""
 _NO_API: Final[Mapping[str, Load]] = MappingProxyType({})
 V1: Final = "grpc.reflection.v1.ServerReflection"
 """Has the same messages as v1alpha under another name. Source: grpc/reflection/v1/reflection.proto."""
@@ -54,7 +60,7 @@ def make_server(
         stopping: set when the daemon drains: from then on nothing is serving.
         api: what loads each service of the API, by full name.
     """
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.max_concurrent_streams", MOST_STREAMS)])
     health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
     add_reflection(server, tuple(api))
     server.add_generic_rpc_handlers(tuple(handlers(service, load) for service, load in api.items()))
@@ -63,11 +69,18 @@ def make_server(
 
 
 class RuntimeHealth(health_pb2_grpc.HealthServicer):
-    """The runtime's health, by a call to it at each check; see `make_server`."""
+    """The runtime's health, by a call to it at each check, and by one call a second for all watches.
+
+    See `make_server`.
+    """
 
     def __init__(self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event) -> None:
         self._probe = probe
         self._stopping = stopping
+        self._watches = 0
+        self._polling: asyncio.Task[None] | None = None
+        self._latest: int | None = None
+        self._changed = asyncio.Event()
 
     async def Check(  # noqa: N802  # the method's name in the service
         self,
@@ -86,27 +99,52 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Sends the status now and whenever it changes."""
         last: int | None = None
-        while True:
-            if request.service in SERVICES:
-                status = await self._status()
-            else:
-                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != last:
-                yield health_pb2.HealthCheckResponse(status=status)
-                last = status
-            try:
+        self._begin_watch()
+        try:
+            while last != NOT_SERVING or not self._stopping.is_set():
+                changed = self._changed
+                status = self._latest if request.service in SERVICES else SERVICE_UNKNOWN
+                if self._stopping.is_set():
+                    status = NOT_SERVING
+                if status in (None, last):
+                    await changed.wait()
+                else:
+                    yield health_pb2.HealthCheckResponse(status=status)
+                    last = status
+        finally:
+            self._end_watch()
+
+    def _begin_watch(self) -> None:
+        self._watches += 1
+        if self._watches == 1:
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    def _end_watch(self) -> None:
+        self._watches -= 1
+        if not self._watches and self._polling is not None:
+            self._polling.cancel()
+            self._polling = self._latest = None
+
+    async def _poll(self) -> None:
+        """Checks for all watches, and wakes them when the status changes or the daemon drains."""
+        while not self._stopping.is_set():
+            status = await self._status()
+            if status != self._latest:
+                self._latest = status
+                self._wake()
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_INTERVAL_S):
                     await self._stopping.wait()
-            except TimeoutError:
-                continue
-            if last != health_pb2.HealthCheckResponse.NOT_SERVING:
-                yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
-            return
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _status(self) -> int:
         if not self._stopping.is_set() and await self._probe():
-            return health_pb2.HealthCheckResponse.SERVING
-        return health_pb2.HealthCheckResponse.NOT_SERVING
+            return SERVING
+        return NOT_SERVING
 
 
 def reflected_services(api: Sequence[str] = ()) -> tuple[str, ...]:

@@ -218,16 +218,16 @@ def _pod(template: Mapping[str, Any], name: str, namespace: str, source: str) ->
 
 
 def _containers(spec: Mapping[str, Any]) -> tuple[Container, ...]:
-    found: list[Container] = []
+    found: dict[str, Container] = {}
     for key in ("initContainers", "containers"):
         with within(key):
             for index, each in enumerate(list_of(spec.get(key))):
                 with within(f"[{index}]"):
                     container = _container(mapping_of(each), is_init=key == "initContainers")
-                    if container.name in (other.name for other in found):
+                    if container.name in found:
                         raise InputError(f"{shortened(repr(container.name))} is there twice", "name")
-                    found.append(container)
-    return tuple(found)
+                    found[container.name] = container
+    return tuple(found.values())
 
 
 def _container(values: Mapping[str, Any], *, is_init: bool) -> Container:

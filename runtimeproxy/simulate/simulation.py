@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -50,6 +50,7 @@ def simulate(
     rule: ConflictRule = ConflictRule.LATER,
     skip_label: tuple[str, str] | None = None,
     budget_s: float = EVALUATION_S,
+    before_each: Callable[[], None] = lambda: None,
 ) -> Simulation:
     """Returns what the policies would change in the requests for some pods.
 
@@ -63,8 +64,10 @@ def simulate(
         rule: whose value counts when two policies set one field.
         skip_label: key and value of the label of pods that policies leave alone; None for none.
         budget_s: the time for all policies of one call.
+        before_each: called before each call; what it raises ends the simulation.
     """
-    return asyncio.run(_Simulator(tuple(policies), node, rule, skip_label, budget_s).run(tuple(calls)))
+    simulator = _Simulator(tuple(policies), node, rule, skip_label, budget_s, before_each)
+    return asyncio.run(simulator.run(tuple(calls)))
 
 
 class _OthersInterval(SwitchInterval):
@@ -87,7 +90,9 @@ class _Simulator:
         rule: ConflictRule,
         skip_label: tuple[str, str] | None,
         budget_s: float,
+        before_each: Callable[[], None],
     ) -> None:
+        self._before_each = before_each
         self._servers = tuple(each for each in policies if each.remote_hooks)
         self._node = node
         self._skip_label = skip_label
@@ -178,6 +183,7 @@ class _Simulator:
         return Asked(call.kind.value, config.metadata.name, question.hook, pod, decision, call.unknown)
 
     async def _decide(self, question: Question) -> Decision | None:
+        self._before_each()
         policies = self._chain.policies_for(question.hook, question.pod)
         if not policies:
             return None

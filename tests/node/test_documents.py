@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_what_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError) as error:
         parse_documents(text.encode())
     assert str(error.value) == problem
+
+
+def test_many_keys_are_compared_once_each() -> None:
+    keys = "".join(f'"k{number}": 1, ' for number in range(60_000))
+    begun_s = time.thread_time()
+    with pytest.raises(InputError, match="the key 'k59999' is there twice"):
+        parse_documents(f'{{{keys}"k59999": 2}}'.encode())
+    # Comparing each with all others takes minutes.
+    assert time.thread_time() - begun_s < 20
 
 
 @pytest.mark.parametrize(

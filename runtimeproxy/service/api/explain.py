@@ -115,6 +115,7 @@ class Explainer:
         self._engine = engine
         self._executor = executor
         self._hung: set[asyncio.Future[Any]] = set()
+        self._lock = asyncio.Lock()
 
     async def explain(self, pod_text: str, container_text: str) -> api_pb2.ExplainResponse:
         """See the proto.
@@ -123,6 +124,11 @@ class Explainer:
             UnknownPodError: There is no such pod or container.
             AmbiguousPodError: Several pods are like that.
         """
+        # One at a time: intercepted calls need the threads of the policies, too.
+        async with self._lock:
+            return await self._explained(pod_text, container_text)
+
+    async def _explained(self, pod_text: str, container_text: str) -> api_pb2.ExplainResponse:
         engine = self._engine
         pod = find_pod(engine.store, pod_text)
         containers = find_containers(engine.store, pod, container_text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from runtimeproxy.service.api.loading import METHODS, STREAMS
+from runtimeproxy.service.api.loading import METHODS, MOST_CALLS, STREAMS
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -22,18 +23,49 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REQUEST_S: Final = 10.0
+"""How long the message of such a call may take to come."""
 INTERNAL: Final = "an error in the daemon; its log has it"
 
 
 def handlers(service: str, load: Load) -> grpc.GenericRpcHandler:
     """The handlers of a service whose messages are imported at its first call."""
-    methods: dict[str, Any] = {
-        name: grpc.unary_stream_rpc_method_handler(partial(_stream, load, service, name))
-        if name in STREAMS
-        else grpc.unary_unary_rpc_method_handler(partial(_unary, load, service, name))
-        for name in METHODS[service]
-    }
+    methods: dict[str, Any] = {}
+    for name in METHODS[service]:
+        if name in STREAMS:
+            methods[name] = grpc.unary_stream_rpc_method_handler(partial(_stream, load, service, name))
+        elif name in MOST_CALLS:
+            admitted = _Admitted(partial(_unary, load, service, name), name)
+            # On the wire it is a unary call; so its message is read when the handler reads it.
+            methods[name] = grpc.stream_unary_rpc_method_handler(admitted.serve)
+        else:
+            methods[name] = grpc.unary_unary_rpc_method_handler(partial(_unary, load, service, name))
     return grpc.method_handlers_generic_handler(service, methods)
+
+
+class _Admitted:
+    """Calls that cost much: some at a time; others are refused before their messages are in memory."""
+
+    def __init__(self, handle: Callable[[bytes, Context], Awaitable[bytes]], name: str) -> None:
+        self._handle = handle
+        self._name = name
+        self._calls = 0
+
+    async def serve(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        if self._calls >= MOST_CALLS[self._name]:
+            text = f"{self._calls} calls of {self._name} are under way already; call again"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._calls += 1
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    data = await anext(messages, b"")
+            except TimeoutError:
+                text = f"the request did not come within {REQUEST_S:g} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+            return await self._handle(data, context)
+        finally:
+            self._calls -= 1
 
 
 async def _unary(load: Load, service: str, name: str, data: bytes, context: Context) -> bytes:

@@ -15,7 +15,7 @@ from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
-from runtimeproxy.service.api.simulate import Simulator
+from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import Look, read_memory, status_of
 from runtimeproxy.service.api.watching import SlowWatcherError, TooManyWatchersError, WatchEndedError
 
@@ -107,6 +107,8 @@ class RuntimeProxyServicer:
             return await self._simulator.simulate(request)
         except InputError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except LongSimulationError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def Explain(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.ExplainRequest, context: Context

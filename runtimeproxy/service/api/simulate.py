@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +14,8 @@ from google.protobuf.message import DecodeError
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.cgroups.pace import rest, with_rests
+from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.node.documents import InputError
@@ -28,7 +32,11 @@ if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.simulate.kubelet import PodCalls
-    from runtimeproxy.simulate.result import Simulation
+
+MOST_CALLS: Final = 2_000
+"""Pods and containers of one request; each takes half a millisecond."""
+SIMULATION_S: Final = 30.0
+"""For one request, of which other requests wait for the end."""
 
 MESSAGES: Final[Mapping[str, Any]] = {
     "RunPodSandbox": cri_pb2.RunPodSandboxRequest,
@@ -50,6 +58,10 @@ _OUTCOMES: Final = {
 }
 
 
+class LongSimulationError(RuntimeProxyError):
+    """A simulation takes too long."""
+
+
 class Simulator:
     """Simulates one request after the other, in a thread of its own.
 
@@ -66,21 +78,27 @@ class Simulator:
         """See the proto.
 
         Raises:
-            InputError: The input is not a pod, or no policy has the given name.
+            InputError: The input is not a pod, or too large, or no policy has the given name.
+            LongSimulationError: It takes too long.
         """
-        engine = self._engine
-        policies = chosen(engine.policies, engine.services.chain.policies, request)
-        work = partial(
-            _simulated,
-            request,
-            policies,
-            engine.node.latest,
-            engine.services.chain.rule,
-            engine.skip_label,
-        )
         async with self._lock:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        return api_pb2.SimulateResponse(pods=map(pod_message, found.pods))
+            engine, is_left = self._engine, threading.Event()
+            work = partial(
+                _simulated,
+                request,
+                chosen(engine.policies, engine.services.chain.policies, request),
+                engine.node.latest,
+                engine.services.chain.rule,
+                engine.skip_label,
+                is_left,
+            )
+            running = asyncio.get_running_loop().run_in_executor(self._thread, with_rests, work)
+            try:
+                return await asyncio.shield(running)
+            finally:
+                # The thread is not given the next one while it works for a client that has left.
+                is_left.set()
+                await asyncio.wait({running})
 
 
 def _simulated(
@@ -89,10 +107,27 @@ def _simulated(
     node: Node,
     rule: ConflictRule,
     skip_label: tuple[str, str] | None,
-) -> Simulation:
+    is_left: threading.Event,
+) -> api_pb2.SimulateResponse:
     """In a worker thread."""
     calls = calls_of(request, node)
-    return simulate(calls, policies, node, rule=rule, skip_label=skip_label)
+    count = sum(1 + len(each.containers) for each in calls)
+    if count > MOST_CALLS:
+        raise InputError(
+            f"has {count} pods and containers, at most {MOST_CALLS} are simulated at a time; "
+            "koord-runtime-proxy simulate has no such bound"
+        )
+    end_s = time.monotonic() + SIMULATION_S
+
+    def before_each() -> None:
+        rest()
+        if is_left.is_set() or time.monotonic() > end_s:
+            raise LongSimulationError(
+                f"the simulation takes longer than {SIMULATION_S:g} s; simulate fewer pods"
+            )
+
+    found = simulate(calls, policies, node, rule=rule, skip_label=skip_label, before_each=before_each)
+    return api_pb2.SimulateResponse(pods=map(pod_message, found.pods))
 
 
 def chosen(
