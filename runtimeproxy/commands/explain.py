@@ -23,7 +23,7 @@ from runtimeproxy.commands.output import (
     print_message,
     show_fields,
 )
-from runtimeproxy.commands.values import enum_name
+from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
 
 _COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
 _ID_LENGTH: Final = 13
@@ -199,4 +199,8 @@ def _claim(claim: api_pb2.ExplainedClaim) -> str:
     if claim.effect not in (api_pb2.ExplainedClaim.EFFECT_USED, api_pb2.ExplainedClaim.EFFECT_UNSPECIFIED):
         name = enum_name(api_pb2.ExplainedClaim.Effect, claim.effect)
         effect = ": ".join(part for part in (name, claim.effect_reason) if part)
-    return claim_text(value, claim.reason, sources, effect)
+    reason = claim.reason
+    if claim.HasField("lease_end"):
+        end = f"until {shown_time(moment(claim.lease_end), utc_now())} unless it is renewed"
+        reason = f"{reason}, {end}" if reason else end
+    return claim_text(value, reason, sources, effect)

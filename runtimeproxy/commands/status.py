@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _LABEL_WIDTH: Final = 8
-_GOOD_STATES: Final = frozenset(("loaded", "serving", "known", "ready", "running", "enforce"))
+_GOOD_STATES: Final = frozenset(("loaded", "serving", "known", "ready", "running", "enforce", "leased"))
 _BAD_STATES: Final = frozenset(("failed",))
 
 
@@ -67,6 +67,11 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
         page.gap()
         columns = ("HOOK SERVER", "STATE", "CALLS", "FAILED", "SOCKET", "REMARK")
         page.table(columns, map(_server_row, found.hook_servers))
+    owners = [each for each in found.claim_owners if each.session or each.claims or each.requests]
+    if owners:
+        page.gap()
+        columns = ("OWNER OF CLAIMS", "STATE", "CLAIMS", "MODE", "LEASE ENDS", "REMARK")
+        page.table(columns, (_owner_row(each, now) for each in owners))
     if found.node.inputs:
         page.gap()
         page.table(("INPUT", "STATE", "FROM"), map(_input_row, found.node.inputs))
@@ -101,6 +106,11 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
     refused = f", {clients.refused} refused" if clients.refused else ""
     in_progress = counted(clients.streams, "call")
     yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
+    evictions = found.evictions
+    if evictions.evicted or evictions.failed or evictions.refused or evictions.dry_run:
+        failed = Cell(f", {evictions.failed} failed" if evictions.failed else "", BAD)
+        done = f"{counted(evictions.evicted, 'pod')} evicted, {evictions.refused} refused"
+        yield "evicted", (f"{done}, {evictions.dry_run} in dry-run", failed)
     yield from _sinks(found, now)
 
 
@@ -254,6 +264,21 @@ def _server_row(server: api_pb2.HookServer) -> Sequence[Words]:
         state = Cell("not used", DOUBTFUL)
     failed = Cell(str(server.failures), BAD) if server.failures else "0"
     return server.name, state, str(server.calls), failed, server.endpoint, server.last_error
+
+
+def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:
+    refused = Cell(f", {owner.refused} refused", BAD) if owner.refused else ""
+    end = _when(owner, "hold_end" if owner.state == owner.STATE_HELD else "lease_end", now)
+    remarks = [owner.problem] if owner.problem else []
+    remarks += [f"its lease ended {counted(owner.lapses, 'time')}"] if owner.lapses else []
+    return (
+        owner.name,
+        _state(enum_name(api_pb2.ClaimOwner.State, owner.state)),
+        (str(owner.claims), refused),
+        mode_name(owner.mode),
+        end or "-",
+        "; ".join(remarks),
+    )
 
 
 def show_pods(found: Sequence[api_pb2.Pod], page: Page) -> None:

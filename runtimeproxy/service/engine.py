@@ -54,7 +54,8 @@ from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.process import give_back_memory
-from runtimeproxy.service.eviction import Bounds, Evictor
+from runtimeproxy.service.eviction import Bounds, Evictor, Method, Outcome
+from runtimeproxy.service.eviction import Result as EvictionResult
 from runtimeproxy.service.mode_file import ModeFile
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.kubernetes.source import KubernetesSource
+    from runtimeproxy.pods.records import PodRecord
 
 logger = logging.getLogger(__name__)
 
@@ -355,6 +357,8 @@ class Engine:
         make = partial(_kubernetes_source, self._settings.kubernetes, name, inputs)
         self.kubernetes = await self._loop.run_in_executor(self._executor, make)
         self.kubernetes.start()
+        if self._settings.kubernetes.evictions:
+            self.evictor.by_api = partial(_evicted_by_api, self.kubernetes)
 
     def _report_event(self, entry: AuditEntry) -> None:
         if self.kubernetes is not None:
@@ -591,6 +595,13 @@ def _kubernetes_source(
     from runtimeproxy.kubernetes.source import KubernetesSource  # with the HTTP library: 6 MiB
 
     return KubernetesSource(settings, node_name, inputs)
+
+
+async def _evicted_by_api(kubernetes: KubernetesSource, pod: PodRecord, reason: str) -> EvictionResult:
+    result = await kubernetes.evict(pod.namespace, pod.name, pod.uid, reason=reason)
+    outcomes = {"evicted": Outcome.EVICTED, "gone": Outcome.NOTHING_TO_STOP, "failed": Outcome.FAILED}
+    outcome = outcomes.get(result.outcome, Outcome.REFUSED)
+    return EvictionResult(outcome, result.reason, method=Method.EVICTION_API)
 
 
 def _bounds(settings: Settings) -> Bounds:

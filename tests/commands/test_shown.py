@@ -168,6 +168,35 @@ def test_pods(run: Run, served: Served) -> None:
     assert [pod["name"] for pod in shown["pods"]] == ["x", "web"]
 
 
+def test_owners_of_claims() -> None:
+    held = api_pb2.ClaimOwner(
+        name="cpu-suppress",
+        state=api_pb2.ClaimOwner.STATE_HELD,
+        session="one",
+        claims=2,
+        refused=1,
+        mode=api_pb2.MODE_ENFORCE,
+        lease_end=ago(60),
+        hold_end=ago(-240),
+        lapses=1,
+    )
+    found = status()
+    found.claim_owners.extend([held, api_pb2.ClaimOwner(name="cpu-burst")])
+    found.evictions.evicted, found.evictions.failed = 3, 1
+    text = status_text(found)
+    (row,) = (line for line in text.splitlines() if line.startswith("cpu-suppress"))
+    assert row.split()[1:5] == ["held", "2,", "1", "refused"]
+    assert row.endswith("its lease ended 1 time")
+    assert "cpu-burst" not in text
+    assert "evicted   3 pods evicted, 0 refused, 0 in dry-run, 1 failed" in text
+
+
+def test_the_end_of_a_lease_is_explained() -> None:
+    found = explained_pod()
+    found.targets[0].fields[0].claims[0].lease_end.CopyFrom(ago(-10))
+    assert "unless it is renewed" in explanation(found, 200)
+
+
 def test_no_pods() -> None:
     file = io.StringIO()
     show_pods([], Page(file))

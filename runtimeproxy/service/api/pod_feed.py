@@ -20,7 +20,7 @@ from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Node
-    from runtimeproxy.node.sources import OnChange
+    from runtimeproxy.node.sources import OnChange, OnPodsChanged
     from runtimeproxy.service.engine import Engine
 
 GATHER_S: Final = 0.1
@@ -55,6 +55,7 @@ class PodFeed:
         self._on_record_before: Callable[[Kind, str, bool], None] | None = None
         self._on_book_before: Callable[[str], None] | None = None
         self._on_node_before: OnChange | None = None
+        self._on_live_before: OnPodsChanged | None = None
 
     async def watch(
         self, request: api_pb2.WatchPodsRequest
@@ -102,6 +103,7 @@ class PodFeed:
         self._on_book_before, ledger.on_change = ledger.on_change, self._on_book
         node = self._engine.node
         self._on_node_before, node.on_change = node.on_change, self._on_node
+        self._on_live_before, node.on_pods_changed = node.on_pods_changed, self._on_live
         self._pod_of = {box.id: box.pod_id for box in store.containers}
 
     async def _fill(self) -> None:
@@ -121,6 +123,7 @@ class PodFeed:
         self._engine.store.on_change = self._on_record_before
         self._engine.ledger.on_change = self._on_book_before
         self._engine.node.on_change = self._on_node_before
+        self._engine.node.on_pods_changed = self._on_live_before
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -154,6 +157,14 @@ class PodFeed:
             self._on_node_before(node, inputs)
         if not _OF_PODS.isdisjoint(inputs):
             for pod in self._engine.store.pods:
+                self._note(pod.id)
+
+    def _on_live(self, node: Node, uids: frozenset[str]) -> None:
+        """The API server says something else of these pods."""
+        if self._on_live_before is not None:
+            self._on_live_before(node, uids)
+        for uid in uids:
+            for pod in self._engine.store.pods.members(uid):
                 self._note(pod.id)
 
     def _note(self, pod_id: str) -> None:

@@ -122,7 +122,9 @@ def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
     owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
     allocation = node.allocations.get(pod.uid)
     strategy = node.strategy_for(view)
+    live = node.live_pods.get(pod.uid)
     return api_pb2.Pod(
+        priority=live.priority if live is not None else None,
         namespace=pod.namespace,
         name=pod.name,
         uid=pod.uid,
