@@ -206,7 +206,7 @@ def memory_pressure(*, is_enforced: bool = True, seconds: int = 900) -> Scenario
     return Scenario("Memory pressure, with the evictions of BEMemoryEvict", node, panels)
 
 
-def day(step_s: float = 10.0) -> Scenario:
+def day(step_s: float = 30.0) -> Scenario:
     """24 hours: LS load follows the hour, with noise; BE pods use what is left; an LSE pod comes and goes."""
     node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurst()])
     node.strategies = Strategies(

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
-from runtimeproxy.qosmanager.snapshot import Strategies
-from runtimeproxy.slo.schema import CpuSuppressPolicy, PodCpuBurst
-from runtimeproxy.testing.node.kernel import BURST, CPUS, QUOTA, constant
-from runtimeproxy.testing.node.simulation import changes_of_direction
+from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
+from runtimeproxy.qosmanager.samples.reader import PassReader
+from runtimeproxy.qosmanager.samples.sampler import Sampler
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Metric, Strategies
+from runtimeproxy.slo.schema import CpuSuppressPolicy, PodCpuBurst, Threshold
+from runtimeproxy.testing.node.kernel import BURST, CPUS, QUOTA, Workload, constant
+from runtimeproxy.testing.node.simulation import (
+    SimulatedContainer,
+    SimulatedNode,
+    SimulatedPod,
+    changes_of_direction,
+)
 from runtimeproxy.units import parse_cpu_list
 from tests.scenarios.scenarios import (
     AUTO,
     FLAPPING,
+    best_effort,
     buckets,
     burst_node,
     day,
@@ -169,6 +181,48 @@ def test_a_dry_run_proposes_and_evicts_nothing() -> None:
     assert len(node.pods) == 4
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_products_sampler_reads_the_simulated_files(version: Literal[1, 2], tmp_path: Path) -> None:
+    """Cgroups and procfs lie in a folder; limits are written there, counters read, in simulated time."""
+    node = SimulatedNode(4, memory_bytes=8 << 30, plugins=[CpuSuppress()], version=version, folder=tmp_path)
+    node.strategies = Strategies(
+        threshold=Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CFS_QUOTA)
+    )
+    mounts = find_mounts(tmp_path / "sys/fs/cgroup")
+    node.sampler = sampler = Sampler(
+        mounts,
+        most_cpus=4,
+        procfs=tmp_path / "proc",
+        sysfs=tmp_path / "sys",
+        reader=PassReader(clock=lambda: node.now_s),
+    )
+    memory = Workload(
+        cores=constant(1.0), memory_bytes=constant(float(1 << 30)), cache_bytes=constant(4_096.0)
+    )
+    node.add_pod(SimulatedPod(name="web", containers=[SimulatedContainer(workload=memory)]))
+    node.add_pod(best_effort("batch", 8.0, 3_000))
+    try:
+        node.advance(6)
+        pod, batch = node.pods[0].cgroup, node.pods[1].cgroup
+        usage = sampler.window(pod, Metric.CPU_USAGE, 5.0)
+        assert usage is not None
+        assert usage.last == pytest.approx(1.0, rel=0.01)
+        # 65 % of 4 CPUs, of which the LS pod has one.
+        assert node.value(QUOTA) == pytest.approx(160_000, abs=4_000)
+        squeezed = sampler.window(batch, Metric.CPU_USAGE, 1.5)
+        assert squeezed is not None
+        assert squeezed.last == pytest.approx(1.6, rel=0.05)
+        node.advance(10)  # What no plugin needs is read in turns.
+        used = sampler.window(pod, Metric.MEMORY_USAGE, 20.0)
+        assert used is not None
+        assert used.last == 1 << 30
+        of_node = sampler.window(NODE_CGROUP, Metric.MEMORY_USAGE, 20.0)
+        assert of_node is not None
+        assert of_node.last == 1 << 30
+    finally:
+        sampler.close()
+
+
 @pytest.mark.slow
 def test_24_hours() -> None:
     scenario = day()
@@ -177,7 +231,7 @@ def test_24_hours() -> None:
     used, wanted = scenario.series("LS used"), scenario.series("LS wanted")
     assert sum(used) >= 0.97 * sum(wanted)
     best_effort = scenario.series("BE used")
-    night, noon = best_effort[:360], best_effort[11 * 360 : 13 * 360]
+    night, noon = best_effort[:120], best_effort[11 * 120 : 13 * 120]
     assert sum(night) / len(night) > 6.5
     assert sum(noon) / len(noon) < 3.0
     assert not node.kernel.violations

@@ -12,6 +12,7 @@ credit of `cpu.max.burst`, periods that throttle before the average of a second 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ MEMORY_LIMIT: Final = "memory.limit_in_bytes"
 
 _LIMITS: Final = (QUOTA, PERIOD, BURST, SHARES, CPUS, MEMORY_LIMIT)
 _EPSILON: Final = 1e-9
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def constant(amount: float) -> OverTime:
@@ -158,6 +160,9 @@ class Kernel:
         now_s: Simulated time.
         cgroups: By path.
         violations: What a real kernel would have refused, in the files at the beginning of a step.
+        system_cores: What programs use that are in none of these cgroups.
+        used_cores: What all programs got in the last step.
+        usage_us: CPU time of the node so far.
     """
 
     def __init__(
@@ -173,7 +178,8 @@ class Kernel:
             cpus: ids of the CPUs.
             memory_bytes: of the node.
             version: of the cgroup files.
-            folder: stands for `/sys/fs/cgroup`; None: the files are in memory only.
+            folder: stands for `/`: cgroups lie in its `sys/fs/cgroup`, counters of the node in its `proc`;
+                None: the files are in memory only.
         """
         self.cpus = frozenset(cpus)
         self.memory_bytes = memory_bytes
@@ -181,8 +187,15 @@ class Kernel:
         self.now_s = 0.0
         self.cgroups: dict[CgroupPath, Cgroup] = {}
         self.violations: list[str] = []
-        self._texts: _Texts = _TextsInMemory(version) if folder is None else CgroupFiles(folder, version)
-        self._in_folder = folder is not None
+        self.system_cores: OverTime = constant(0.0)
+        self.used_cores = 0.0
+        self.usage_us = 0.0
+        self._texts: _Texts = _TextsInMemory(version)
+        self._procfs: Path | None = None
+        if folder is not None:
+            self._texts = CgroupFiles(folder / "sys/fs/cgroup", version)
+            self._procfs = folder / "proc"
+            self._procfs.mkdir(parents=True, exist_ok=True)
 
     def make(self, path: CgroupPath, workload: Workload | None = None) -> Cgroup:
         """Makes a cgroup, and those above it where they are missing."""
@@ -246,9 +259,13 @@ class Kernel:
             self._account(leaf, seconds)
         for cgroup, cores in zip(bounded, allowed, strict=True):
             _throttle(cgroup, cores, seconds)
-        if self._in_folder:
+        top = [each for each in self.cgroups.values() if len(each.path) == 1]
+        self.used_cores = self.system_cores(self.now_s) + sum(each.used_cores for each in top)
+        self.usage_us += self.used_cores * seconds * 1_000_000
+        if self._procfs is not None:
             for cgroup in self.cgroups.values():
                 self._publish(cgroup)
+            self._publish_node(self._procfs, top)
 
     def _leaves(self, seconds: float) -> Iterator[_Leaf]:
         running = [each for each in self.cgroups.values() if each.workload is not None]
@@ -345,12 +362,38 @@ class Kernel:
         if self.version == 2:
             stat = {"usage_usec": int(cgroup.usage_us), **stat}
             self._texts.write(cgroup.name, "memory.current", str(memory + cache))
-            self._texts.write(cgroup.name, "memory.stat", _table({"anon": memory, "file": cache}))
+            self._texts.write(cgroup.name, "memory.stat", _table({"anon": memory, **_pages(memory, cache)}))
         else:
             self._texts.write(cgroup.name, "cpuacct.usage", str(int(cgroup.usage_us) * 1_000))
             self._texts.write(cgroup.name, "memory.usage_in_bytes", str(memory + cache))
-            self._texts.write(cgroup.name, "memory.stat", _table({"total_rss": memory, "total_cache": cache}))
+            pages = {f"total_{name}": amount for name, amount in _pages(memory, cache).items()}
+            self._texts.write(cgroup.name, "memory.stat", _table(pages))
         self._texts.write(cgroup.name, "cpu.stat", _table(stat))
+
+    def _publish_node(self, procfs: Path, top: Iterable[Cgroup]) -> None:
+        ticks = int(self.usage_us / 1_000_000 * _TICKS_PER_S)
+        (procfs / "stat").write_text(f"cpu  {ticks} 0 0 0 0 0 0 0 0 0\n", encoding="ascii")
+        memory = int(sum(each.memory_bytes for each in top))
+        cache = int(sum(each.cache_bytes for each in top))
+        amounts = {
+            "MemTotal": self.memory_bytes,
+            "MemFree": self.memory_bytes - memory - cache,
+            "MemAvailable": self.memory_bytes - memory,
+            "Inactive(file)": cache,
+        }
+        lines = "".join(f"{name}: {amount // 1_024} kB\n" for name, amount in amounts.items())
+        (procfs / "meminfo").write_text(lines, encoding="ascii")
+
+
+def _pages(memory: int, cache: int) -> dict[str, int]:
+    """The parts of memory.stat by which the kernel takes pages back, in its order."""
+    return {
+        "inactive_anon": 0,
+        "active_anon": memory,
+        "inactive_file": cache,
+        "active_file": 0,
+        "unevictable": 0,
+    }
 
 
 def _table(values: Mapping[str, int]) -> str:

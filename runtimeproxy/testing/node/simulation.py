@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
@@ -38,6 +38,7 @@ from runtimeproxy.qosmanager.snapshot import (
     HostApplication,
     Level,
     Metric,
+    Metrics,
     Node,
     Pod,
     PodEviction,
@@ -56,9 +57,7 @@ from runtimeproxy.testing.node.kernel import (
     Cgroup,
     CgroupPath,
     Kernel,
-    OverTime,
     Workload,
-    constant,
 )
 from runtimeproxy.units import (
     CPU_PERIOD_US,
@@ -106,6 +105,13 @@ class SimulatedPod:
     eviction: PodEviction = field(default_factory=PodEviction)
 
 
+class Sampler(Metrics, Protocol):
+    """The product's sampler, or another one."""
+
+    def read(self, targets: Mapping[str, Level], needs: Iterable[manager.Need]) -> object:
+        """Takes one sample of each cgroup."""
+
+
 class Evicted(NamedTuple):
     """An eviction that a plugin has proposed."""
 
@@ -142,7 +148,8 @@ class SimulatedNode:
         strategies: Those of the node; may be replaced at any time.
         policies: Claims of policies by cgroup and parameter, such as the scale of CPU normalization; may be
             changed before a step.
-        system_cores: What programs use that are in no cgroup of a pod.
+        sampler: Where samples come from; None: from the kernel's counters. The product's own reads the
+            files, see `targets`.
         evictions: All that were proposed.
         writes: All values that were written.
         times_s: Of the steps.
@@ -169,7 +176,7 @@ class SimulatedNode:
             gates: feature gates that differ from the defaults.
             dry_run: names of plugins whose decisions are computed only.
             version: of the cgroup files.
-            folder: stands for `/sys/fs/cgroup`; None: the files are in memory, which is faster.
+            folder: stands for `/`, see `Kernel`; None: the files are in memory, which is faster.
         """
         there = [Cpu(n, n // 2, 0, 0) for n in range(cpus)] if isinstance(cpus, int) else list(cpus)
         self.kernel = Kernel((cpu.id for cpu in there), memory_bytes, version, folder)
@@ -182,7 +189,7 @@ class SimulatedNode:
         )
         self.strategies = Strategies()
         self.policies: dict[Key, tuple[algebra.Claim, ...]] = {}
-        self.system_cores: OverTime = constant(0.0)
+        self.sampler: Sampler | None = None
         self.evictions: list[Evicted] = []
         self.writes: list[Write] = []
         self.times_s: list[float] = []
@@ -191,7 +198,8 @@ class SimulatedNode:
         self._dry_run = frozenset(dry_run)
         self._gates = {**FEATURE_GATES, **(gates or {})}
         self._runs = [_PluginRun(each, self._gates) for each in plugins]
-        longest_s = max((need.longest_s for run in self._runs for need in run.plugin.needs), default=10.0)
+        self._needs = frozenset(need for run in self._runs for need in run.plugin.needs)
+        longest_s = max((need.longest_s for need in self._needs), default=10.0)
         self._samples = _Samples(self.kernel, longest_s)
         self._pods: dict[str, Pod] = {}
         self._paths: dict[manager.Target, CgroupPath] = {}
@@ -275,11 +283,18 @@ class SimulatedNode:
         """Lets time pass."""
         for _ in range(round(seconds / step_s)):
             self.kernel.advance(step_s)
-            self._samples.take(self.system_cores(self.now_s), step_s)
+            if self.sampler is None:
+                self._samples.take(step_s)
+            else:
+                self.sampler.read(self.targets(), self._needs)
             self._decide()
             self.times_s.append(self.now_s)
             for name, amount in self._watched.items():
                 self.series[name].append(amount())
+
+    def targets(self) -> dict[str, Level]:
+        """The cgroups of which there are samples."""
+        return {"/" + "/".join(path): target.level for target, path in self._paths.items()}
 
     def snapshot(self) -> Snapshot:
         """What plugins decide by."""
@@ -289,7 +304,7 @@ class SimulatedNode:
             pods=self.pods,
             node=self.facts,
             strategies=self.strategies,
-            metrics=self._samples,
+            metrics=self._samples if self.sampler is None else self.sampler,
             be_limit_cores=manager.be_limit_cores(
                 claim for run in self._runs if run.plugin.name not in self._dry_run for claim in run.claims
             ),
@@ -471,8 +486,8 @@ class _Samples:
         self._counters: dict[str, tuple[float, float, float]] = {}
         self._found: dict[tuple[str, Metric], deque[tuple[float, float]]] = {}
 
-    def take(self, system_cores: float, seconds: float) -> None:
-        used, memory, cache = system_cores, 0.0, 0.0
+    def take(self, seconds: float) -> None:
+        memory = cache = 0.0
         counters: dict[str, tuple[float, float, float]] = {}
         for path, cgroup in self._kernel.cgroups.items():
             counters[cgroup.name] = now = cgroup.usage_us, cgroup.periods, cgroup.throttled_periods
@@ -483,11 +498,10 @@ class _Samples:
             self._add(cgroup.name, Metric.MEMORY_USAGE, cgroup.memory_bytes)
             self._add(cgroup.name, Metric.MEMORY_WITH_CACHE, cgroup.memory_bytes + cgroup.cache_bytes)
             if len(path) == 1:
-                used += cgroup.used_cores
                 memory += cgroup.memory_bytes
                 cache += cgroup.cache_bytes
         self._counters = counters
-        self._add(NODE_CGROUP, Metric.CPU_USAGE, used)
+        self._add(NODE_CGROUP, Metric.CPU_USAGE, self._kernel.used_cores)
         self._add(NODE_CGROUP, Metric.MEMORY_USAGE, memory)
         self._add(NODE_CGROUP, Metric.MEMORY_WITH_CACHE, memory + cache)
 

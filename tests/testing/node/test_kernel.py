@@ -191,16 +191,17 @@ def test_files_in_a_folder_are_those_of_a_node(version: Literal[1, 2], tmp_path:
     kernel.make(
         A, Workload(cores=constant(2.0), memory_bytes=constant(4_096.0), cache_bytes=constant(8_192.0))
     )
-    writer = CgroupWriter(tmp_path)
+    root = tmp_path / "sys/fs/cgroup"
+    writer = CgroupWriter(root)
     (result,) = writer.write("/pods/a", {QUOTA: 50_000})
     assert result.outcome.value == "written"
     kernel.advance(2)
     assert kernel.cgroups[A].used_cores == 0.5
-    stat, usage, folder = ("cpu.stat", "memory.current", tmp_path / "pods" / "a")
+    stat, usage, folder = ("cpu.stat", "memory.current", root / "pods" / "a")
     if version == 1:
-        assert (tmp_path / "cpuacct/pods/a/cpuacct.usage").read_text() == "1000000000\n"
-        usage, folder = "memory.usage_in_bytes", tmp_path / "memory" / "pods" / "a"
-        lines = (tmp_path / "cpu/pods/a" / stat).read_text().splitlines()
+        assert (root / "cpuacct/pods/a/cpuacct.usage").read_text() == "1000000000\n"
+        usage, folder = "memory.usage_in_bytes", root / "memory" / "pods" / "a"
+        lines = (root / "cpu/pods/a" / stat).read_text().splitlines()
     else:
         lines = (folder / stat).read_text().splitlines()
         assert lines[0] == "usage_usec 1000000"
