@@ -27,7 +27,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-api e2e-node \
-	proto lock clean command-files session screenshot
+	proto lock clean command-files session screenshot effect
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -122,6 +122,9 @@ command-files: $(INSTALLED)  ## make man page and completions of the command lin
 
 session: $(INSTALLED)  ## record the terminal session of the README anew
 	$(BIN)/python -m tests.demo.session
+
+effect: $(INSTALLED)  ## measure a server beside greedy pods, without and with the product (as root, needs containerd); 13 minutes
+	$(BIN)/python -m tests.effect
 
 screenshot: $(INSTALLED)  ## make the README's picture of the node page anew (needs Chromium)
 	$(BIN)/python -m tests.service.page.screenshot

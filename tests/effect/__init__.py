@@ -1,0 +1,1 @@
+"""The effect of the product on a latency-sensitive server beside greedy best-effort pods, measured."""
