@@ -1,6 +1,11 @@
 """Plugins in processes of their own: the same contract, over a socket."""
 
+import asyncio
 import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +35,8 @@ from runtimeproxy.qosmanager.plugin import (
 )
 from runtimeproxy.qosmanager.remote import RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot, Source
+from tests.lab.deadline import wait_until
+from tests.lab.programs import REPOSITORY, missing
 from tests.qosmanager.snapshots import BURSTABLE, FixedMetrics, node_of
 
 HALF = Claim(Target(Level.QOS_CLASS, "BestEffort"), "cpu.cfs_quota_us", Role.AT_MOST, 200_000, reason="half")
@@ -232,6 +239,44 @@ async def test_the_example_in_python(socket_folder: Path) -> None:
         await decides_as_the_example(path)
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.slow
+@pytest.mark.golang
+async def test_the_example_in_go(tmp_path: Path, socket_folder: Path) -> None:
+    program, path = build_go_example(tmp_path), socket_folder / "squeeze.sock"
+    process = await asyncio.create_subprocess_exec(program, path)
+    try:
+        await asyncio.to_thread(wait_until, path.exists, "the socket of the example")
+        await decides_as_the_example(path)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def build_go_example(folder: Path) -> Path:
+    """Makes the program as the README says."""
+    if shutil.which("go") is None:
+        missing("Go is not installed")
+    source = REPOSITORY / "runtimeproxy" / "qosmanager" / "examples" / "go"
+    for name in ("main.go", "go.mod", "go.sum"):
+        shutil.copy(source / name, folder)
+    environ = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(folder / "bin")}
+
+    def run(*words: str) -> None:
+        subprocess.run(words, cwd=folder, env=environ, check=True, capture_output=True, timeout=600)
+
+    # Of the README: versions of the programs, and options of protoc.
+    text = (source.parents[1] / "README.md").read_text()
+    for module in re.findall(r"^go install (\S+)$", text, re.MULTILINE):
+        run("go", "install", module)
+    protos = [f"cri_api/runtimeproxy/v1/{name}.proto" for name in ("api", "plugin")]
+    options = ",".join(("module=squeeze", *(f"M{each}=squeeze/runtimeproxy" for each in protos)))
+    plugins = [f"--plugin={folder}/bin/{name}" for name in ("protoc-gen-go", "protoc-gen-go-grpc")]
+    outputs = ["--go_out=.", "--go-grpc_out=.", f"--go_opt={options}", f"--go-grpc_opt={options}"]
+    run(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={REPOSITORY}", *plugins, *outputs, *protos)
+    run("go", "build", "-buildvcs=false", "-o", "squeeze", ".")
+    return folder / "squeeze"
 
 
 async def decides_as_the_example(path: Path) -> None:

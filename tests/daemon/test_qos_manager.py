@@ -1,0 +1,198 @@
+"""The QoS manager and the daemon as processes: either ends, restarts or is upgraded, and no value jumps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from cri_api.runtimeproxy.v1 import api_pb2, plugin_pb2, plugin_pb2_grpc
+from runtimeproxy.testing import CgroupFiles
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import batch_pod
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.programs import REPOSITORY
+from tests.lab.proxy_process import ProxyProcess
+
+CLASS = "/kubepods/besteffort"
+STRATEGIES = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: slo-controller-config, namespace: koordinator-system}
+data:
+  resource-threshold-config: '{"clusterStrategy": {"enable": false}}'
+"""
+CONFIG = """\
+[qosmanager]
+interval_s = 0.1
+[owners.own]
+allow = ["cpu.cfs_quota_us at_most qos-class"]
+[plugins.own]
+endpoint = "%s"
+mode = "%s"
+"""
+
+
+class Bounding(plugin_pb2_grpc.QoSPluginServicer):
+    """Bounds BE pods to `quota_us`, or as long as that is 0 to what it held before."""
+
+    def __init__(self) -> None:
+        self.quota_us = 0
+        self.held: list[str] = []
+        self._last = ""
+
+    def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return plugin_pb2.DescribeResponse(interval=Duration(nanos=100_000_000))
+
+    def Decide(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.is_first:
+            self._last = request.held[0].value if request.held else ""
+            self.held.append(self._last)
+        value = str(self.quota_us or self._last)
+        key = api_pb2.ClaimKey(
+            target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+            field="cpu.cfs_quota_us",
+            role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+        )
+        claims = [api_pb2.Claim(key=key, value=value, reason="as the test says")] if value else []
+        return plugin_pb2.DecideResponse(claims=claims)
+
+
+class Manager:
+    """`koord-qos-manager` as a process."""
+
+    def __init__(self, daemon: ProxyProcess, config: Path) -> None:
+        self._daemon = daemon
+        self._config = config
+        self.log = daemon.folder / "manager.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "runtimeproxy.qosmanager", "--config", str(self._config)]
+        command += ["--koord-runtimeproxy-endpoint", str(self._daemon.socket), "--log-format", "json"]
+        environment = self._daemon.environment()
+        # What it tells would be taken for the daemon's.
+        del environment["NOTIFY_SOCKET"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+
+    def end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(30)
+
+    def reload(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def plugin(socket_folder: Path) -> Iterator[Bounding]:
+    """A plugin that decides as the test says."""
+    service = Bounding()
+    server = grpc.server(ThreadPoolExecutor(1))
+    plugin_pb2_grpc.add_QoSPluginServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{socket_folder}/own.sock")
+    server.start()
+    yield service
+    server.stop(None).wait()
+
+
+@pytest.mark.slow
+def test_either_may_end_at_any_time_and_no_value_jumps(
+    daemons: Daemons, socket_folder: Path, cgroup_files: CgroupFiles, plugin: Bounding
+) -> None:
+    config = CONFIG % (f"{socket_folder}/own.sock", "enforce")
+    daemon = daemons.prepare(config)
+    daemon.objects_folder.mkdir()
+    (daemon.objects_folder / "slo.yaml").write_text(STRATEGIES)
+    manager = Manager(daemon, daemon.folder / "config.toml")
+    seen: list[str] = []
+
+    def quota() -> str:
+        value = (cgroup_files.read(CLASS, "cpu.max").split() or [""])[0]
+        # A plain file is empty for a moment while it is written.
+        if value and seen[-1:] != [value]:
+            seen.append(value)
+        return value
+
+    def becomes(value: str) -> None:
+        wait_until(lambda: quota() == value, f"a quota of {value}; {manager.log.read_text()[-2000:]}")
+
+    try:
+        plugin.quota_us = 50_000
+        # The manager is first, and waits.
+        manager.start()
+        wait_until(lambda: "nothing is computed meanwhile" in manager.log.read_text(), "a line in the log")
+        daemon.start()
+        with CriClient(daemon.socket) as client:
+            batch_pod(client).run()
+        cgroup_files.make(CLASS)
+        becomes("50000")
+
+        # The manager is killed: the next one begins with what counts.
+        plugin.quota_us = 0
+        manager.end(signal.SIGKILL)
+        manager.start()
+        wait_until(lambda: plugin.held[-1:] == ["50000"], "the claims from before")
+        assert quota() == "50000"
+        plugin.quota_us = 40_000
+        becomes("40000")
+
+        # The daemon is killed, and comes back.
+        daemon.kill()
+        assert quota() == "40000"
+        daemon.start()
+        plugin.quota_us = 30_000
+        becomes("30000")
+
+        # The daemon is upgraded.
+        done = daemon.run("upgrade")
+        assert done.returncode == 0, done.stderr
+        plugin.quota_us = 20_000
+        becomes("20000")
+
+        # It ends as systemd ends it: what counts goes on counting.
+        assert manager.end(signal.SIGTERM) == 0
+        assert quota() == "20000"
+        manager.start()
+        plugin.quota_us = 10_000
+        becomes("10000")
+
+        # The plugin is switched off.
+        (daemon.folder / "config.toml").write_text(CONFIG % (f"{socket_folder}/own.sock", "off"))
+        manager.reload()
+        becomes("max")
+        assert seen[seen.index("50000") :] == ["50000", "40000", "30000", "20000", "10000", "max"]
+        status = Path(f"/proc/{manager._process.pid}/status").read_text() if manager._process else ""
+        (resident,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+        assert int(resident.split()[1]) < 60 * 1024
+    finally:
+        manager.close()
+
+
+def test_a_wrong_configuration_ends_the_start(socket_folder: Path) -> None:
+    config = socket_folder / "config.toml"
+    config.write_text("[plugins.cpu-burst.options]\nstep = 1\n")
+    command = [sys.executable, "-m", "runtimeproxy.qosmanager", "--config", str(config)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KOORD_")}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    text = f"{config}: plugins.cpu-burst.options.step: unknown key; this plugin has no options"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"koord-qos-manager: configuration error: {text}\n"
