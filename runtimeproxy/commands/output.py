@@ -198,12 +198,20 @@ def print_message(message: Message, form: str, *, is_stream: bool = False) -> No
 def print_value(value: object, form: str, *, is_stream: bool = False) -> None:
     """Prints a value of JSON's types; see `print_message`."""
     if form == "json":
-        print(json.dumps(value, ensure_ascii=False, indent=None if is_stream else 2))
+        text = json.dumps(value, ensure_ascii=False, indent=None if is_stream else 2)
+        print("".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in text))
         return
     import yaml
 
     text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, explicit_start=is_stream)
+    if not text.replace("\n", "").isprintable():
+        text = yaml.safe_dump(value, sort_keys=False, explicit_start=is_stream)
     print(text, end="")
+
+
+def _json_escape(character: str) -> str:
+    """What a terminal would act on, such as a change of the direction of writing."""
+    return json.dumps(character)[1:-1]
 
 
 def counted(number: int, one: str, several: str = "") -> str:

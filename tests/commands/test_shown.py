@@ -7,11 +7,12 @@ import json
 
 import grpc
 import pytest
+import yaml
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.audit import audit_words
 from runtimeproxy.commands.explain import Target, show_explanation, targets_of
-from runtimeproxy.commands.output import Page
+from runtimeproxy.commands.output import Page, print_value
 from runtimeproxy.commands.status import show_pods, show_status, shown_selector
 from tests.commands.conftest import Run, Served
 from tests.commands.messages import NOW, ago, explained_pod, status
@@ -363,3 +364,18 @@ def test_an_audit_line_on_a_terminal_is_short() -> None:
 )
 def test_a_selector(selector: api_pb2.PodSelector, text: str) -> None:
     assert shown_selector(selector) == text
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_nothing_that_a_terminal_acts_on_is_printed(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"pod": "a\x1b[2J\x9b31m\u202e\u2028\U0001f600ä", "plain": "ä"}
+    print_value(value, form)
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert (json.loads(out) if form == "json" else yaml.safe_load(out)) == value
+
+
+def test_letters_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_value({"pod": "ä"}, "json")
+    print_value({"pod": "ä"}, "yaml")
+    assert capsys.readouterr().out == '{\n  "pod": "ä"\n}\npod: ä\n'
