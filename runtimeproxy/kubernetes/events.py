@@ -119,11 +119,18 @@ class EventRecorder:
             self._thread.join(timeout_s)
 
     def on_audit(self, entry: AuditEntry) -> None:
-        """An audit sink: reports pods that a policy has refused."""
+        """An audit sink: reports pods that a policy has refused, and that were evicted by whatever means."""
+        if entry.field == "eviction":
+            if entry.new == "evicted":
+                self._report(entry, EVICTED, f"{entry.policy}: {entry.reason}")
+            return
         if entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE and entry.pod_name:
             what = f"container {entry.container}: " if entry.container else ""
             text = f"{what}policy {entry.policy}: {entry.reason}"
-            self.report(PodEvent(entry.pod_namespace, entry.pod_name, entry.pod_uid, REFUSED, text))
+            self._report(entry, REFUSED, text)
+
+    def _report(self, entry: AuditEntry, reason: str, message: str) -> None:
+        self.report(PodEvent(entry.pod_namespace, entry.pod_name, entry.pod_uid, reason, message))
 
     def report(self, event: PodEvent) -> None:
         """Takes an Event; never waits."""

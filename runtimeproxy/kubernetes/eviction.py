@@ -38,6 +38,8 @@ class EvictionResult(NamedTuple):
 
     outcome: EvictionOutcome
     reason: str = ""
+    retry_s: float | None = None
+    """In how many seconds the server wants to be asked again; None if it has not said."""
 
 
 class Evictor:
@@ -93,7 +95,8 @@ def _result_of(error: ApiError) -> EvictionResult:
     if error.status == _TOO_MANY:
         # The server also answers so when it has too many requests, then without this cause.
         is_budget = "DisruptionBudget" in error.causes or "disruption budget" in text
-        return EvictionResult(EvictionOutcome.BLOCKED if is_budget else EvictionOutcome.FAILED, text)
+        outcome = EvictionOutcome.BLOCKED if is_budget else EvictionOutcome.FAILED
+        return EvictionResult(outcome, text, error.retry_after_s)
     if error.status == _FORBIDDEN:
         return EvictionResult(EvictionOutcome.REFUSED, f"{text}; see systemd/kubernetes/rbac.yaml")
     return EvictionResult(EvictionOutcome.FAILED, text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import USUAL_TIMEOUTS, ApiClient, Timeouts
-from runtimeproxy.kubernetes.events import EVICTED, EventRecorder, PodEvent
+from runtimeproxy.kubernetes.events import EventRecorder
 from runtimeproxy.kubernetes.eviction import EvictionOutcome, EvictionResult, Evictor
 from runtimeproxy.kubernetes.watch import USUAL_PACE, Pace, Resource, Watch, WatchState
 from runtimeproxy.logs import FailureLog
@@ -143,22 +143,13 @@ class KubernetesSource:
         if self.events is not None:
             self.events.on_audit(entry)
 
-    def report_eviction(self, namespace: str, name: str, uid: str, reason: str) -> None:
-        """Reports that a pod was evicted, by whatever means; never waits."""
-        if self.events is not None:
-            self.events.report(PodEvent(namespace, name, uid, EVICTED, reason))
-
-    async def evict(
-        self, namespace: str, name: str, uid: str, *, reason: str, dry_run: bool = False
-    ) -> EvictionResult:
-        """Evicts a pod by the API server and reports an Event of it; never raises. In the loop's thread.
+    async def evict(self, namespace: str, name: str, uid: str) -> EvictionResult:
+        """Evicts a pod by the API server; never raises. In the loop's thread.
 
         Args:
             namespace: Of the pod.
             name: Of the pod.
             uid: That the runtime knows it by.
-            reason: For the Event.
-            dry_run: Whether the API server only says what it would do.
         """
         if self.evictor is None:
             return EvictionResult(EvictionOutcome.REFUSED, "kubernetes.evictions is false")
@@ -166,8 +157,5 @@ class KubernetesSource:
         if live is not None and live.is_static:
             text = "it is a static pod, which the kubelet would start again"
             return EvictionResult(EvictionOutcome.REFUSED, text)
-        evict = partial(self.evictor.evict, namespace, name, uid, dry_run=dry_run)
-        result = await asyncio.get_running_loop().run_in_executor(self._evictions, evict)
-        if result.outcome is EvictionOutcome.EVICTED and not dry_run:
-            self.report_eviction(namespace, name, uid, reason)
-        return result
+        evict = partial(self.evictor.evict, namespace, name, uid)
+        return await asyncio.get_running_loop().run_in_executor(self._evictions, evict)

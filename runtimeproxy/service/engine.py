@@ -54,7 +54,7 @@ from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.process import give_back_memory
-from runtimeproxy.service.eviction import Bounds, Evictor, Method, Outcome
+from runtimeproxy.service.eviction import OF_API_SERVER, Bounds, Evictor, Method, Outcome
 from runtimeproxy.service.eviction import Result as EvictionResult
 from runtimeproxy.service.mode_file import ModeFile
 
@@ -137,7 +137,7 @@ class Engine:
         self.audit = AuditQueue((*readers, *sinks))
         # Values of what runs have lines of their own in the log, and metrics.
         self._change_audit = AuditQueue((self.audit_ring, *sinks))
-        self._claim_audit = AuditQueue((self.audit_ring, self._audit_log, *sinks))
+        self._claim_audit = AuditQueue((self.audit_ring, self._audit_log, self._report_event, *sinks))
         # Records
         self.store = PodStore()
         self.client = GrpcRuntimeClient(_client_settings(settings), executor, FailureLog())
@@ -233,6 +233,8 @@ class Engine:
         )
         self.leased.configure(owners_of(settings))
         self.evictor = Evictor(self.store, self.client, self._claim_audit, _bounds(settings))
+        if settings.kubernetes.enabled and settings.kubernetes.evictions:
+            self.evictor.by_api = self._evict_by_api
         self.upkeep.on_observed = self._on_observed
         self.node.on_change = self.upkeep.on_node_changed
         self.node.on_pods_changed = self.upkeep.on_pods_changed
@@ -357,8 +359,14 @@ class Engine:
         make = partial(_kubernetes_source, self._settings.kubernetes, name, inputs)
         self.kubernetes = await self._loop.run_in_executor(self._executor, make)
         self.kubernetes.start()
-        if self._settings.kubernetes.evictions:
-            self.evictor.by_api = partial(_evicted_by_api, self.kubernetes)
+
+    async def _evict_by_api(self, pod: PodRecord, reason: str) -> EvictionResult:
+        """Evicts a pod by the API server, which honours disruption budgets."""
+        if self.kubernetes is None:
+            return EvictionResult(Outcome.FAILED, "the client of the API server is not loaded yet")
+        done = await self.kubernetes.evict(pod.namespace, pod.name, pod.uid)
+        outcome, method = OF_API_SERVER[done.outcome.value], Method.EVICTION_API
+        return EvictionResult(outcome, done.reason, method=method, retry_s=done.retry_s)
 
     def _report_event(self, entry: AuditEntry) -> None:
         if self.kubernetes is not None:
@@ -595,13 +603,6 @@ def _kubernetes_source(
     from runtimeproxy.kubernetes.source import KubernetesSource  # with the HTTP library: 6 MiB
 
     return KubernetesSource(settings, node_name, inputs)
-
-
-async def _evicted_by_api(kubernetes: KubernetesSource, pod: PodRecord, reason: str) -> EvictionResult:
-    result = await kubernetes.evict(pod.namespace, pod.name, pod.uid, reason=reason)
-    outcomes = {"evicted": Outcome.EVICTED, "gone": Outcome.NOTHING_TO_STOP, "failed": Outcome.FAILED}
-    outcome = outcomes.get(result.outcome, Outcome.REFUSED)
-    return EvictionResult(outcome, result.reason, method=Method.EVICTION_API)
 
 
 def _bounds(settings: Settings) -> Bounds:

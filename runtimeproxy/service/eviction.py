@@ -50,6 +50,16 @@ class Outcome(StrEnum):
     NOTHING_TO_STOP = "nothing-to-stop"
 
 
+OF_API_SERVER: Final = {
+    "evicted": Outcome.EVICTED,
+    "blocked": Outcome.REFUSED,
+    "gone": Outcome.NOTHING_TO_STOP,
+    "refused": Outcome.REFUSED,
+    "failed": Outcome.FAILED,
+}
+"""By `runtimeproxy.kubernetes.eviction.EvictionOutcome`, whose module needs an extra."""
+
+
 class Method(StrEnum):
     """How it was carried out."""
 

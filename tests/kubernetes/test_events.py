@@ -61,6 +61,17 @@ def test_a_refusal_becomes_an_event(server: ApiServer, recorder: EventRecorder) 
     wait_until(lambda: recorder.sent or None, "the count")
 
 
+def test_an_eviction_becomes_an_event(server: ApiServer, recorder: EventRecorder) -> None:
+    recorder.start()
+    eviction = ENTRY._replace(kind=AuditKind.LEFT_OUT, field="eviction", new="refused", policy="memory-evict")
+    recorder.on_audit(eviction)
+    recorder.on_audit(eviction._replace(kind=AuditKind.WOULD_CHANGE, new="dry-run"))
+    recorder.on_audit(eviction._replace(kind=AuditKind.CHANGED, new="evicted"))
+    (request,) = _sent(server, 1)
+    assert (request.body["reason"], request.body["message"]) == ("EvictedForQoS", "memory-evict: no room")
+    wait_until(lambda: recorder.sent or None, "the count")
+
+
 def test_the_same_again_raises_the_count(server: ApiServer, recorder: EventRecorder) -> None:
     for _ in range(5):
         recorder.report(EVENT)

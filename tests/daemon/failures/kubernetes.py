@@ -8,9 +8,11 @@ from typing import Final
 import grpc
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2
 from cri_api.runtimeproxy.v1.api_pb2 import GetStatusResponse, KubernetesWatch
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.daemon.driving import Pod
+from tests.daemon.failures.claims import admin_of
 from tests.daemon.failures.scene import Row, Scene, has_node_problem, write_policy
 from tests.kubernetes.api_server import ApiServer, Fault, refusing, sending
 from tests.lab.cri_client import CriClient
@@ -127,6 +129,36 @@ def events_are_refused(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def eviction_is_blocked(scene: Scene) -> ProxyProcess:
+    server, daemon = prepare(scene)
+    body = {"details": {"causes": [{"reason": "DisruptionBudget"}]}, "message": "it would violate a budget"}
+    server.answers["/eviction"] = (429, body)
+    daemon.start()
+    scene.wait_for(daemon, "kubernetes_watch_up")
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        pod = Pod(client, pod_sandbox_config("web")).run().create().start()
+        request = api_pb2.EvictRequest(
+            owner="memory-evict", pod_uid=pod.config.metadata.uid, reason="memory is short"
+        )
+        answer = admin.Evict(request, timeout=60, wait_for_ready=True)
+        assert answer.outcome == api_pb2.EvictResponse.OUTCOME_REFUSED
+        assert "it would violate a budget" in answer.reason
+        # Now the budget allows it.
+        server.answers.clear()
+        answer = admin.Evict(request, timeout=60, wait_for_ready=True)
+        assert answer.outcome == api_pb2.EvictResponse.OUTCOME_EVICTED
+        assert answer.method == api_pb2.EvictResponse.METHOD_EVICTION_API
+    assert not scene.runtime.recorded.of("StopContainer")
+    scene.wait_for(daemon, "kubernetes_evictions_total", outcome="blocked")
+    scene.wait_for(daemon, "kubernetes_evictions_total", outcome="evicted")
+    scene.wait_for(daemon, "evictions_total", outcome="refused")
+    scene.wait_for(daemon, "kubernetes_events_total", outcome="sent")
+    # An Event of the eviction, and none of the refusal.
+    posted = [each for each in server.requests if each.path.endswith("/events")]
+    assert [each.body["reason"] for each in posted] == ["EvictedForQoS"]
+    return daemon
+
+
 def _has_problem(status: GetStatusResponse, text: str) -> bool:
     return any("API server" in each and text in each for each in status.problems)
 
@@ -138,5 +170,8 @@ ROWS: Final[dict[str, Row]] = {
     "an object or a pod cannot be used": Row(bad_object, has_node_problem),
     "a kind is not installed": Row(kind_is_missing, is_absent),
     "the kubeconfig, a certificate": Row(no_kubeconfig, lambda status: _has_problem(status, "there is no")),
+    "a disruption budget does not allow": Row(
+        eviction_is_blocked, lambda status: len(status.evictions.recent) == 2
+    ),
     "Events cannot be sent": Row(events_are_refused, lambda status: status.kubernetes.events_lost > 0),
 }
