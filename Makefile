@@ -108,7 +108,7 @@ readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
 	$(BIN)/python -m tests.scenarios
 
-restarts: $(INSTALLED)  ## restart the proxy 50 times in each way and the runtime 20 times, under load; 5 minutes
+restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes
 	$(BIN)/python -m tests.restarts
 
 fuzz: $(INSTALLED)  ## hostile clients, runtimes and hook servers; minutes, or a night with SESSIONS=1000000

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import beside, datapath, lifetime, samples, storm, table, watched
+from tests.bench import beside, datapath, lifetime, managed, samples, storm, table, watched
 from tests.bench.bench import Bench, Options
 from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
@@ -27,6 +27,7 @@ ROWS = (
     "kubelet",
     "beside",
     "watched",
+    "managed",
     "list",
     "held",
     "evaluated",
@@ -84,6 +85,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "kubelet": datapath.kubelet,
         "beside": beside.rows,
         "watched": watched.rows,
+        "managed": managed.rows,
         "list": datapath.listing,
         "held": HeldRows(),
         "evaluated": EvaluatedRow(),
@@ -133,9 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--beside-rounds",
         type=int,
-        help="rounds of the rows `beside`, `watched` and `storm`, all in the first round (15; 2)",
+        help="rounds of the rows `beside`, `watched`, `managed` and `storm`, all in the first round (15; 2)",
     )
-    parser.add_argument("--storm-pods", type=int, help="pods of the rows `storm` and `samples` (250; 20)")
+    parser.add_argument(
+        "--storm-pods", type=int, help="pods of the rows `storm`, `managed` and `samples` (250; 20)"
+    )
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")
     parser.add_argument(
         "--runtime", choices=("auto", "fake", "containerd"), default="auto", help="for Version"

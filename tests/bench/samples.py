@@ -49,7 +49,7 @@ _MEMORY_STAT = (
     *("anon", "file", "inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable"),
     *(f"other_{number}" for number in range(40)),
 )
-_V2_FILES = {
+V2_FILES = {
     "cpu.stat": "usage_usec 1\nuser_usec 1\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n",
     "memory.current": "0\n",
     "memory.stat": "".join(f"{key} 0\n" for key in _MEMORY_STAT),
@@ -127,7 +127,7 @@ def _cgroups(version: int, paths: list[str], folder: Path) -> Iterator[Mapping[s
     if version == 2:
         for path in paths:
             (folder / path).mkdir(parents=True)
-            for name, text in _V2_FILES.items():
+            for name, text in V2_FILES.items():
                 (folder / path / name).write_text(text)
         yield {name: Mount(2, folder) for name in ("cpu", "memory")}
         shutil.rmtree(folder)

@@ -116,8 +116,8 @@ def rows(bench: Bench, turn: int) -> None:
     folder = bench.folder / "storm"
     folder.mkdir()
     with ExitStack() as stack:
-        on = _node(bench, stack, folder / "on", ALL_POLICIES)
-        off = _node(bench, stack, folder / "off", NO_STRATEGIES)
+        on = node_with_pods(bench, stack, folder / "on", ALL_POLICIES)
+        off = node_with_pods(bench, stack, folder / "off", NO_STRATEGIES)
         length_s = max(_SHORTEST_S, _alone(bench, on), _alone(bench, on))
         _memory(bench, on)
         ratios, added_us = [], []
@@ -193,7 +193,7 @@ def _beside(node: Node, length_s: float) -> list[float]:
     return latencies_us
 
 
-def _node(bench: Bench, stack: ExitStack, folder: Path, config: str) -> Node:
+def node_with_pods(bench: Bench, stack: ExitStack, folder: Path, config: str) -> Node:
     """Starts a daemon and runs the pods through it, so that it knows what the kubelet asked for."""
     folder.mkdir()
     files = CgroupFiles(folder / "cgroup", version=2)

@@ -1,4 +1,4 @@
-"""The proxy as a process of its own, started with its command line."""
+"""The daemon and the QoS manager as processes of their own, started with their command lines."""
 
 from __future__ import annotations
 
@@ -43,34 +43,47 @@ class ProxyOptions:
     python: str = sys.executable
 
 
-class ProxyProcess:
-    """Runs `python -m runtimeproxy` from `with` to the end of its block.
+class ServiceProcess:
+    """A program that tells its service manager when it is ready; from `with` to the end of its block.
 
-    Socket, state, configuration and log lie in `folder`, whose path must be short: a socket's
-    path has 107 bytes.
+    Args:
+        log_file: where its output goes.
+        notify: the socket of its service manager; a path has 107 bytes.
     """
 
-    def __init__(self, folder: Path, options: ProxyOptions, *, notify_name: str = "notify.sock") -> None:
-        self.folder = folder
-        self.options = options
-        self.socket = folder / "proxy.sock"
-        self.state_folder = folder / "state"
-        self.hook_folder = folder / "hooks"
-        self.policies_folder = folder / "policies.d"
-        self.objects_folder = folder / "node.d"
-        self._notify = NotifySocket(folder / notify_name)
-        self._log_file = folder / "proxy.log"
+    def __init__(self, log_file: Path, notify: Path) -> None:
+        self._log_file = log_file
+        self._notify = NotifySocket(notify)
         self._process: subprocess.Popen[bytes] | None = None
-        self._write_files()
+
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """Words before its command line."""
+        return ()
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """File descriptors that it gets."""
+        return ()
+
+    def command(self) -> list[str]:
+        """Its command line."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """The environment that it is started with."""
+        # A variable with the proxy's prefix is a setting to it; tests give their own.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        return {**inherited, "NOTIFY_SOCKET": str(self._notify.path), "PYTHONUNBUFFERED": "1"}
 
     @property
     def pid(self) -> int:
-        """The process id. Raises RuntimeError when the proxy was not started."""
+        """The process id. Raises RuntimeError when it was not started."""
         return self._running().pid
 
     @property
     def log(self) -> list[str]:
-        """The lines that the proxy has written since the first start."""
+        """The lines that it has written since the first start."""
         return self._log_file.read_text(errors="replace").splitlines()
 
     @property
@@ -80,11 +93,11 @@ class ProxyProcess:
 
     @property
     def states(self) -> list[str]:
-        """What the proxy has told its service manager."""
+        """What it has told its service manager."""
         return self._notify.received
 
     def start(self) -> None:
-        """Starts the proxy and waits until it says that it is ready."""
+        """Starts it and waits until it says that it is ready."""
         self.spawn()
         self._notify.wait_for("READY=1", self.alive, _READY_TIMEOUT_S)
 
@@ -102,17 +115,17 @@ class ProxyProcess:
         self._notify.discard()
 
     def spawn(self) -> None:
-        """Starts the proxy and does not wait."""
+        """Starts it and does not wait."""
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.options.wrapper, *self.command()],
+                [*self.wrapper, *self.command()],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self.environment(),
                 start_new_session=True,
-                pass_fds=self.options.inherited,
+                pass_fds=self.inherited,
             )
 
     def alive(self) -> bool:
@@ -129,7 +142,7 @@ class ProxyProcess:
         return self.wait()
 
     def kill(self) -> None:
-        """Ends the proxy with SIGKILL."""
+        """Ends it with SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -138,7 +151,7 @@ class ProxyProcess:
         return self._running().wait(timeout_s)
 
     def restart(self) -> None:
-        """Ends the proxy if it runs, and starts it with the same files."""
+        """Ends it if it runs, and starts it with the same files."""
         if self.alive():
             self.terminate()
         self.start()
@@ -149,13 +162,66 @@ class ProxyProcess:
             self.kill()
         self._notify.close()
 
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            print("\n".join(self.log))
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            print("\n".join(self.log[-100:]))
+        self.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the process was not started")
+        return self._process
+
+
+class ProxyProcess(ServiceProcess):
+    """Runs `python -m runtimeproxy` from `with` to the end of its block.
+
+    Socket, state, configuration and log lie in `folder`, whose path must be short: a socket's
+    path has 107 bytes.
+    """
+
+    def __init__(self, folder: Path, options: ProxyOptions, *, notify_name: str = "notify.sock") -> None:
+        super().__init__(folder / "proxy.log", folder / notify_name)
+        self.folder = folder
+        self.options = options
+        self.socket = folder / "proxy.sock"
+        self.state_folder = folder / "state"
+        self.hook_folder = folder / "hooks"
+        self.policies_folder = folder / "policies.d"
+        self.objects_folder = folder / "node.d"
+        self._write_files()
+
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """Words before its command line."""
+        return self.options.wrapper
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """File descriptors that it gets."""
+        return self.options.inherited
+
     def command(self) -> list[str]:
         """Its command line, without the wrapper."""
         options = self.options
         flags = {
             "--koord-runtimeproxy-endpoint": str(self.socket),
             "--remote-runtime-service-endpoint": options.runtime_endpoint,
-            "--config": str(self._config),
+            "--config": str(self.config_file),
             "--state-dir": str(self.state_folder),
             "--hook-config-dir": str(self.hook_folder),
             "--policies-dir": str(self.policies_folder),
@@ -184,45 +250,43 @@ class ProxyProcess:
 
     def environment(self) -> dict[str, str]:
         """The environment that it is started with."""
-        # A variable with the proxy's prefix is a setting to it; tests give their own.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
-        return {
-            **inherited,
-            "NOTIFY_SOCKET": str(self._notify.path),
-            "PYTHONUNBUFFERED": "1",
-            **self.options.environment,
-        }
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            print("\n".join(self.log))
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            print("\n".join(self.log[-100:]))
-        self.close()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise RuntimeError("the proxy was not started")
-        return self._process
+        return {**super().environment(), **self.options.environment}
 
     def _write_files(self) -> None:
         self.hook_folder.mkdir(exist_ok=True)
-        self._config.write_text(self.options.config)
+        self.config_file.write_text(self.options.config)
         for name, text in self.options.hook_servers.items():
             (self.hook_folder / name).write_text(text)
 
     @property
-    def _config(self) -> Path:
+    def config_file(self) -> Path:
+        """Its configuration, which the manager reads, too."""
         return self.folder / "config.toml"
+
+
+class ManagerProcess(ServiceProcess):
+    """Runs `koord-qos-manager` beside a daemon, with the same configuration and environment.
+
+    Args:
+        folder: where its log and the socket of its service manager lie.
+        config: the configuration file.
+        endpoint: the daemon's socket, beside which the admin socket is.
+        environment: more variables.
+    """
+
+    def __init__(
+        self, folder: Path, config: Path, endpoint: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(folder / "manager.log", folder / "manager-notify.sock")
+        self._config = config
+        self._endpoint = endpoint
+        self._environment = environment or {}
+
+    def command(self) -> list[str]:
+        """Its command line."""
+        flags = ("--config", str(self._config), "--koord-runtimeproxy-endpoint", str(self._endpoint))
+        return [sys.executable, "-m", "runtimeproxy.qosmanager", *flags, "--log-format", "json"]
+
+    def environment(self) -> dict[str, str]:
+        """The environment that it is started with."""
+        return {**super().environment(), **self._environment}

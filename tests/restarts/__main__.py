@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from tests.bench.stands import containerd_is_there
 from tests.lab.programs import tools_folder
-from tests.restarts import table, verdicts
+from tests.restarts import managed, table, verdicts
 from tests.restarts.load import Client, clients
+from tests.restarts.managed import ManagedKind
 from tests.restarts.proxy_restarts import restarted
 from tests.restarts.runtime_restarts import runtime_restarted
 from tests.restarts.stands import RuntimeName, stand
@@ -30,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; {runtime};"
     )
     print(f"clients: {', '.join(client.name for client in used)}; load average {load}", flush=True)
-    kinds = chosen.kind or [*Kind, _RUNTIME]
-    faults = _restart_proxy(
-        runtime, [Kind(kind) for kind in kinds if kind != _RUNTIME], chosen.restarts, used
-    )
+    kinds = chosen.kind or [*Kind, *ManagedKind, _RUNTIME]
+    proxies = [Kind(kind) for kind in kinds if kind in list(Kind)]
+    faults = _restart_proxy(runtime, proxies, chosen.restarts, used)
+    beside = [ManagedKind(kind) for kind in kinds if kind in list(ManagedKind)]
+    faults += _restart_beside_manager(beside, chosen.restarts, used)
     if _RUNTIME in kinds:
         faults += _restart_runtime(runtime, chosen.runtime_restarts, used)
     print("\n".join(faults or ["all as it must be"]))
@@ -53,6 +55,19 @@ def _restart_proxy(
     return faults
 
 
+def _restart_beside_manager(kinds: Sequence[ManagedKind], restarts: int, used: Sequence[Client]) -> list[str]:
+    """Before the fake runtime, whose cgroups are plain files."""
+    faults: list[str] = []
+    for kind in kinds:
+        print(f"\n{kind}: {managed.MEANINGS[kind]}", flush=True)
+        number = -(-2 * restarts // managed.FLIPS) if kind is ManagedKind.STRATEGIES else restarts
+        with stand("fake") as running:
+            report = managed.restarted_beside_manager(running, kind, number, used)
+        print("\n".join(table.managed_lines(report)), flush=True)
+        faults += verdicts.managed_faults(report)
+    return faults
+
+
 def _restart_runtime(runtime: RuntimeName, restarts: int, used: Sequence[Client]) -> list[str]:
     print("\nruntime: the runtime behind the proxy ends and starts again", flush=True)
     with stand(runtime) as running:
@@ -63,7 +78,7 @@ def _restart_runtime(runtime: RuntimeName, restarts: int, used: Sequence[Client]
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.restarts", description=__doc__)
-    kinds = [*Kind, _RUNTIME]
+    kinds = [*Kind, *ManagedKind, _RUNTIME]
     parser.add_argument("--kind", action="append", choices=kinds, help="what is restarted (all)")
     parser.add_argument("--restarts", type=int, default=50, help="of the proxy, of each kind (50)")
     parser.add_argument("--runtime-restarts", type=int, default=20, help="of the runtime (20)")

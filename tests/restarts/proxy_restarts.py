@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from cri_api.runtime.v1 import api_pb2
@@ -16,7 +17,7 @@ from tests.restarts.lines import Call, Created
 from tests.restarts.load import Client, Load
 from tests.restarts.orders import BATCH_SHARES, NAME_LABEL, Workers
 from tests.restarts.stands import Stand
-from tests.restarts.supervisors import Kind, supervised
+from tests.restarts.supervisors import Kind, Supervisor, supervised
 
 CALL_KINDS = ("list", "status", "create")
 
@@ -65,7 +66,7 @@ class Report:
     `complaints` are errors in the proxy's log.
     """
 
-    kind: Kind
+    kind: StrEnum
     seen: Sequence[Seen]
     wrong: Sequence[str]
     created: int
@@ -74,15 +75,22 @@ class Report:
 
 def restarted(stand: Stand, kind: Kind, restarts: int, clients: Sequence[Client]) -> Report:
     """Restarts a proxy under the load of all clients, in the middle of a CreateContainer of each in turn."""
-    windows: list[Window] = []
     with supervised(kind, stand.folder, stand.proxy_options()) as supervisor:
-        with loads(stand, supervisor.socket, kind, clients, Workers()) as running:
-            for number in range(restarts):
-                wait_for_moment(running, number)
-                windows.append(supervisor.restart())
-            wait_for_turns(running)
-        complaints = supervisor.complaints()
-        seen = [Seen(load.client.name, windows, figures.unary(load.calls), load.created) for load in running]
+        return report_under_load(stand, supervisor, kind, restarts, clients)
+
+
+def report_under_load(
+    stand: Stand, supervisor: Supervisor, kind: StrEnum, restarts: int, clients: Sequence[Client]
+) -> Report:
+    """As `restarted`, with a supervisor that runs already."""
+    windows: list[Window] = []
+    with loads(stand, supervisor.socket, kind, clients, Workers()) as running:
+        for number in range(restarts):
+            wait_for_moment(running, number)
+            windows.append(supervisor.restart())
+        wait_for_turns(running)
+    complaints = supervisor.complaints()
+    seen = [Seen(load.client.name, windows, figures.unary(load.calls), load.created) for load in running]
     created = [one for each in seen for one in each.created]
     wrong = [str(one) for one in figures.wrong_containers(created, BATCH_SHARES)]
     return Report(kind, seen, [*wrong, *_wrongly_recorded(stand, created)], len(created), complaints)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tests.restarts import figures
+from tests.restarts.managed import ManagedReport
 from tests.restarts.proxy_restarts import Report, Seen
 from tests.restarts.runtime_restarts import SeenBeyond
 
 _SEEN = ("client", "restarts", "calls", "in restarts", "failed", "most in one", "outage s", "longest")
+_MOST_VALUES = 10
 _FOLDER = re.compile(r"/\S*/")
 
 
@@ -19,6 +21,17 @@ def proxy_lines(report: Report) -> list[str]:
     reasons = [line for seen in report.seen for line in _reasons(report.kind, seen)]
     containers = f"{report.created} containers asked for, {len(report.wrong)} wrong"
     return [*_aligned([("kind", *_SEEN), *rows]), *reasons, containers]
+
+
+def managed_lines(managed: ManagedReport) -> list[str]:
+    """A table of one kind of kills beside the QoS manager, and what it wrote."""
+    lines = [*proxy_lines(managed.report), f"values: {', '.join(managed.values[:_MOST_VALUES])}"]
+    if managed.resumed_s:
+        mean, longest = _mean_and_most(managed.resumed_s)
+        lines.append(f"claims again after {mean} s, at most {longest} s")
+    if managed.ended_s is not None:
+        lines.append(f"without the manager the claim ended after {managed.ended_s:.1f} s")
+    return lines
 
 
 def runtime_lines(all_seen: Sequence[SeenBeyond]) -> list[str]:

@@ -9,17 +9,19 @@ import pytest
 
 from tests.lab.programs import containerd_program
 from tests.restarts import table
-from tests.restarts.load import clients
+from tests.restarts.load import C_CORE, clients
+from tests.restarts.managed import ManagedKind, restarted_beside_manager
 from tests.restarts.proxy_restarts import restarted
 from tests.restarts.runtime_restarts import runtime_restarted
 from tests.restarts.stands import Stand, stand
 from tests.restarts.supervisors import Kind
-from tests.restarts.verdicts import proxy_faults, runtime_faults
+from tests.restarts.verdicts import managed_faults, proxy_faults, runtime_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 RESTARTS = 5
 RUNTIME_RESTARTS = 3
+MANAGED_RESTARTS = 3
 
 
 @pytest.fixture
@@ -42,6 +44,14 @@ def test_restarts_of_the_proxy(kind: Kind, fake: Stand) -> None:
     print("\n".join(table.proxy_lines(report)))
 
     assert proxy_faults(report) == []
+
+
+@pytest.mark.parametrize("kind", ManagedKind)
+def test_restarts_beside_the_manager(kind: ManagedKind, fake: Stand) -> None:
+    report = restarted_beside_manager(fake, kind, MANAGED_RESTARTS, [C_CORE])
+    print("\n".join(table.managed_lines(report)))
+
+    assert managed_faults(report) == []
 
 
 def test_restarts_of_the_runtime(fake: Stand) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tests.restarts.load import CREATE
+from tests.restarts.managed import ManagedKind, ManagedReport
 from tests.restarts.orders import Workers
 from tests.restarts.proxy_restarts import Report, Seen
 from tests.restarts.runtime_restarts import SeenBeyond
 from tests.restarts.supervisors import Kind
 
-FAULTLESS = frozenset({Kind.UPGRADE, Kind.SIGTERM})
+FAULTLESS = frozenset({Kind.UPGRADE, Kind.SIGTERM, ManagedKind.MANAGER, ManagedKind.STRATEGIES})
 """Kinds of restarts that no call may notice."""
 MOST_LOST = 2 * len(Workers().names)
 """Of each worker the call on its way, and one that is sent before the client sees the connection's end."""
@@ -32,13 +33,18 @@ def _proxy_faults(report: Report) -> Iterator[str]:
         most = max(seen.failed_by_restart)
         if report.kind in FAULTLESS and seen.failed:
             yield f"{seen.client}: {len(seen.failed)} calls failed: {seen.failed[0]}"
-        if report.kind is Kind.KILL and most > MOST_LOST:
+        if report.kind in (Kind.KILL, ManagedKind.MANAGED) and most > MOST_LOST:
             yield f"{seen.client}: {most} calls failed in one restart, of at most {MOST_LOST} on their way"
         for window, outage_s in zip(seen.windows, seen.outages_s, strict=True):
             if outage_s > window.seconds + RECONNECT_S:
                 yield f"{seen.client}: {outage_s:.1f} s without an answer"
     yield from (f"container: {wrong}" for wrong in report.wrong)
     yield from (f"in the log: {line}" for line in report.complaints)
+
+
+def managed_faults(managed: ManagedReport) -> list[str]:
+    """What is wrong with kills or strategies beside a QoS manager."""
+    return [*proxy_faults(managed.report), *(f"{managed.report.kind}: {fault}" for fault in managed.faults)]
 
 
 def runtime_faults(all_seen: Sequence[SeenBeyond]) -> list[str]:

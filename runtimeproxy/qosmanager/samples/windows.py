@@ -58,7 +58,14 @@ class Ring:
 
     def values_after(self, at_s: float) -> array[float]:
         """The samples taken after a time, oldest first."""
-        return self._in_order(self._values)[bisect_right(self._in_order(self._times), at_s) :]
+        times, values, end = self._times, self._values, self._next
+        if self._count < len(times):
+            return values[bisect_right(times, at_s, 0, end) : end]
+        # Most windows are shorter than the ring: the older part counts only if all of the newer one does.
+        begin = bisect_right(times, at_s, 0, end)
+        if begin > 0:
+            return values[begin:end]
+        return values[bisect_right(times, at_s, end) :] + values[:end]
 
     def resized(self, capacity: int) -> Ring:
         """A ring of another capacity with as many of the latest samples as it holds."""
