@@ -106,7 +106,7 @@ COMMANDS: Final = (
         "audit",
         "audit:audit",
         "show what policies changed, refused, or failed to do",
-        ": the last 1,000 decisions that the daemon remembers, a line for each field.",
+        ": the last 500 entries that the daemon remembers, a line for each field.",
         "[--follow] [--pod POD] [--policy NAME] ",
         {
             "--follow": {"action": "store_true", "help": "go on with decisions to come, until Ctrl-C"},

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.policy import FailurePolicy, Hook
+from runtimeproxy.node.documents import printable
 
 ENDPOINT: Final = "remote-endpoint"
 FAILURE_POLICY: Final = "failure-policy"
@@ -382,11 +383,6 @@ class Registrations:
             file = self._files[name]
             if file.good is None or file.good.endpoint in present or file.wait_s(now_s) is None:
                 del self._files[name]
-
-
-def printable(path: Path | str) -> str:
-    """A path for logs: bytes that are not UTF-8 are escaped."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def _object(data: bytes) -> dict[str, Any]:
