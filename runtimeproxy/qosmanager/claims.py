@@ -90,7 +90,7 @@ class ClaimSession:
         if self._blocked_until_s:
             await self._check_other(connection)
         request = api_pb2.GetClaimsRequest(owner=self._owner, session=self._session)
-        response = await connection.call(connection.admin.GetClaims(request, timeout=CLAIMS_S))
+        response = await connection.call(connection.admin.GetClaims, request, timeout=CLAIMS_S)
         owned = next((each for each in response.owners if each.owner.name == self._owner), None)
         self._held = {claim.key: claim for claim in claims_of(owned.claims)} if owned is not None else {}
         self._sequence = owned.owner.sequence if owned is not None else 0
@@ -105,7 +105,7 @@ class ClaimSession:
         from cri_api.runtimeproxy.v1 import api_pb2
 
         request = api_pb2.GetClaimsRequest(owner=self._owner)
-        response = await connection.call(connection.admin.GetClaims(request, timeout=CLAIMS_S))
+        response = await connection.call(connection.admin.GetClaims, request, timeout=CLAIMS_S)
         for each in response.owners:
             is_other = each.owner.session != self._session
             if is_other and each.owner.state == api_pb2.ClaimOwner.STATE_LEASED:
@@ -171,7 +171,7 @@ class ClaimSession:
             ended=map(key_message, ended),
         )
         try:
-            return await connection.call(connection.admin.SetClaims(request, timeout=CLAIMS_S))
+            return await connection.call(connection.admin.SetClaims, request, timeout=CLAIMS_S)
         except ClaimsRefusedError:
             self._is_whole_due = True
             raise
@@ -211,7 +211,7 @@ class ClaimSession:
             return
         request = api_pb2.ReleaseClaimsRequest(owner=self._owner)
         try:
-            response = await connection.call(connection.admin.ReleaseClaims(request, timeout=CLAIMS_S))
+            response = await connection.call(connection.admin.ReleaseClaims, request, timeout=CLAIMS_S)
         except ClaimsRefusedError:
             # It does not know this owner, or writes no values: there is nothing to release.
             response = api_pb2.ReleaseClaimsResponse()
@@ -236,7 +236,7 @@ class ClaimSession:
                 pod_uid=each.pod_uid, owner=self._owner, reason=each.reason[:1024], is_dry_run=is_dry_run
             )
             try:
-                response = await connection.call(connection.admin.Evict(request, timeout=EVICTION_S))
+                response = await connection.call(connection.admin.Evict, request, timeout=EVICTION_S)
             except ClaimsRefusedError as error:
                 results.append(EvictionResult(each, EvictionOutcome.REFUSED, str(error)))
                 continue

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError
 from runtimeproxy.qosmanager.snapshot import Node, Pod, Source, Strategies
@@ -114,8 +114,13 @@ class Connection:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with the reason when the connection is to end."""
 
-    async def call(self, response: Awaitable[_CallT]) -> _CallT:
-        """Waits for the response of a call.
+    async def call(
+        self,
+        method: Callable[..., Awaitable[_CallT]],
+        request: object,
+        **options: Any,  # noqa: ANN401 - those of gRPC
+    ) -> _CallT:
+        """Makes a call and waits for its response.
 
         Raises:
             DaemonAwayError: the daemon is away; the connection ends.
@@ -123,8 +128,11 @@ class Connection:
         """
         import grpc
 
+        if self.lost.done():
+            # The channel may be closed already; a call on it would be an error of this program.
+            raise DaemonAwayError(self.lost.result())
         try:
-            return await response
+            return await method(request, **options)
         except grpc.aio.AioRpcError as error:
             code = error.code().name
             reason = _TEXTS.get(code) or _plain(error.details() or "") or code
@@ -259,6 +267,7 @@ class DaemonClient:
             connection.end("the daemon ended the connection")
             return connection.lost.result()
         finally:
+            connection.end("the connection was closed")
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -269,7 +278,7 @@ class DaemonClient:
 
         while True:
             status = await connection.call(
-                connection.reads.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_S)
+                connection.reads.GetStatus, api_pb2.GetStatusRequest(), timeout=CALL_S
             )
             if status.records.is_recovered:
                 self._known.is_recovered = True
@@ -286,7 +295,7 @@ class DaemonClient:
             stream = aiter(connection.reads.WatchPods(api_pb2.WatchPodsRequest()))
             parts: list[api_pb2.Pod] = []
             try:
-                while (event := await connection.call(_next(stream))) is not None:
+                while (event := await connection.call(_next, stream)) is not None:
                     self._on_pod_event(event, parts)
             except ClaimsRefusedError as error:
                 # The daemon cuts a watcher off that reads too slowly: it has to begin again.
@@ -341,7 +350,7 @@ class DaemonClient:
 
         while True:
             request = api_pb2.GetNodeRequest(known_generation=self._known.generation)
-            message = await connection.call(connection.reads.GetNode(request, timeout=CALL_S))
+            message = await connection.call(connection.reads.GetNode, request, timeout=CALL_S)
             if not message.is_unchanged:
                 self._take_node(message)
             await asyncio.sleep(POLL_S)

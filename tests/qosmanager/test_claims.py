@@ -119,6 +119,15 @@ async def test_a_restarted_daemon_is_asked_what_counts(peer: Peer) -> None:
     assert peer.values == {"a": "1000", "b": "1000"}
 
 
+async def test_a_connection_that_has_ended_carries_no_more_claims(peer: Peer) -> None:
+    await peer.set(claim("a"))
+    ended = await peer.connection()
+    await peer.restart_daemon()
+    await peer.connection()
+    with pytest.raises(DaemonAwayError):
+        await peer.session.set(ended, [claim("a", 2_000)])
+
+
 async def test_a_gap_is_closed_with_the_whole_set(peer: Peer) -> None:
     await peer.set(claim("a"), claim("b"))
     peer.daemon.owners[OWNER].sequence += 7
