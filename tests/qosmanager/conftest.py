@@ -1,7 +1,8 @@
 """A fake daemon, and what is connected to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections and polls without long pauses."""
     monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(client_module, "POLL_S", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """A manager sets the level of the whole process."""
+    root = logging.getLogger()
+    before = root.level
+    yield
+    root.setLevel(before)
 
 
 class Client:
