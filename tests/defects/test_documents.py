@@ -18,6 +18,7 @@ from runtimeproxy.hooks.remote.registrations import ANSWERS, HOOK_NAMES, TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 COMPARISON = ROOT / "systemd" / "coming-from-koordinator.md"
+PROFILING_DROP_IN = ROOT / "systemd" / "koord-qos-manager.service.d" / "20-profiling.conf"
 HOOK_SERVERS = ROOT / "runtimeproxy" / "hooks" / "remote" / "README.md"
 DOCUMENTS = [
     ROOT / "README.md",
@@ -124,6 +125,8 @@ def test_paths_are_the_defaults(document: Path) -> None:
     named = re.findall(rf"(?<![\w/])(?:{own})", document.read_text())
     known = {path.replace("/var/run", "/run") for path in DEFAULT_PATHS}
     known |= {SETTINGS.hooks.policies_dir, SETTINGS.node.objects_dir}
+    state_of_manager = re.findall(r"^StateDirectory=(\S+)$", PROFILING_DROP_IN.read_text(), re.MULTILINE)
+    known |= {f"/var/lib/{name}" for name in state_of_manager}
     assert {path.replace("/var/run", "/run") for path in named} <= known
 
 

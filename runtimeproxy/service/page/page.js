@@ -311,7 +311,7 @@ function decisionItem(entries, isFresh) {
     h("time", { datetime: first.time }, clock(first.time)),
     own(pod),
     " ",
-    h("span", { class: "quiet" }, first.call || "while it runs"),
+    h("span", { class: "quiet" }, first.call || "while running"),
     h("ul", {}, ...entries.map(entryItem)),
   );
 }
