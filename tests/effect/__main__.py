@@ -184,13 +184,19 @@ class Product:
             self._objects.strategies(_OFF)
             self._wait(lambda: be_quota_us() == -1, "the end of the bound")
         finally:
-            if self._manager is not None:
-                self._manager.terminate()
-                self._manager.wait(30)
+            self._end_manager()
             self._daemon.terminate()
 
     def close(self) -> None:
+        """Ends what still runs."""
+        self._end_manager()
         self._daemon.close()
+
+    def _end_manager(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.terminate()
+            manager.wait(30)
 
     def _wait(self, condition: object, what: str) -> None:
         assert callable(condition)
