@@ -16,7 +16,8 @@ from google.protobuf import json_format
 
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 120.0
+"""Of a call: the kubelet's default (`runtimeRequestTimeout`)."""
 EVENTED_PLEG_ATTEMPTS = 5
 """Source: k8s.io/kubernetes/pkg/kubelet/kubelet.go, eventedPlegMaxStreamRetries."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.lab.programs import REPOSITORY, tools_folder
+from tests.restarts.caller import CALL_TIMEOUT_S
 from tests.restarts.lines import Begun, Call, Created, Event, Line, parsed
 from tests.restarts.orders import Order
 
@@ -47,7 +48,8 @@ def kubelet() -> Client | None:
     program = tools_folder() / "kubelet-client"
     if not program.is_file():
         return None
-    return Client("kubelet", (str(program), "-endpoint"), "unix://", ("load",))
+    timeout = ("-timeout", f"{CALL_TIMEOUT_S:.0f}s")
+    return Client("kubelet", (str(program), *timeout, "-endpoint"), "unix://", ("load",))
 
 
 def clients() -> list[Client]:
