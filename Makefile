@@ -44,11 +44,11 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
 	@$(BIN)/koord-runtime-proxy demo
 
-test: $(INSTALLED)  ## the tests of every change, in all cores; 3½ minutes on two
+test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
 		-o tmp_path_retention_policy=failed
 
-test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 7 minutes
+test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow
 
 wheel: $(INSTALLED)  ## build the wheel into dist/
@@ -95,7 +95,7 @@ e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver w
 	sh tests/lab/build_tools.sh api-server
 	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
-e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 10 minutes
+e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 15 minutes
 	bash tests/node/install.sh
 	$(BIN)/python -m tests.node
 

@@ -45,6 +45,8 @@ class Strict(Policy):
         return None
 """
 
+pytestmark = pytest.mark.slow
+
 
 def burst(percent: int) -> dict[str, str]:
     strategy = {"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": percent}}

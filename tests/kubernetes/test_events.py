@@ -157,7 +157,7 @@ def test_a_server_that_refuses_loses_events_only(server: ApiServer, recorder: Ev
     assert recorder.lost == 1
 
 
-def test_a_server_that_hangs_delays_nobody(server: ApiServer, recorder: EventRecorder) -> None:
+def test_a_server_that_hangs_delays_no_other_event(server: ApiServer, recorder: EventRecorder) -> None:
     server.faults.append((PATH, hanging))
     recorder.start()
     recorder.report(EVENT)
