@@ -40,7 +40,7 @@ class ListReader:
         """The items, each as soon as it is there.
 
         Raises:
-            InputError: It is no list, or holds what no Kubernetes object holds.
+            InputError: It is not a list of Kubernetes objects.
         """
         for piece in pieces:
             self._text += self._decode(piece, is_last=False)

@@ -69,9 +69,9 @@ class NodeSources:
         clock: Monotonic time in seconds.
 
     Attributes:
-        on_change: Called with each new snapshot and the inputs that have changed; None for nobody.
+        on_change: Called with each new snapshot and the inputs that have changed; None: not called.
         on_pods_changed: Called with a new snapshot, and the uids of pods of which the API server says
-            something else than before; None for nobody.
+            something else than before; None: not called.
         settled: Set once everything has been looked at.
         problems: What is there and cannot be used: path, place and reason.
         notes: What is there and is not used.

@@ -20,7 +20,7 @@ QUICK = Pace(first_delay_s=0.001, longest_delay_s=0.01, healthy_s=0.0, missing_s
 
 
 class Objects:
-    """A sink that keeps the names and versions of what is there."""
+    """A sink that keeps the names and versions of the present objects."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}

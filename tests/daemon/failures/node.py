@@ -19,7 +19,7 @@ def refuse(nonblocking):
 inotify_simple.INotify = refuse
 """
 UNREADABLE = Path("/proc/sys/vm/drop_caches")
-"""A file that nobody may read, root included. Source: Linux, proc_sys_permission."""
+"""A file that no user may read, root included. Source: Linux, proc_sys_permission."""
 
 
 def objects_are_bad(scene: Scene, text: str) -> ProxyProcess:

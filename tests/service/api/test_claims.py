@@ -156,13 +156,13 @@ def test_what_cannot_be_used_is_refused_alone(admin: Any, client: CriClient) -> 
 
 def test_requests_that_cannot_be_used(admin: Any) -> None:
     Set, Get = api_pb2.SetClaimsRequest, api_pb2.GetClaimsRequest  # noqa: N806 - classes
-    assert code_of(admin.SetClaims, Set(owner="nobody", session="a")) is grpc.StatusCode.NOT_FOUND
+    assert code_of(admin.SetClaims, Set(owner="unknown", session="a")) is grpc.StatusCode.NOT_FOUND
     assert code_of(admin.SetClaims, Set(owner="cpu-burst")) is grpc.StatusCode.INVALID_ARGUMENT
     long = Set(owner="cpu-burst", session="x" * 65)
     assert code_of(admin.SetClaims, long) is grpc.StatusCode.INVALID_ARGUMENT
-    assert code_of(admin.GetClaims, Get(owner="nobody")) is grpc.StatusCode.NOT_FOUND
+    assert code_of(admin.GetClaims, Get(owner="unknown")) is grpc.StatusCode.NOT_FOUND
     assert code_of(admin.GetClaims, Get(session="a")) is grpc.StatusCode.INVALID_ARGUMENT
-    released = api_pb2.ReleaseClaimsRequest(owner="nobody")
+    released = api_pb2.ReleaseClaimsRequest(owner="unknown")
     assert code_of(admin.ReleaseClaims, released) is grpc.StatusCode.NOT_FOUND
     many = Set(owner="cpu-burst", session="a", is_whole=True, claims=[add("x", 1)] * 2_001)
     assert code_of(admin.SetClaims, many) is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -313,7 +313,7 @@ class TestEvictions:
         assert self.evict(admin, pod).outcome == Evicted.OUTCOME_NOTHING_TO_STOP
         request = api_pb2.EvictRequest(owner="memory-evict", pod_uid="gone")
         assert code_of(admin.Evict, request) is grpc.StatusCode.NOT_FOUND
-        request = api_pb2.EvictRequest(owner="nobody", pod_uid=pod.config.metadata.uid)
+        request = api_pb2.EvictRequest(owner="unknown", pod_uid=pod.config.metadata.uid)
         assert code_of(admin.Evict, request) is grpc.StatusCode.NOT_FOUND
         request = api_pb2.EvictRequest(owner="memory-evict", pod_uid=pod.config.metadata.uid)
         request.grace_period.seconds = 3601
