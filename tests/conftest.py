@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("any-machine")
+
+# gRPC reads it when it is loaded. Else it writes a line to standard error for each server that ends.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # A script's background job ignores SIGINT, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

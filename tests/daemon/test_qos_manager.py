@@ -21,8 +21,9 @@ from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.procfs import rss_bytes
 from tests.lab.programs import REPOSITORY
-from tests.lab.proxy_process import ProxyProcess
+from tests.lab.proxy_process import ManagerProcess
 
 CLASS = "/kubepods/besteffort"
 STRATEGIES = """\
@@ -68,38 +69,6 @@ class Bounding(plugin_pb2_grpc.QoSPluginServicer):
         return plugin_pb2.DecideResponse(claims=claims)
 
 
-class Manager:
-    """`koord-qos-manager` as a process."""
-
-    def __init__(self, daemon: ProxyProcess, config: Path) -> None:
-        self._daemon = daemon
-        self._config = config
-        self.log = daemon.folder / "manager.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "runtimeproxy.qosmanager", "--config", str(self._config)]
-        command += ["--koord-runtimeproxy-endpoint", str(self._daemon.socket), "--log-format", "json"]
-        environment = self._daemon.environment()
-        # What it tells would be taken for the daemon's.
-        del environment["NOTIFY_SOCKET"]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
-
-    def end(self, number: signal.Signals) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self._process.wait(30)
-
-    def reload(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGHUP)
-
-    def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.end(signal.SIGKILL)
-
-
 @pytest.fixture
 def plugin(socket_folder: Path) -> Iterator[Bounding]:
     """A plugin that decides as the test says."""
@@ -120,7 +89,7 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
     daemon = daemons.prepare(config)
     daemon.objects_folder.mkdir()
     (daemon.objects_folder / "slo.yaml").write_text(STRATEGIES)
-    manager = Manager(daemon, daemon.folder / "config.toml")
+    manager = ManagerProcess(daemon.folder, daemon.config_file, daemon.socket, daemon.options.environment)
     seen: list[str] = []
 
     def quota() -> str:
@@ -131,13 +100,13 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         return value
 
     def becomes(value: str) -> None:
-        wait_until(lambda: quota() == value, f"a quota of {value}; {manager.log.read_text()[-2000:]}")
+        wait_until(lambda: quota() == value, f"a quota of {value}; {manager.log[-10:]}")
 
     try:
         plugin.quota_us = 50_000
         # The manager is first, and waits.
         manager.start()
-        wait_until(lambda: "nothing is computed meanwhile" in manager.log.read_text(), "a line in the log")
+        manager.wait_for_state("STATUS=no daemon: ")
         daemon.start()
         with CriClient(daemon.socket) as client:
             batch_pod(client).run()
@@ -146,7 +115,7 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
 
         # The manager is killed: the next one begins with what counts.
         plugin.quota_us = 0
-        manager.end(signal.SIGKILL)
+        manager.kill()
         manager.start()
         wait_until(lambda: plugin.held[-1:] == ["50000"], "the claims from before")
         assert quota() == "50000"
@@ -157,6 +126,12 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         daemon.kill()
         assert quota() == "40000"
         daemon.start()
+        plugin.quota_us = 35_000
+        becomes("35000")
+
+        # The daemon is restarted.
+        daemon.restart()
+        assert quota() == "35000"
         plugin.quota_us = 30_000
         becomes("30000")
 
@@ -166,21 +141,20 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         plugin.quota_us = 20_000
         becomes("20000")
 
-        # It ends as systemd ends it: what counts goes on counting.
-        assert manager.end(signal.SIGTERM) == 0
+        # The manager ends as systemd ends it: what counts goes on counting.
+        assert manager.terminate() == 0
         assert quota() == "20000"
         manager.start()
         plugin.quota_us = 10_000
         becomes("10000")
 
         # The plugin is switched off.
-        (daemon.folder / "config.toml").write_text(CONFIG % (f"{socket_folder}/own.sock", "off"))
-        manager.reload()
+        daemon.config_file.write_text(CONFIG % (f"{socket_folder}/own.sock", "off"))
+        manager.signal(signal.SIGHUP)
         becomes("max")
-        assert seen[seen.index("50000") :] == ["50000", "40000", "30000", "20000", "10000", "max"]
-        status = Path(f"/proc/{manager._process.pid}/status").read_text() if manager._process else ""
-        (resident,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
-        assert int(resident.split()[1]) < 60 * 1024
+        values = ["50000", "40000", "35000", "30000", "20000", "10000", "max"]
+        assert seen[seen.index("50000") :] == values
+        assert rss_bytes(manager.pid) < 60 << 20
     finally:
         manager.close()
 

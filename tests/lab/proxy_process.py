@@ -72,8 +72,13 @@ class ServiceProcess:
 
     def environment(self) -> dict[str, str]:
         """The environment that it is started with."""
-        # A variable with the proxy's prefix is a setting to it; tests give their own.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        # A variable with the proxy's prefix is a setting to it; tests give their own. What gRPC writes is
+        # as in production.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_PREFIX) and name != "GRPC_VERBOSITY"
+        }
         return {**inherited, "NOTIFY_SOCKET": str(self._notify.path), "PYTHONUNBUFFERED": "1"}
 
     @property
