@@ -38,7 +38,6 @@ class AuditFeed:
 
         Raises:
             SlowWatcherError: It reads too slowly.
-            TooManyWatchersError: There are too many.
             WatchEndedError: The daemon ends.
         """
         # A client may ask for what its last call has led to.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,26 +33,54 @@ def handlers(service: str, load: Load) -> grpc.GenericRpcHandler:
     """The handlers of a service whose messages are imported at its first call."""
     methods: dict[str, Any] = {}
     for name in METHODS[service]:
-        if name in STREAMS:
-            methods[name] = grpc.unary_stream_rpc_method_handler(partial(_stream, load, service, name))
-        elif name in MOST_CALLS:
-            admitted = _Admitted(partial(_unary, load, service, name), name)
-            # On the wire it is a unary call; so its message is read when the handler reads it.
-            methods[name] = grpc.stream_unary_rpc_method_handler(admitted.serve)
+        stream, unary = partial(_stream, load, service, name), partial(_unary, load, service, name)
+        if name in MOST_CALLS:
+            admission = _Admission(name)
+            # On the wire its request is one message; so that is read when the handler reads it.
+            methods[name] = (
+                grpc.stream_stream_rpc_method_handler(partial(admission.stream, stream))
+                if name in STREAMS
+                else grpc.stream_unary_rpc_method_handler(partial(admission.unary, unary))
+            )
+        elif name in STREAMS:
+            methods[name] = grpc.unary_stream_rpc_method_handler(stream)
         else:
-            methods[name] = grpc.unary_unary_rpc_method_handler(partial(_unary, load, service, name))
+            methods[name] = grpc.unary_unary_rpc_method_handler(unary)
     return grpc.method_handlers_generic_handler(service, methods)
 
 
-class _Admitted:
-    """Calls that cost much: some at a time; others are refused before their messages are in memory."""
+class _Admission:
+    """Calls of one method on one socket: some at a time; others are refused before their messages are read.
 
-    def __init__(self, handle: Callable[[bytes, Context], Awaitable[bytes]], name: str) -> None:
-        self._handle = handle
+    Each socket has a number of its own: clients of the kubelet's do not keep those of the admin socket out.
+    """
+
+    def __init__(self, name: str) -> None:
         self._name = name
         self._calls = 0
 
-    async def serve(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+    async def unary(
+        self,
+        handle: Callable[[bytes, Context], Awaitable[bytes]],
+        messages: AsyncIterator[bytes],
+        context: Context,
+    ) -> bytes:
+        async with self._admitted(messages, context) as data:
+            return await handle(data, context)
+
+    async def stream(
+        self,
+        handle: Callable[[bytes, Context], AsyncGenerator[bytes, None]],
+        messages: AsyncIterator[bytes],
+        context: Context,
+    ) -> AsyncGenerator[bytes, None]:
+        async with self._admitted(messages, context) as data, aclosing(handle(data, context)) as responses:
+            async for response in responses:
+                yield response
+
+    @asynccontextmanager
+    async def _admitted(self, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Admits a call, and reads its request."""
         if self._calls >= MOST_CALLS[self._name]:
             text = f"{self._calls} calls of {self._name} are under way already; call again"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -63,7 +92,7 @@ class _Admitted:
             except TimeoutError:
                 text = f"the request did not come within {REQUEST_S:g} s"
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
-            return await self._handle(data, context)
+            yield data
         finally:
             self._calls -= 1
 
@@ -81,7 +110,9 @@ async def _unary(load: Load, service: str, name: str, data: bytes, context: Cont
     return _bytes_of(response)
 
 
-async def _stream(load: Load, service: str, name: str, data: bytes, context: Context) -> AsyncIterator[bytes]:
+async def _stream(
+    load: Load, service: str, name: str, data: bytes, context: Context
+) -> AsyncGenerator[bytes, None]:
     try:
         servicer = await load()
         request = await _parsed(service, name, data, context)

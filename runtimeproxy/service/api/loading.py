@@ -14,8 +14,8 @@ READ_SERVICE: Final = "runtimeproxy.v1.RuntimeProxy"
 ADMIN_SERVICE: Final = "runtimeproxy.v1.Admin"
 STREAMS: Final = frozenset({"WatchPods", "WatchAudit", "Record"})
 """Calls with many responses."""
-MOST_CALLS: Final = {"Simulate": 5, "Explain": 64}
-"""Calls of a method that are served or wait at a time: a request to simulate has up to 4 MiB."""
+MOST_CALLS: Final = {"Simulate": 5, "Explain": 64, "WatchPods": 64, "WatchAudit": 64}
+"""Calls of a method that are served or wait at a time, on each socket: one of `Simulate` has up to 4 MiB."""
 METHODS: Final = {
     READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
     ADMIN_SERVICE: (

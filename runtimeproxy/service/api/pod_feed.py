@@ -64,7 +64,6 @@ class PodFeed:
 
         Raises:
             SlowWatcherError: It reads too slowly.
-            TooManyWatchersError: There are too many.
             WatchEndedError: The daemon ends.
         """
         watcher: Watcher[api_pb2.WatchPodsResponse] = Watcher(restarts=True)

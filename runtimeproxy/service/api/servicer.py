@@ -17,7 +17,7 @@ from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import Look, read_memory, status_of
-from runtimeproxy.service.api.watching import SlowWatcherError, TooManyWatchersError, WatchEndedError
+from runtimeproxy.service.api.watching import SlowWatcherError, WatchEndedError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -132,7 +132,7 @@ async def _watched(
         async with aclosing(responses):
             async for response in responses:
                 yield response
-    except (SlowWatcherError, TooManyWatchersError) as error:
+    except SlowWatcherError as error:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except WatchEndedError as error:
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -11,8 +11,6 @@ from typing import Final, Generic, TypeVar
 from runtimeproxy.errors import RuntimeProxyError
 
 MOST_QUEUED: Final = 1_000
-MOST_WATCHERS: Final = 64
-"""Of pods and of the audit, each."""
 SLOW_S: Final = 30.0
 """How long a watcher may leave its queue alone once it is full."""
 
@@ -21,10 +19,6 @@ ItemT = TypeVar("ItemT")
 
 class SlowWatcherError(RuntimeProxyError):
     """The client does not read what it watches."""
-
-
-class TooManyWatchersError(RuntimeProxyError):
-    """There are `MOST_WATCHERS` already."""
 
 
 class WatchEndedError(RuntimeProxyError):
@@ -108,15 +102,11 @@ class Watchers(Generic[ItemT]):
     Args:
         on_first: Called when there is a watcher, after there was none.
         on_last: Called when there is none any more.
-        most: Bound on their number.
     """
 
-    def __init__(
-        self, on_first: Callable[[], None], on_last: Callable[[], None], most: int = MOST_WATCHERS
-    ) -> None:
+    def __init__(self, on_first: Callable[[], None], on_last: Callable[[], None]) -> None:
         self._on_first = on_first
         self._on_last = on_last
-        self._most = most
         self._watchers: dict[Watcher[ItemT], None] = {}
         self._ended: RuntimeProxyError | None = None
 
@@ -124,15 +114,6 @@ class Watchers(Generic[ItemT]):
         return len(self._watchers)
 
     def add(self, watcher: Watcher[ItemT]) -> None:
-        """Adds one.
-
-        Raises:
-            TooManyWatchersError: There are too many.
-        """
-        if len(self._watchers) >= self._most:
-            raise TooManyWatchersError(
-                f"there are {self._most} watchers already; end one of them, and call again"
-            )
         if self._ended is not None:
             watcher.end(self._ended)
         self._watchers[watcher] = None

@@ -1,7 +1,8 @@
 """Serves metrics and the node page over HTTP, on TCP or on a Unix socket, from the daemon's event loop.
 
 What is served is read and written out in a thread of its own, one request after the other. A client has a few
-seconds for its request and for reading the response, and only a few clients are served at a time.
+seconds for its request and for reading the response, and only a few clients are served at a time; one that
+has not sent its request yet makes room for a newer one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PATH: Final = "/metrics"
 PAGE_PATH: Final = "/page"
 """All paths of the page are this one, or below it."""
 MOST_CLIENTS: Final = 24
-"""Prometheus opens one connection, a browser up to six; more are closed at once."""
+"""Prometheus opens one connection, a browser up to six."""
 REQUEST_S: Final = 5.0
 """How long a request may take to come. Source: the default scrape timeout of Prometheus is 10 s."""
 RESPONSE_S: Final = 10.0
@@ -88,6 +89,8 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._clients: set[asyncio.StreamWriter] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Those of the clients whose request has not come yet, oldest first."""
         self._problem = ""
 
     async def open(self) -> None:
@@ -155,12 +158,18 @@ class MetricsServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one request and closes the connection."""
         if len(self._clients) >= MOST_CLIENTS:
-            writer.transport.abort()
-            return
+            # Silent clients would keep a scrape out; with none of them all are being answered.
+            left = next(iter(self._silent), writer)
+            left.transport.abort()
+            if left is writer:
+                return
+            self._forget(left)
         self._clients.add(writer)
+        self._silent[writer] = None
         try:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+            self._silent.pop(writer, None)
             async with asyncio.timeout(RESPONSE_S):
                 writer.write(await self._response(head.decode("latin-1")))
                 await writer.drain()
@@ -172,7 +181,11 @@ class MetricsServer:
             logger.exception("metrics cannot be read")
             writer.transport.abort()
         finally:
-            self._clients.discard(writer)
+            self._forget(writer)
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        self._clients.discard(writer)
+        self._silent.pop(writer, None)
 
     async def _response(self, head: str) -> bytes:
         line, *lines = head.split("\r\n")

@@ -208,7 +208,7 @@ class _PodWatch:
 
         Raises:
             TimeoutError: They are not known in time.
-            RuntimeProxyError: They cannot be watched: the daemon ends, or has too many watchers.
+            RuntimeProxyError: They cannot be watched: the daemon ends.
         """
         async with asyncio.timeout(READY_S):
             await self._is_settled.wait()

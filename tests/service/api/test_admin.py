@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.service.api.admin_socket import AdminSocket
-from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE
+from runtimeproxy.service.api.loading import ADMIN_SERVICE, MOST_CALLS, READ_SERVICE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.test_reload import UNTOUCHED
@@ -65,6 +66,39 @@ def test_the_bypass(admin: Any, channel: grpc.Channel, client: CriClient) -> Non
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     assert not admin.SetBypass(api_pb2.SetBypassRequest(), timeout=30).bypass.is_on
     assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES
+
+
+def test_watchers_on_the_kubelets_socket_keep_none_out_here(
+    daemon: ProxyProcess, channel: grpc.Channel, own_api: Any
+) -> None:
+    admin_api: Any = api_pb2_grpc.RuntimeProxyStub(channel)
+
+    def watch(api: Any) -> Any:
+        """A call that has begun: its first response is here."""
+        call = api.WatchPods(api_pb2.WatchPodsRequest(), timeout=60, wait_for_ready=True)
+        assert next(call).HasField("snapshot")
+        return call
+
+    with ExitStack() as stack:
+        # A client that takes all that it can get, on several connections.
+        clients = [stack.enter_context(CriClient(daemon.socket)) for _ in range(4)]
+        stubs = [api_pb2_grpc.RuntimeProxyStub(each.channel) for each in clients]
+        most = MOST_CALLS["WatchPods"]
+        held = [watch(stubs[number % len(stubs)]) for number in range(most)]
+        for api in (*stubs, own_api):
+            with pytest.raises(grpc.RpcError) as caught:
+                watch(api)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.details() == f"{most} calls of WatchPods are under way already; call again"
+        managers = [watch(admin_api) for _ in range(2)]
+        # One that ends makes room, however it ends.
+        clients.pop().channel.close()
+        wait_until(lambda: status_of(admin_api).clients.watchers == most * 3 // 4 + 2, "room")
+        held += [watch(own_api) for _ in range(most // 4)]
+        assert status_of(admin_api).clients.watchers == most + 2
+        for call in (*held, *managers):
+            call.cancel()
+        wait_until(lambda: status_of(own_api).clients.watchers == 0, "the end of all")
 
 
 def test_a_reason_that_is_too_long(admin: Any) -> None:

@@ -20,7 +20,6 @@ from runtimeproxy.service.api.pods import Amounts, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
     SLOW_S,
     SlowWatcherError,
-    TooManyWatchersError,
     WatchEndedError,
     Watcher,
     Watchers,
@@ -84,14 +83,12 @@ class TestQueue:
         with pytest.raises(WatchEndedError):
             await late.wait()
 
-    async def test_the_first_the_last_and_too_many(self) -> None:
+    async def test_the_first_and_the_last(self) -> None:
         seen: list[str] = []
-        watchers = Watchers[int](lambda: seen.append("first"), lambda: seen.append("last"), most=2)
+        watchers = Watchers[int](lambda: seen.append("first"), lambda: seen.append("last"))
         one, two = Watcher[int](restarts=False), Watcher[int](restarts=False)
         watchers.add(one)
         watchers.add(two)
-        with pytest.raises(TooManyWatchersError):
-            watchers.add(Watcher[int](restarts=False))
         watchers.remove(one)
         watchers.remove(two)
         assert seen == ["first", "last"]

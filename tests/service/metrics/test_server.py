@@ -36,11 +36,17 @@ async def exchange(path: Path, request: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(request)
     try:
+        return await ended(reader)
+    finally:
+        writer.close()
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """All that is left until the connection ends."""
+    try:
         return await asyncio.wait_for(reader.read(), 30)
     except ConnectionError:
         return b""
-    finally:
-        writer.close()
 
 
 async def test_a_request_gets_the_numbers(served: Path) -> None:
@@ -152,14 +158,40 @@ async def test_a_client_that_does_not_read_is_cut_off(
     server.close()
 
 
-async def test_more_clients_than_that_are_closed_at_once(served: Path) -> None:
-    waiting = [await asyncio.open_unix_connection(served) for _ in range(MOST_CLIENTS)]
-    assert await exchange(served, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
-    # One that has been there gets its answer still.
-    waiting[0][1].write(b"GET /metrics HTTP/1.1\r\n\r\n")
-    assert (await waiting[0][0].read()).startswith(b"HTTP/1.1 200 ")
-    for _, writer in waiting:
+REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"
+
+
+async def test_silent_clients_make_room_the_oldest_first(served: Path) -> None:
+    silent = [await asyncio.open_unix_connection(served) for _ in range(MOST_CLIENTS + 1)]
+    for _, writer in silent:
+        writer.write(b"GET /metr")
+    assert await ended(silent[0][0]) == b""
+    assert (await exchange(served, REQUEST)).startswith(b"HTTP/1.1 200 ")
+    assert await ended(silent[1][0]) == b""
+    # Those that are left get their responses still.
+    silent[-1][1].write(b"ics HTTP/1.1\r\n\r\n")
+    assert (await silent[-1][0].read()).startswith(b"HTTP/1.1 200 ")
+    for _, writer in silent:
         writer.close()
+
+
+async def test_clients_that_are_being_answered_keep_their_places(socket_folder: Path) -> None:
+    path, begun, go_on = socket_folder / "metrics.sock", asyncio.Semaphore(0), asyncio.Event()
+
+    async def slowly(accept: str) -> Exposition:
+        begun.release()
+        await go_on.wait()
+        return await read(accept)
+
+    server = MetricsServer(str(path), slowly)
+    await server.open()
+    answered = [asyncio.ensure_future(exchange(path, REQUEST)) for _ in range(MOST_CLIENTS)]
+    for _ in answered:
+        await begun.acquire()
+    assert await exchange(path, REQUEST) == b""
+    go_on.set()
+    assert all(each.startswith(b"HTTP/1.1 200 ") for each in await asyncio.gather(*answered))
+    server.close()
 
 
 async def test_an_error_costs_one_response(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
