@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -43,7 +44,8 @@ from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Sn
 from runtimeproxy.slo.schema import MemoryCollectPolicy
 
 if TYPE_CHECKING:
-    from socketserver import BaseServer
+    from wsgiref.simple_server import WSGIServer
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 TRAINING_S: Final = 60.0
 """Models learn once a minute, the mean of that minute. Source: Koordinator pkg/koordlet/prediction."""
@@ -53,6 +55,7 @@ AGGREGATIONS_S: Final = (300.0, 600.0, 1_800.0)
 """Source: policies spec 4.2, metricAggregatePolicy."""
 _MODELS_FILE: Final = "prediction.json"
 _NODE_METRIC_FILE: Final = "node-metric.json"
+_NODE_METRIC_PATH: Final = "/node-metric"
 _MOST_FILE_BYTES: Final = 64 << 20
 _SIGNALS: Final[Mapping[Signal, Metric]] = {
     Signal.CPU_USAGE: Metric.CPU_USAGE,
@@ -73,7 +76,8 @@ class ProfilingOptions:
     """Where the models are saved (`prediction.json`) and the last NodeMetric is written (`node-metric.json`);
     empty: nowhere, and the models begin anew with the process."""
     metrics_listen: str = ""
-    """Address such as `127.0.0.1:9446` on which metrics are served for Prometheus; empty: none."""
+    """Address such as `127.0.0.1:9446` on which metrics are served for Prometheus, and the last NodeMetric at
+    `/node-metric` as JSON; empty: none."""
     node_name: str = ""
     """Name of the NodeMetric; empty: the node's label kubernetes.io/hostname, or the host's name."""
 
@@ -390,13 +394,29 @@ def _tcp_address(text: str) -> TcpAddress | None:
     raise ValueError(f"{text!r} is not an address and a port")
 
 
+def _answer(
+    collector: ProfileCollector, metrics: WSGIApplication, environ: WSGIEnvironment, start: StartResponse
+) -> Iterable[bytes]:
+    """A WSGI application: the last NodeMetric at `/node-metric`, metrics at all other paths."""
+    if environ["PATH_INFO"] != _NODE_METRIC_PATH:
+        return metrics(environ, start)
+    if environ["REQUEST_METHOD"] != "GET":
+        start("405 Method Not Allowed", [("Allow", "GET")])
+        return []
+    if collector.profile is None:
+        start("503 Service Unavailable", [("Retry-After", str(int(TRAINING_S)))])
+        return []
+    start("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(node_metric(collector.profile)).encode()]
+
+
 class MetricsListener:
-    """Serves the last profile to Prometheus; outlives the plugin's state."""
+    """Serves the last profile to Prometheus, and as a NodeMetric; outlives the plugin's state."""
 
     def __init__(self) -> None:
         self.collector = ProfileCollector()
         self._address = ""
-        self._server: BaseServer | None = None
+        self._server: WSGIServer | None = None
 
     def listen(self, address: str) -> None:
         """Serves there, in a thread of its own, and no longer elsewhere; nowhere if it is empty.
@@ -415,8 +435,11 @@ class MetricsListener:
 
             registry = CollectorRegistry()
             registry.register(self.collector)
-            self._server, _ = start_http_server(parsed.port, parsed.host, registry)
-            self._address = address
+            server, _ = start_http_server(parsed.port, parsed.host, registry)
+            metrics = server.get_app()
+            assert metrics is not None
+            server.set_app(partial(_answer, self.collector, metrics))
+            self._server, self._address = server, address
 
     def close(self) -> None:
         """Serves no longer."""

@@ -214,8 +214,8 @@ def free_port() -> int:
         return port
 
 
-def scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+def scraped(port: int, path: str = "metrics") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as response:
         return str(response.read().decode())
 
 
@@ -236,6 +236,25 @@ def test_metrics_on_a_listener() -> None:
         plugin.setup(PluginContext(gates={}, options=ProfilingOptions()))
         with pytest.raises(urllib.error.URLError):
             scraped(port)
+    finally:
+        plugin.metrics.close()
+
+
+def test_the_node_metric_on_the_same_listener(tmp_path: Path) -> None:
+    port = free_port()
+    plugin, state = started(ProfilingOptions(metrics_listen=f"127.0.0.1:{port}", folder=str(tmp_path)))
+    try:
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            scraped(port, "node-metric")
+        with raised.value:
+            assert (raised.value.code, raised.value.headers["Retry-After"]) == (503, "60")
+        plugin.run(snapshot_of(), state)
+        assert json.loads(scraped(port, "node-metric")) == json.loads((tmp_path / "node-metric.json").read_text())
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/node-metric", b"x")
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(request)
+        with raised.value:
+            assert raised.value.code == 405
     finally:
         plugin.metrics.close()
 
