@@ -123,7 +123,7 @@ command-files: $(INSTALLED)  ## make man page and completions of the command lin
 session: $(INSTALLED)  ## record the terminal session of the README anew
 	$(BIN)/python -m tests.demo.session
 
-effect: $(INSTALLED)  ## measure a server beside greedy pods, without and with the product (as root, needs containerd); 13 minutes
+effect: $(INSTALLED)  ## measure a server beside greedy pods, without and with the product (as root, needs containerd); 18 minutes
 	$(BIN)/python -m tests.effect
 
 screenshot: $(INSTALLED)  ## make the README's picture of the node page anew (needs Chromium)

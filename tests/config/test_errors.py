@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config.settings import FEATURE_GATES
+from runtimeproxy.config.settings import BUILT_IN_PLUGINS, FEATURE_GATES
 from runtimeproxy.config.validation import CombinedConfigError
 from tests.config.reading import PREFIX, loaded, problems
 
@@ -82,7 +82,22 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         (
             "[plugins.cpu-supress]",
             "plugins.cpu-supress",
-            "needs an endpoint: it is none of cpu-suppress, cpu-burst, cpu-evict, memory-evict, profiling",
+            f"needs an endpoint or a reference: it is none of {', '.join(BUILT_IN_PLUGINS)}",
+        ),
+        (
+            "[plugins.cpu-burst]\nreference = 'a:B'",
+            "plugins.cpu-burst.reference",
+            "this plugin is one of koord-qos-manager's own",
+        ),
+        (
+            "[plugins.own]\nendpoint = '/x.sock'\nreference = 'a:B'",
+            "plugins.own",
+            "has an endpoint and a reference; it is one or the other",
+        ),
+        (
+            "[plugins.own]\nreference = 'a.B'",
+            "plugins.own.reference",
+            "'a.B' is not of the form module:Class",
         ),
         (
             "[plugins.cpu-burst]\nendpoint = '/x.sock'",

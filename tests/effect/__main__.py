@@ -1,8 +1,9 @@
 """Measures the effect on a real containerd: `python -m tests.effect`, or `make effect`; as root.
 
-A latency-sensitive server gets requests at a fixed rate, beside greedy best-effort pods on the same CPUs. In
-each round without and with the product, in turns: the same pods with the same shares, made once. With it
-koord-runtime-proxy and koord-qos-manager run, and bound the quota of the BE class; without it neither does.
+A latency-sensitive server gets requests at a fixed rate, beside greedy best-effort pods on the same CPUs, of
+which other processes of the node leave little. Pods are made once; each round has three ways: without the
+product, with koord-runtime-proxy and koord-qos-manager, which bound the quota of the BE class, and with the BE
+pods frozen, which shows how much there is to win.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,9 @@ from statistics import median
 from typing import Final, NamedTuple, Self
 
 from cri_api.runtime.v1 import api_pb2
+from tests.effect import workloads
 from tests.effect.load import Load, is_served
-from tests.effect.report import PERCENTILES, Round, draw, percentile, table
+from tests.effect.report import PERCENTILES, Round, Way, draw, percentile, table
 from tests.effect.workloads import counted, work
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
@@ -34,6 +36,7 @@ from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects, kubelet_files
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec, container_config, sandbox_config
+from tests.lab.procfs import cpu_seconds
 from tests.lab.programs import REPOSITORY, debian_program
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
@@ -65,6 +68,7 @@ class Options:
     seconds: float
     rate: float
     be_pods: int
+    system_processes: int
     threshold_percent: int
     kubepods_shares: int
     output: Path
@@ -109,6 +113,8 @@ class Node:
             self._start(pod)
         for cgroup, shares in {**SHARES, "/kubepods": options.kubepods_shares}.items():
             cgroup_v1.file("cpu", cgroup, "cpu.shares").write_text(str(shares))
+        for index in range(options.system_processes):
+            stack.enter_context(_system_process(self.out / f"system-{index}", amounts.unit))
         wait_until(lambda: all(map(_runs, self.counters)), "the BE pods")
         wait_until(partial(is_served, port), "the LS server")
 
@@ -137,6 +143,18 @@ def _pod(name: str, kube_qos: KubeQos, qos: str, command: tuple[str, ...]) -> Po
     resources = api_pb2.LinuxContainerResources(cpu_shares=1024, cpu_period=100_000)
     container = ContainerSpec(resources=resources, command=command)
     return PodSpec(name, kube_qos, labels={"koordinator.sh/qosClass": qos}, containers=(container,))
+
+
+@contextmanager
+def _system_process(counter: Path, iterations: int) -> Iterator[None]:
+    """Computes without end, outside all pods: as a backup or a package's installation does."""
+    command = (str(debian_program("python3")), workloads.__file__, "burn", str(counter), str(iterations))
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(30)
 
 
 def _runs(counter: Path) -> bool:
@@ -187,6 +205,12 @@ class Product:
             self._end_manager()
             self._daemon.terminate()
 
+    def used_s(self) -> float:
+        """CPU time that both processes have used so far; 0 without them."""
+        if self._manager is None:
+            return 0.0
+        return cpu_seconds(self._daemon.pid) + cpu_seconds(self._manager.pid)
+
     def close(self) -> None:
         """Ends what still runs."""
         self._end_manager()
@@ -226,19 +250,32 @@ def quotas() -> Iterator[list[int]]:
         thread.join()
 
 
-def measured(node: Node, options: Options, port: int, *, has_product: bool) -> Round:
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Stops all BE pods."""
+    state = cgroup_v1.file("freezer", BE_CLASS, "freezer.state")
+    state.write_text("FROZEN")
+    try:
+        wait_until(lambda: state.read_text().strip() == "FROZEN", "the BE pods to be frozen")
+        yield
+    finally:
+        state.write_text("THAWED")
+
+
+def measured(node: Node, options: Options, port: int, product: Product, way: Way) -> Round:
     """Sends the requests of one round."""
-    before, used_ns, began_s = _units(node), _used_ns(), time.monotonic()
+    before, used_ns, product_s, began_s = _units(node), _used_ns(), product.used_s(), time.monotonic()
     with quotas() as found:
         load = send(port, options)
     seconds = time.monotonic() - began_s
     return Round(
-        has_product=has_product,
+        way=way,
         latencies_ms=sorted(each * 1e3 for each in load.latencies_s),
         be_per_s=(_units(node) - before) / seconds,
         be_cores=(_used_ns() - used_ns) / 1e9 / seconds,
         quotas_us=found,
         late_ms=load.late_s * 1e3,
+        product_cores=(product.used_s() - product_s) / seconds,
     )
 
 
@@ -273,22 +310,27 @@ def run(options: Options) -> list[Round]:
         own.mkdir()
         product = Product(own, node.runtime.socket, options.threshold_percent)
         stack.callback(product.close)
+        beside: dict[Way, Callable[[], AbstractContextManager[object]]] = {
+            Way.ALONE: frozen,
+            Way.WITHOUT: contextlib.nullcontext,
+            Way.WITH: lambda: product,
+        }
+        ways = tuple(Way)
         for number in range(options.rounds):
-            for has_product in (False, True) if number % 2 == 0 else (True, False):
-                with product if has_product else contextlib.nullcontext():
+            for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
+                with beside[way]():
                     time.sleep(SETTLE_S)
-                    rounds.append(measured(node, options, port, has_product=has_product))
+                    rounds.append(measured(node, options, port, product, way))
                 print(_line(number, rounds[-1]), flush=True)
     return rounds
 
 
 def _line(number: int, each: Round) -> str:
-    name = "with" if each.has_product else "without"
     found = [(percent, percentile(each.latencies_ms, percent)) for percent in PERCENTILES]
     shown = ", ".join(f"p{percent:g} {value:.2f} ms" for percent, value in found)
     bound = median(each.quotas_us)
     return (
-        f"round {number + 1} {name}: {shown}; BE {each.be_per_s:.0f} units/s, {each.be_cores:.2f} cores, "
+        f"round {number + 1} {each.way}: {shown}; BE {each.be_per_s:.0f} units/s, {each.be_cores:.2f} cores, "
         f"quota {bound:g} us; generator at most {each.late_ms:.2f} ms late"
     )
 
@@ -298,8 +340,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=float, default=300.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=500.0, help="requests per second")
     parser.add_argument("--be-pods", type=int, default=2 * CPUS)
+    parser.add_argument(
+        "--system-processes",
+        type=int,
+        default=CPUS,
+        help="processes outside all pods that compute without end",
+    )
     parser.add_argument("--threshold-percent", type=int, default=65)
     parser.add_argument(
         "--kubepods-shares",

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
-WITHOUT: Final = "without"
-WITH: Final = "with the product"
+
+
+class Way(StrEnum):
+    """What runs beside the LS server; also the heading of a column."""
+
+    ALONE = "no BE pods"
+    WITHOUT = "without the product"
+    WITH = "with the product"
 
 
 class Round(NamedTuple):
-    """What was measured in one round."""
+    """What was measured in one round, in one of the ways."""
 
-    has_product: bool
+    way: Way
     latencies_ms: list[float]
     """Ascending."""
     be_per_s: float
@@ -26,6 +33,8 @@ class Round(NamedTuple):
     """Of the BE class, second by second; -1 for none."""
     late_ms: float
     """How late the load generator was at most."""
+    product_cores: float
+    """CPU time of both processes of the product per second."""
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
@@ -35,15 +44,12 @@ def percentile(ascending: Sequence[float], percent: float) -> float:
 
 def table(rounds: Sequence[Round]) -> str:
     """Medians over the rounds, with the least and the largest, as a table in Markdown."""
-    columns = {name: [each for each in rounds if each.has_product is has] for name, has in _WAYS.items()}
-    lines = [f"| | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    columns = [[each for each in rounds if each.way is way] for way in Way]
+    lines = [f"| | {' | '.join(Way)} |", f"| --- |{' --- |' * len(columns)}"]
     for name, figure in _figures().items():
-        cells = [_cell([figure(each) for each in found]) for found in columns.values()]
+        cells = [_cell([figure(each) for each in found]) for found in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-_WAYS: Final = {WITHOUT: False, WITH: True}
 
 
 def _figures() -> dict[str, Callable[[Round], float]]:
@@ -52,6 +58,7 @@ def _figures() -> dict[str, Callable[[Round], float]]:
     }
     found["throughput of the BE pods, units/s"] = lambda each: each.be_per_s
     found["CPU of the BE pods, cores"] = lambda each: each.be_cores
+    found["CPU of the product, cores"] = lambda each: each.product_cores
     return found
 
 
@@ -74,21 +81,21 @@ def draw(rounds: Sequence[Round], file: Path) -> None:
     # It takes most of a second to import.
     from matplotlib.figure import Figure
 
-    colors = {WITHOUT: "#d55e00", WITH: "#0072b2"}
+    colors = {Way.ALONE: "#999999", Way.WITHOUT: "#d55e00", Way.WITH: "#0072b2"}
     figure = Figure(figsize=(11, 4), layout="constrained")
     by_percentile, p99, throughput = figure.subplots(1, 3)
-    nines = [100 * (1 - 10 ** (-step / 20)) for step in range(61)]
-    for name, has in _WAYS.items():
-        found = [each for each in rounds if each.has_product is has]
+    # 20 points for each further nine.
+    steps = [step / 20 for step in range(61)]
+    for place, way in enumerate(Way):
+        found = [each for each in rounds if each.way is way]
         for index, each in enumerate(found):
-            values = [percentile(each.latencies_ms, percent) for percent in nines]
-            label = name if index == 0 else None
-            steps = [step / 20 for step in range(61)]
-            by_percentile.plot(steps, values, color=colors[name], label=label, alpha=0.7)
-        places = [index + (0.2 if has else -0.2) for index in range(1, len(found) + 1)]
+            values = [percentile(each.latencies_ms, 100 * (1 - 10**-step)) for step in steps]
+            label = way if index == 0 else None
+            by_percentile.plot(steps, values, color=colors[way], label=label, alpha=0.7)
+        places = [index + 0.27 * (place - 1) for index in range(1, len(found) + 1)]
         heights = [percentile(each.latencies_ms, 99) for each in found]
-        p99.bar(places, heights, 0.4, color=colors[name], label=name)
-        throughput.bar(places, [each.be_per_s for each in found], 0.4, color=colors[name], label=name)
+        p99.bar(places, heights, 0.27, color=colors[way], label=way)
+        throughput.bar(places, [each.be_per_s for each in found], 0.27, color=colors[way], label=way)
     by_percentile.set_xticks([0, 1, 2, 3], ["0", "90", "99", "99.9"])
     by_percentile.set(xlabel="percentile", ylabel="latency of the LS server, ms", yscale="log")
     p99.set(xlabel="round", ylabel="p99 of the LS server, ms")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.effect import workloads
 from tests.effect.load import Generator, is_served
-from tests.effect.report import Round, draw, percentile, table
+from tests.effect.report import Round, Way, draw, percentile, table
 from tests.effect.workloads import counted
 from tests.lab.busy_node import free_port
 from tests.lab.deadline import wait_until
@@ -81,8 +81,8 @@ def test_the_programs_of_the_pods(tmp_path: Path) -> None:
             each.wait(30)
 
 
-def round_of(*, has_product: bool, p99_ms: float, be_per_s: float) -> Round:
-    return Round(has_product, sorted([1.0] * 98 + [p99_ms] * 2), be_per_s, 1.5, [-1], 0.1)
+def round_of(way: Way, *, p99_ms: float, be_per_s: float) -> Round:
+    return Round(way, sorted([1.0] * 98 + [p99_ms] * 2), be_per_s, 1.5, [-1], 0.1, 0.02)
 
 
 def test_percentiles() -> None:
@@ -92,20 +92,20 @@ def test_percentiles() -> None:
 
 def test_the_table_has_medians_and_bounds() -> None:
     rounds = [
-        round_of(has_product=False, p99_ms=20, be_per_s=1000),
-        round_of(has_product=True, p99_ms=2, be_per_s=400),
-        round_of(has_product=False, p99_ms=30, be_per_s=1200),
-        round_of(has_product=False, p99_ms=40, be_per_s=1100),
+        round_of(Way.WITHOUT, p99_ms=20, be_per_s=1000),
+        round_of(Way.WITH, p99_ms=2, be_per_s=400),
+        round_of(Way.WITHOUT, p99_ms=30, be_per_s=1200),
+        round_of(Way.WITHOUT, p99_ms=40, be_per_s=1100),
     ]
     lines = table(rounds).splitlines()
-    assert lines[0] == "| | without | with the product |"
-    assert "| latency of the LS server, p50, ms | 1 (1 to 1) | 1 (1 to 1) |" in lines
-    assert "| latency of the LS server, p99, ms | 30 (20 to 40) | 2 (2 to 2) |" in lines
-    assert "| throughput of the BE pods, units/s | 1,100 (1,000 to 1,200) | 400 (400 to 400) |" in lines
+    assert lines[0] == "| | no BE pods | without the product | with the product |"
+    assert "| latency of the LS server, p50, ms | - | 1 (1 to 1) | 1 (1 to 1) |" in lines
+    assert "| latency of the LS server, p99, ms | - | 30 (20 to 40) | 2 (2 to 2) |" in lines
+    assert "| throughput of the BE pods, units/s | - | 1,100 (1,000 to 1,200) | 400 (400 to 400) |" in lines
 
 
 @pytest.mark.slow
 def test_the_plot(tmp_path: Path) -> None:
-    rounds = [round_of(has_product=each, p99_ms=20, be_per_s=1000) for each in (False, True)]
+    rounds = [round_of(way, p99_ms=20, be_per_s=1000) for way in Way]
     draw(rounds, tmp_path / "effect.png")
     assert (tmp_path / "effect.png").read_bytes().startswith(b"\x89PNG")

@@ -19,6 +19,7 @@ from runtimeproxy.qosmanager import manager as manager_module
 from runtimeproxy.qosmanager.manager import (
     Configuration,
     QosManager,
+    all_plugins,
     built_in_plugins,
     configured,
 )
@@ -448,6 +449,63 @@ def test_the_mode_of_a_plugin(tmp_path: Path, default: str, own: str, overall: s
     plugin.default_mode = Mode(default)  # type: ignore[misc]  # of the class elsewhere
     made = configured(read(argparse.Namespace(config=str(file)), {}), [plugin])
     assert made.plugins["cpu-evict"] == (Mode(expected), Options())
+
+
+PACKAGE = """
+from dataclasses import dataclass
+from runtimeproxy.qosmanager.plugin import Plugin
+
+@dataclass(frozen=True)
+class Options:
+    step_us: int = 1
+
+class Own(Plugin[int]):
+    name = "own"
+    options_type = Options
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module as another distribution installs it."""
+    name = f"plugins_of_others_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize(("own", "expected"), [("", "dry-run"), ("mode = 'enforce'\n", "enforce")])
+def test_a_plugin_of_another_package(tmp_path: Path, package: str, own: str, expected: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[plugins.own]\nreference = '{package}:Own'\n{own}options = {{ step_us = 2 }}\n")
+    reading = read(argparse.Namespace(config=str(file)), {})
+    plugins = all_plugins(reading)
+    assert [each.name for each in plugins] == [*manager_module.BUILT_IN, "own"]
+    mode, options = configured(reading, plugins).plugins["own"]
+    assert (mode, options.step_us) == (Mode(expected), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "reason"),
+    [
+        ("own", "{}_2:Own", "ModuleNotFoundError: No module named"),
+        ("own", "{}:Missing", "AttributeError: module"),
+        ("own", "{}:Other", "TypeError: {}:Other is not a subclass of runtimeproxy.qosmanager.plugin.Plugin"),
+        ("mine", "{}:Own", "ValueError: the name of {}:Own is 'own'"),
+    ],
+)
+def test_a_wrong_reference_ends_the_start(
+    tmp_path: Path, package: str, name: str, place: str, reason: str
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[plugins.{name}]\nreference = '{place.format(package)}'\n[qosmanager]\nmode = 'x'\n")
+    with pytest.raises(CombinedConfigError) as raised:
+        all_plugins(read(argparse.Namespace(config=str(file)), {}))
+    assert [each.key for each in raised.value.errors] == ["qosmanager.mode", f"plugins.{name}.reference"]
+    assert raised.value.errors[1].reason.startswith(reason.format(package))
 
 
 def test_the_plugins_of_this_package_have_their_names() -> None:

@@ -249,10 +249,11 @@ def test_the_node_metric_on_the_same_listener(tmp_path: Path) -> None:
         with raised.value:
             assert (raised.value.code, raised.value.headers["Retry-After"]) == (503, "60")
         plugin.run(snapshot_of(), state)
-        assert json.loads(scraped(port, "node-metric")) == json.loads((tmp_path / "node-metric.json").read_text())
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/node-metric", b"x")
+        assert json.loads(scraped(port, "node-metric")) == json.loads(
+            (tmp_path / "node-metric.json").read_text()
+        )
         with pytest.raises(urllib.error.HTTPError) as raised:
-            urllib.request.urlopen(request)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/node-metric", b"x")
         with raised.value:
             assert raised.value.code == 405
     finally:
