@@ -300,11 +300,14 @@ class QosManagerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """Settings of a plugin: of one of koord-qos-manager itself, or of one in a process of its own."""
+    """Settings of a plugin: of koord-qos-manager itself, of another Python package, or of another process."""
 
     endpoint: str = ""
     """Socket of a plugin in a process of its own: `/path`, `unix:/path` or `unix:///path`. Only root should
-    be able to write to its folder. Empty for the plugins of koord-qos-manager itself."""
+    be able to write to its folder. Empty for other plugins."""
+    reference: str = ""
+    """The class of a plugin from another Python package, `package.module:Class`; it runs in the process of
+    koord-qos-manager. Empty for other plugins."""
     mode: Literal["enforce", "dry-run", "off"] | None = None
     """`enforce` claims values and evicts pods; `dry-run` only computes and explains; `off` does not run.
     Unset: `enforce` for `cpu-suppress` and `cpu-burst`, `off` for `profiling`, `dry-run` for all others. Its

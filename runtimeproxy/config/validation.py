@@ -51,6 +51,7 @@ _OTLP_PORT: Final = 4317
 _OTLP_MODULE: Final = "opentelemetry.exporter.otlp.proto.grpc"
 """Its distribution needs the SDK; the packages around it have no code."""
 _HTTP_MODULE: Final = "urllib3"
+_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A namespace's name. Source: RFC 1123, section 2.1; Kubernetes, "Object Names and IDs"."""
 
@@ -205,12 +206,18 @@ def feature_gates(texts: Sequence[str]) -> dict[str, bool]:
 
 
 def _with_endpoint(name: str, plugin: PluginSettings, problems: list[Problem]) -> PluginSettings:
+    path = ("plugins", name)
     if name in BUILT_IN_PLUGINS:
-        if plugin.endpoint:
-            problems.append((("plugins", name, "endpoint"), "this plugin is one of koord-qos-manager's own"))
+        reason = "this plugin is one of koord-qos-manager's own"
+        problems += (((*path, key), reason) for key in ("endpoint", "reference") if getattr(plugin, key))
+    elif plugin.endpoint and plugin.reference:
+        problems.append((path, "has an endpoint and a reference; it is one or the other"))
+    elif plugin.reference:
+        if not _REFERENCE.fullmatch(plugin.reference):
+            problems.append(((*path, "reference"), f"{plugin.reference!r} is not of the form module:Class"))
     elif not plugin.endpoint:
         own = ", ".join(BUILT_IN_PLUGINS)
-        problems.append((("plugins", name), f"needs an endpoint: it is none of {own}"))
+        problems.append((path, f"needs an endpoint or a reference: it is none of {own}"))
     else:
         try:
             return replace(plugin, endpoint=parse_endpoint(plugin.endpoint))

@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
-    plugins = all_plugins(read(arguments, os.environ).settings)
+    plugins = all_plugins(read(arguments, os.environ))
 
     def configuration() -> Configuration:
         return configured(read(arguments, os.environ), plugins)

@@ -8,9 +8,9 @@ nothing is released at its end, only when a plugin is switched off.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
+import pkgutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,15 @@ from runtimeproxy.logs import FailureLog, flush_failures
 from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
 from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
 from runtimeproxy.qosmanager.framework import PluginRunner
-from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, EvictionOutcome, Mode, Need, be_limit_cores
+from runtimeproxy.qosmanager.plugin import (
+    AnyPlugin,
+    Claim,
+    EvictionOutcome,
+    Mode,
+    Need,
+    Plugin,
+    be_limit_cores,
+)
 from runtimeproxy.qosmanager.remote import RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metrics, Snapshot, sample_targets
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
@@ -111,7 +119,8 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         errors += (
             reading.error(("plugins", plugin.name, "options", *key), reason) for key, reason in problems
         )
-        mode = Mode(own.mode) if own.mode is not None else plugin.default_mode
+        default_mode = Mode.DRY_RUN if own.reference else plugin.default_mode
+        mode = Mode(own.mode) if own.mode is not None else default_mode
         if settings.qosmanager.mode == "dry-run" and mode is Mode.ENFORCE:
             mode = Mode.DRY_RUN
         by_name[plugin.name] = PluginConfiguration(mode, options)
@@ -122,24 +131,46 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
 
 def built_in_plugins() -> list[AnyPlugin]:
     """Makes the plugins of this package."""
-    made: list[AnyPlugin] = []
-    for place in BUILT_IN.values():
-        module, _, name = place.partition(":")
-        made.append(getattr(importlib.import_module(module), name)())
+    return [pkgutil.resolve_name(reference)() for reference in BUILT_IN.values()]
+
+
+def all_plugins(reading: Reading) -> list[AnyPlugin]:
+    """Makes the plugins of this package, of other packages, and those in processes of their own.
+
+    Raises:
+        CombinedConfigError: references that cannot be imported, or are not the plugin of that name; and every
+            problem of the reading.
+    """
+    made, errors = built_in_plugins(), list[ConfigError]()
+    for name, own in sorted(external_tables(reading.settings).items()):
+        if own.endpoint:
+            made.append(RemotePlugin(name, own.endpoint, own.options))
+            continue
+        try:
+            made.append(_imported(name, own.reference))
+        except Exception as error:  # noqa: BLE001 - code of others
+            errors.append(reading.error(("plugins", name, "reference"), described(error)))
+    if errors:
+        raise CombinedConfigError([*reading.errors, *errors])
     return made
 
 
-def all_plugins(settings: Settings) -> list[AnyPlugin]:
-    """Makes the plugins of this package, and those in processes of their own."""
-    tables = remote_tables(settings)
-    return built_in_plugins() + (
-        [RemotePlugin(name, own.endpoint, own.options) for name, own in sorted(tables.items())]
-    )
+def _imported(name: str, reference: str) -> AnyPlugin:
+    made = pkgutil.resolve_name(reference)()
+    if not isinstance(made, Plugin):
+        raise TypeError(f"{reference} is not a subclass of runtimeproxy.qosmanager.plugin.Plugin")
+    if made.name != name:
+        raise ValueError(f"the name of {reference} is {made.name!r}")
+    return made
 
 
-def remote_tables(settings: Settings) -> dict[str, PluginSettings]:
-    """The settings of plugins in processes of their own, without their modes, by name."""
-    return {name: replace(own, mode=None) for name, own in settings.plugins.items() if own.endpoint}
+def external_tables(settings: Settings) -> dict[str, PluginSettings]:
+    """The settings of plugins that are not of this package, by name; without what a reload changes."""
+    return {
+        name: replace(own, mode=None, options={} if own.reference else own.options)
+        for name, own in settings.plugins.items()
+        if own.endpoint or own.reference
+    }
 
 
 class _Entry:
@@ -263,8 +294,8 @@ class QosManager:
             old, new = self._configuration.settings, configuration.settings
             if admin_socket(old) != admin_socket(new) or old.cgroups != new.cgroups:
                 logger.warning("api.admin_socket, proxy.endpoint or cgroups changed; restart to apply")
-            if remote_tables(old) != remote_tables(new):
-                logger.warning("plugins with an endpoint changed; restart to apply")
+            if external_tables(old) != external_tables(new):
+                logger.warning("plugins with an endpoint or a reference changed; restart to apply")
             self._use(configuration)
             logger.info("configuration reloaded")
         self._notifier.ready(self._status_text())

@@ -430,15 +430,16 @@ class MetricsListener:
         self.close()
         parsed = _tcp_address(address)
         if parsed is not None:
-            from prometheus_client import start_http_server  # Takes long to import, and is off by default.
+            from prometheus_client import (
+                make_wsgi_app,
+                start_http_server,
+            )  # Takes long to import, and is off by default.
             from prometheus_client.core import CollectorRegistry
 
             registry = CollectorRegistry()
             registry.register(self.collector)
             server, _ = start_http_server(parsed.port, parsed.host, registry)
-            metrics = server.get_app()
-            assert metrics is not None
-            server.set_app(partial(_answer, self.collector, metrics))
+            server.set_app(partial(_answer, self.collector, make_wsgi_app(registry)))
             self._server, self._address = server, address
 
     def close(self) -> None:
