@@ -2,8 +2,8 @@
 
 A latency-sensitive server gets requests at a fixed rate, beside greedy best-effort pods on the same CPUs, of
 which other processes of the node leave little. Pods are made once; each round has three ways: without the
-product, with koord-runtime-proxy and koord-qos-manager, which bound the quota of the BE class, and with the BE
-pods frozen, which shows how much there is to win.
+product, with koord-runtime-proxy and koord-qos-manager, which bound the quota of the BE class, and with
+the BE pods frozen, which shows how much there is to win.
 """
 
 from __future__ import annotations
