@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import WriteResult
 from runtimeproxy.counts import Counts
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import PREFIX, ClaimLevel, Owner, refusal
@@ -33,6 +34,7 @@ from runtimeproxy.ledger.change_log import FAILURES, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey, Places
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ HANDED_OVER: Final = "claims.json"
 """In the state folder, from the moment in which an upgrade's process stops until the next one has read it."""
 HANDED_OVER_S: Final = 120.0
 """How old such a file may be; a successor has 10 s to read it."""
+UNRENEWED: Final = "unrenewed.json"
+"""In the state folder: of claims that no session renews, for how long, in seconds by owner. A restart goes on
+from there."""
+UNRENEWED_STEP_S: Final = 1.0
+"""How often it is saved. A process counts each step as a whole one, so that each restart counts."""
 _BYTES_OF_A_CLAIM: Final = 64
 """What a claim counts beside its texts."""
 
@@ -272,6 +279,9 @@ class LeasedClaims:
         self._is_idle = is_idle
         self._audit = audit
         self._path = folder / HANDED_OVER
+        self._unrenewed_path = folder / UNRENEWED
+        self._unrenewed: dict[str, float] = {}
+        self._unrenewed_failures = FailureLog()
         self._boot_id = boot_id
         self.now_s = clock
         self.owners: dict[str, OwnedClaims] = {}
@@ -512,6 +522,8 @@ class LeasedClaims:
 
     async def look(self) -> None:
         """Does what is due now."""
+        if self.ready.is_set():
+            await self._save_unrenewed()
         if self._is_idle() or not self.ready.is_set():
             self._was_idle = True
             return
@@ -534,6 +546,25 @@ class LeasedClaims:
             if owned.dirty or is_pruning:
                 async with owned.lock:
                     await self._sync(owned, list(owned.claims if is_pruning else owned.dirty))
+
+    async def _save_unrenewed(self) -> None:
+        """Saves how long nothing has renewed claims that would otherwise begin anew with each restart."""
+        now_s, found = self.now_s(), {}
+        for name, owned in self.owners.items():
+            time_s = leases.unrenewed_s(owned.lease, now_s)
+            if time_s is not None:
+                # Rounded: the sum of two times may be a little less than it was.
+                found[name] = (round(time_s, 3) // UNRENEWED_STEP_S + 1) * UNRENEWED_STEP_S
+        if found == self._unrenewed:
+            return
+        try:
+            await self._in_worker(partial(_replace, self._unrenewed_path, found))
+        except (OSError, TimeoutError) as error:
+            reason = described(error)
+            text = f"{self._unrenewed_path}: {reason}; after a restart leases and holds begin anew"
+            self._unrenewed_failures.report("unrenewed", reason, text)
+        else:
+            self._unrenewed = found
 
     async def sync_all(self) -> None:
         """Brings the books to all claims, as after a change of what is applied at all."""
@@ -589,6 +620,7 @@ class LeasedClaims:
         """Takes over the claims of the process before this one, from the files and from an upgrade."""
         await self._in_worker(partial(self._ledger.restore_leased, self._places.records()))
         handed_over: dict[str, Any] = await self._in_worker(self._read)
+        self._unrenewed = await self._in_worker(self._read_unrenewed)
         known = self._places.keys()
         for target, book in self._ledger.leased():
             found = known.get(book.id)
@@ -601,11 +633,12 @@ class LeasedClaims:
                 owned.put(key, claim)
                 owned.applied[key] = _Applied(target, claim)
                 if owned.lease.end_s is None:
-                    owned.lease = leases.restored(self.now_s())
+                    owned.lease = leases.restored(self.now_s(), self._unrenewed.get(name, 0.0))
         for name, document in handed_over.items():
             if is_successor and name in self.owners:
                 with suppress(KeyError, TypeError, ValueError):
                     self._take_document(self.owners[name], document)
+        await self._save_unrenewed()
         self.ready.set()
 
     async def reload(self) -> None:
@@ -628,12 +661,7 @@ class LeasedClaims:
                 if owned.lease.end_s is not None
             },
         }
-        temporary = self._path.with_suffix(".new")
-        temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:
-            temporary.chmod(0o600)
-            json.dump(document, file)
-        temporary.rename(self._path)
+        _replace(self._path, document)
 
     def _read(self) -> dict[str, Any]:
         """What a predecessor has handed over, by owner; the file is removed."""
@@ -646,6 +674,18 @@ class LeasedClaims:
         with suppress(OSError):
             self._path.unlink()
         return owners
+
+    def _read_unrenewed(self) -> dict[str, float]:
+        """What the process before this one has saved of claims that nothing renews."""
+        try:
+            saved = json.loads(self._unrenewed_path.read_text(encoding="utf-8"))
+            return {str(name): _duration_s(time_s) for name, time_s in saved.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            text = "%s is not usable: leases and holds of claims begin anew: %s"
+            logger.warning(text, self._unrenewed_path, described(error))
+            return {}
 
     def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:
         lease = leases.from_document(document["lease"])
@@ -662,6 +702,22 @@ class LeasedClaims:
             if not refusal(owned.owner.rules, key.field, key.role, key.level):
                 owned.put(key, claim)
         owned.lease = lease
+
+
+def _duration_s(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
+
+
+def _replace(path: Path, document: object) -> None:
+    """Replaces a file. Never synced: a reboot ends all that it is about."""
+    temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x", encoding="utf-8") as file:
+        temporary.chmod(0o600)
+        json.dump(document, file)
+    temporary.rename(path)
 
 
 def _written(ledger: Ledger, claimant: str, groups: Iterable[Sequence[Leased]]) -> list[Applied]:

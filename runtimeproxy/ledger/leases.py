@@ -89,9 +89,25 @@ def taken_over(lease: Lease, session: str, now_s: float) -> Lease:
     return _renewed(lease, session, sequence, now_s)
 
 
-def restored(now_s: float) -> Lease:
-    """Return the lease of claims that a process before this one has left; it begins when this one serves."""
-    return Lease(end_s=now_s + LEASE_S, is_restored=True)
+def restored(now_s: float, unrenewed_s: float = 0.0) -> Lease:
+    """Return the lease of claims that a process before this one has left; it goes on when this one serves.
+
+    Args:
+        now_s: by the clock of leases.
+        unrenewed_s: see `unrenewed_s`; of the process before this one. Without it, restarts that follow one
+            another would keep the claims of a dead manager for good.
+    """
+    return Lease(end_s=now_s + LEASE_S - unrenewed_s, is_restored=True)
+
+
+def unrenewed_s(lease: Lease, now_s: float) -> float | None:
+    """Return for how long processes have served without a request for claims that are held or restored.
+
+    None for a lease that a session renews: it begins anew if the process is killed now.
+    """
+    if lease.end_s is None or not (lease.has_lapsed or lease.is_restored):
+        return None
+    return now_s - lease.end_s + LEASE_S
 
 
 def is_due(lease: Lease, now_s: float) -> bool:

@@ -56,6 +56,7 @@ from runtimeproxy.pods.store import PodStore
 from runtimeproxy.process import give_back_memory
 from runtimeproxy.service.eviction import OF_API_SERVER, Bounds, Evictor, Method, Outcome
 from runtimeproxy.service.eviction import Result as EvictionResult
+from runtimeproxy.service.eviction_history import EvictionHistory
 from runtimeproxy.service.mode_file import ModeFile
 
 if TYPE_CHECKING:
@@ -232,7 +233,8 @@ class Engine:
             boot_id,
         )
         self.leased.configure(owners_of(settings))
-        self.evictor = Evictor(self.store, self.client, self._claim_audit, _bounds(settings))
+        history = EvictionHistory(Path(settings.state.dir), boot_id, self._checkpoint_thread)
+        self.evictor = Evictor(self.store, self.client, self._claim_audit, _bounds(settings), history)
         if settings.kubernetes.enabled and settings.kubernetes.evictions:
             self.evictor.by_api = self._evict_by_api
         self.upkeep.on_observed = self._on_observed
@@ -461,6 +463,7 @@ class Engine:
         """
         await self.checkpoint.load()
         await self._load_allocations()
+        await self.evictor.history.load()
         await self.leased.load(is_successor=is_successor)
 
     async def merge_state(self) -> None:
@@ -472,6 +475,7 @@ class Engine:
         await self.checkpoint.take_back()
         self.upkeep.on_taken_back()
         await self._load_allocations()
+        await self.evictor.history.load()
         await self.leased.reload()
         self.compare_soon()
 
@@ -480,7 +484,11 @@ class Engine:
             await self.allocations.load()
 
     async def flush_state(self) -> bool:
-        """Writes all changes of the records, and the leases; returns whether the records are on disk now."""
+        """Writes all changes of the records, and the leases; returns whether the records are on disk now.
+
+        Evictions are refused from now on, until `take_back_state`.
+        """
+        self.evictor.history.is_handed_over = True
         run = asyncio.get_running_loop().run_in_executor
         try:
             await run(self._executor, self.leased.hand_over)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -22,6 +21,7 @@ from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.qos import QoSClass, qos_class
+from runtimeproxy.service.eviction_history import UNKNOWN_UID, Evicted, EvictionHistory
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
@@ -33,10 +33,10 @@ MOST_GRACE_S: Final = 3600.0
 STOP_S: Final = 30.0
 """How long the runtime may take beyond the grace period to end a container. Source: the kubelet's own calls
 of StopContainer have the grace period and 2 minutes, in which it waits for nothing else."""
+HANDED_OVER_S: Final = 5.0
+"""After how long an eviction may be tried again while another process takes over."""
 REMEMBERED: Final = 20
 """Evictions, for the status."""
-MOST_PODS: Final = 4096
-"""Evicted pods that are remembered, the newest."""
 NEVER: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
 
 
@@ -109,13 +109,6 @@ class Remembered(NamedTuple):
     result: Result
 
 
-class Evicted(NamedTuple):
-    """A pod that was evicted, whether all of its containers ended or not."""
-
-    at_s: float
-    uid: str
-
-
 def refusal(
     qos: QoSClass, uid: str, history: Iterable[Evicted], bounds: Bounds, now_s: float
 ) -> Result | None:
@@ -131,6 +124,9 @@ def refusal(
     if qos in NEVER:
         return Result(Outcome.REFUSED, f"pods of class {qos} are never evicted")
     known = list(history)
+    if left_s := unknown_s(known, bounds, now_s):
+        text = f"which pods were evicted before is not known; none is for {left_s:.0f} s"
+        return Result(Outcome.REFUSED, text, retry_s=left_s)
     again_s = max((each.at_s for each in known if each.uid == uid), default=None)
     if again_s is not None and now_s < again_s + bounds.same_pod_s:
         left_s = again_s + bounds.same_pod_s - now_s
@@ -143,6 +139,14 @@ def refusal(
         retry_s = recent[-bounds.most_pods] + bounds.interval_s - now_s if bounds.most_pods else None
         return Result(Outcome.REFUSED, text, retry_s=retry_s)
     return None
+
+
+def unknown_s(history: Iterable[Evicted], bounds: Bounds, now_s: float) -> float:
+    """Return how long bounds still count for evictions that are not known: 0 for none. Pure."""
+    ends_s = (
+        each.at_s + max(bounds.interval_s, bounds.same_pod_s) for each in history if each.uid == UNKNOWN_UID
+    )
+    return max(0.0, max(ends_s, default=now_s) - now_s)
 
 
 class Runtime(Protocol):
@@ -163,11 +167,12 @@ class Evictor:
         runtime: Ends containers.
         audit: Takes an entry for each.
         bounds: As configured.
-        clock: Monotonic, in seconds.
+        history: The evictions of before.
 
     Attributes:
         by_api: Evicts by the API server; None: by the runtime.
         bounds: As configured.
+        history: As given.
         counts: By owner and outcome.
         recent: The last ones, oldest first.
     """
@@ -178,19 +183,25 @@ class Evictor:
         runtime: Runtime,
         audit: AuditSink,
         bounds: Bounds,
-        clock: Callable[[], float] = time.monotonic,
+        history: EvictionHistory,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._audit = audit
         # An eviction goes on when its client is gone.
         self._running: set[asyncio.Task[Result]] = set()
-        self._now_s = clock
-        self._history: deque[Evicted] = deque(maxlen=MOST_PODS)
         self.by_api: EvictByApi | None = None
+        self.history = history
         self.bounds = bounds
         self.counts: Counts[tuple[str, Outcome]] = Counts()
         self.recent: deque[Remembered] = deque(maxlen=REMEMBERED)
+
+    @property
+    def problem(self) -> str:
+        """Why all evictions are refused now, or are not saved; empty for neither."""
+        if left_s := unknown_s(self.history.evictions, self.bounds, self.history.now_s()):
+            return f"which pods were evicted before is not known; none is for {left_s:.0f} s"
+        return self.history.problem
 
     def find(self, uid: str) -> PodRecord | None:
         """The newest sandbox of a pod; None if there is none."""
@@ -214,15 +225,11 @@ class Evictor:
             result = Result(Outcome.DRY_RUN)
         if result is None:
             # Counted before it is done: others may ask meanwhile.
-            evicted = Evicted(self._now_s(), pod.uid)
-            self._history.append(evicted)
-            task = asyncio.get_running_loop().create_task(self._carry_out(pod, reason, grace_s))
+            evicted = self.history.add(pod.uid)
+            task = asyncio.get_running_loop().create_task(self._carry_out(pod, reason, grace_s, evicted))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             result = await asyncio.shield(task)
-            if result.outcome in (Outcome.REFUSED, Outcome.NOTHING_TO_STOP):
-                with suppress(ValueError):
-                    self._history.remove(evicted)
         self._note(pod, owner, reason, result)
         return result
 
@@ -230,13 +237,23 @@ class Evictor:
         if owner.mode == "off" or not owner.may_evict:
             why = "is off" if owner.mode == "off" else "may not evict pods"
             return Result(Outcome.REFUSED, f"owner {owner.name} {why}")
-        return refusal(qos_class(pod.labels), pod.uid, self._history, self.bounds, self._now_s())
+        history = self.history
+        if history.is_handed_over:
+            return Result(Outcome.REFUSED, "another process takes over", retry_s=HANDED_OVER_S)
+        return refusal(qos_class(pod.labels), pod.uid, history.evictions, self.bounds, history.now_s())
 
-    async def _carry_out(self, pod: PodRecord, reason: str, grace_s: float) -> Result:
+    async def _carry_out(self, pod: PodRecord, reason: str, grace_s: float, evicted: Evicted) -> Result:
+        # On disk before it is done: a process that is killed meanwhile has evicted it all the same.
+        await self.history.save()
         # The one place where evictions by the API server join.
         if self.by_api is not None:
-            return await self.by_api(pod, reason)
-        return await self._stop_all(pod, grace_s)
+            result = await self.by_api(pod, reason)
+        else:
+            result = await self._stop_all(pod, grace_s)
+        if result.outcome in (Outcome.REFUSED, Outcome.NOTHING_TO_STOP):
+            self.history.remove(evicted)
+            await self.history.save()
+        return result
 
     async def _stop_all(self, pod: PodRecord, grace_s: float) -> Result:
         """Stops all containers of all sandboxes of a pod at once; one that fails does not stop the others."""

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,19 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from cri_api.runtimeproxy.v1 import api_pb2, plugin_pb2, plugin_pb2_grpc
-from runtimeproxy.testing import CgroupFiles
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc, plugin_pb2, plugin_pb2_grpc
+from runtimeproxy.ledger.leased import UNRENEWED
+from runtimeproxy.ledger.leases import LEASE_S
+from runtimeproxy.qosmanager.claims import HEARTBEAT_S
+from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod
+from tests.daemon.failures.scene import Scene
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.procfs import rss_bytes
 from tests.lab.programs import REPOSITORY
-from tests.lab.proxy_process import ManagerProcess
+from tests.lab.proxy_process import ManagerProcess, ProxyProcess
 
 CLASS = "/kubepods/besteffort"
 STRATEGIES = """\
@@ -38,6 +44,7 @@ CONFIG = """\
 interval_s = 0.1
 [owners.own]
 allow = ["cpu.cfs_quota_us at_most qos-class"]
+hold_s = %d
 [plugins.own]
 endpoint = "%s"
 mode = "%s"
@@ -81,19 +88,57 @@ def plugin(socket_folder: Path) -> Iterator[Bounding]:
     server.stop(None).wait()
 
 
+def prepared(daemon: ProxyProcess) -> ProxyProcess:
+    """A daemon that knows its strategies."""
+    daemon.objects_folder.mkdir()
+    (daemon.objects_folder / "slo.yaml").write_text(STRATEGIES)
+    return daemon
+
+
+@contextmanager
+def managed(daemon: ProxyProcess, files: CgroupFiles) -> Iterator[ManagerProcess]:
+    """Starts the daemon and a manager, whose plugin bounds BE pods."""
+    manager = ManagerProcess(daemon.folder, daemon.config_file, daemon.socket, daemon.options.environment)
+    try:
+        daemon.start()
+        with CriClient(daemon.socket) as client:
+            batch_pod(client).run()
+        files.make(CLASS)
+        manager.start()
+        wait_until(lambda: quota_of(files) == "50000", f"a bound; {manager.log[-10:]}")
+        yield manager
+    finally:
+        manager.close()
+
+
+def quota_of(files: CgroupFiles) -> str:
+    return (files.read(CLASS, "cpu.max").split() or [""])[0]
+
+
+def other_text(file: Path, before: str) -> str:
+    """The text of a file, once it is another one."""
+    return wait_until(lambda: it if (it := file.read_text()) != before else None, f"a change of {file}")
+
+
+def claims_status(daemon: ProxyProcess) -> api_pb2.ClaimOwner:
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=30)
+    (found,) = (each for each in status.claim_owners if each.name == "own")
+    return found
+
+
 @pytest.mark.slow
 def test_either_may_end_at_any_time_and_no_value_jumps(
     daemons: Daemons, socket_folder: Path, cgroup_files: CgroupFiles, plugin: Bounding
 ) -> None:
-    config = CONFIG % (f"{socket_folder}/own.sock", "enforce")
-    daemon = daemons.prepare(config)
-    daemon.objects_folder.mkdir()
-    (daemon.objects_folder / "slo.yaml").write_text(STRATEGIES)
+    config = CONFIG % (300, f"{socket_folder}/own.sock", "enforce")
+    daemon = prepared(daemons.prepare(config))
     manager = ManagerProcess(daemon.folder, daemon.config_file, daemon.socket, daemon.options.environment)
     seen: list[str] = []
 
     def quota() -> str:
-        value = (cgroup_files.read(CLASS, "cpu.max").split() or [""])[0]
+        value = quota_of(cgroup_files)
         # A plain file is empty for a moment while it is written.
         if value and seen[-1:] != [value]:
             seen.append(value)
@@ -149,7 +194,7 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         becomes("10000")
 
         # The plugin is switched off.
-        daemon.config_file.write_text(CONFIG % (f"{socket_folder}/own.sock", "off"))
+        daemon.config_file.write_text(CONFIG % (300, f"{socket_folder}/own.sock", "off"))
         manager.signal(signal.SIGHUP)
         becomes("max")
         values = ["50000", "40000", "35000", "30000", "20000", "10000", "max"]
@@ -157,6 +202,53 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         assert rss_bytes(manager.pid) < 60 << 20
     finally:
         manager.close()
+
+
+@pytest.mark.slow
+def test_without_a_hold_a_dead_managers_claims_end_with_the_lease(
+    daemons: Daemons, socket_folder: Path, cgroup_files: CgroupFiles, plugin: Bounding
+) -> None:
+    daemon = prepared(daemons.prepare(CONFIG % (0, f"{socket_folder}/own.sock", "enforce")))
+    plugin.quota_us = 50_000
+    with managed(daemon, cgroup_files) as manager:
+        manager.kill()
+        killed_s = time.monotonic()
+        wait_until(lambda: quota_of(cgroup_files) == "max", "the end of the lease")
+        # The last request may be a heartbeat old.
+        assert LEASE_S - HEARTBEAT_S - 1 < time.monotonic() - killed_s < LEASE_S + 5
+        status = claims_status(daemon)
+        assert (status.state, status.claims) == (api_pb2.ClaimOwner.STATE_NONE, 0)
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_again_and_again_holds_no_dead_managers_bound(
+    daemons: Daemons,
+    runtime: FakeRuntime,
+    cgroup_files: CgroupFiles,
+    socket_folder: Path,
+    plugin: Bounding,
+) -> None:
+    scene = Scene(daemons, runtime, cgroup_files, socket_folder)
+    short = "import runtimeproxy.ledger.leases as it; it.LEASE_S, it.MOST_HOLD_S = 5.0, 5.0"
+    config = CONFIG % (300, f"{socket_folder}/own.sock", "enforce")
+    daemon = prepared(scene.prepare(config, statements=short))
+    plugin.quota_us = 50_000
+    with managed(daemon, cgroup_files) as manager:
+        manager.kill()
+        saved, kills = daemon.state_folder / UNRENEWED, 0
+        while quota_of(cgroup_files) != "max":
+            assert kills < 20
+            daemon.kill()
+            # While none serves nothing changes.
+            assert quota_of(cgroup_files) == "50000"
+            kills += 1
+            before = saved.read_text() if saved.exists() else ""
+            daemon.start()
+            # It is ended as soon as a second of it has counted, or what was held has ended.
+            began = other_text(saved, before)
+            other_text(saved, began)
+        # The first life has the whole lease, as the manager was there before.
+        assert 5 <= kills <= 10
 
 
 def test_a_wrong_configuration_ends_the_start(socket_folder: Path) -> None:

@@ -336,6 +336,80 @@ async def test_a_killed_daemon_goes_on_without_a_jump_and_gives_back(node: Node,
     assert node.ledger.books == ()
 
 
+async def crash_loop(node: Node, owner: str, served_s: float) -> float:
+    """Kills the daemon until an owner has no claims any more; returns after how long."""
+    since_s = node.now_s
+    while node.leased.owners[owner].claims:
+        assert node.now_s - since_s < 1000
+        await node.restart()
+        await node.leased.look()
+        if node.leased.owners[owner].claims:
+            await node.pass_time(served_s)
+    return node.now_s - since_s
+
+
+@pytest.mark.parametrize("served_s", [0.25, 5.0, 20.0])
+async def test_a_daemon_that_crashes_again_and_again_holds_no_dead_managers_claims(
+    node: Node, served_s: float
+) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await first(node, "cpu-burst", burst(10_000))
+    # A bound is held, also for a daemon that does not come to its end in one life, and what is added is not.
+    assert await crash_loop(node, "cpu-burst", served_s) <= 2 * (LEASE_S + served_s)
+    assert node.read(CLASS) == "50000"
+    assert await crash_loop(node, "cpu-suppress", served_s) <= 300.0 + 2 * served_s
+    assert node.read(CLASS) == "max"
+    assert node.ledger.books == ()
+    saved = node.folder / "state" / leased.UNRENEWED
+    await node.leased.look()
+    assert json.loads(saved.read_text()) == {}
+
+
+async def test_a_hold_goes_on_after_a_restart(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await node.pass_time(LEASE_S)
+    await node.pass_time(200.0)
+    await node.restart()
+    await node.pass_time(0.0)
+    assert (node.leased.owners["cpu-suppress"].phase, node.read(CLASS)) == (Phase.HELD, "50000")
+    await node.pass_time(98.0)
+    assert node.read(CLASS) == "50000"
+    await node.pass_time(2.0)
+    assert node.read(CLASS) == "max"
+
+
+async def test_a_manager_that_is_back_has_whole_leases_again(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    for _ in range(100):
+        # Its request is all that comes in time, each time.
+        await node.restart()
+        await node.leased.look()
+        await node.leased.take_over("cpu-suppress", "s")
+        await node.pass_time(5.0)
+    await node.restart()
+    await node.pass_time(LEASE_S - 1)
+    assert node.leased.owners["cpu-suppress"].phase is Phase.RESTORED
+    assert node.leased.owners["cpu-suppress"].lapses == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cpu-suppress": "x"}', '{"cpu-suppress": NaN}', None])
+async def test_what_cannot_be_read_of_leases_is_reported(
+    node: Node, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    saved = node.folder / "state" / leased.UNRENEWED
+    if text is None:
+        # It can be neither read nor replaced.
+        saved.mkdir()
+    else:
+        saved.write_text(text)
+    await node.restart()
+    assert "leases and holds of claims begin anew" in caplog.text
+    assert ("after a restart leases and holds begin anew" in caplog.text) is (text is None)
+    await node.pass_time(LEASE_S - 1)
+    assert (node.leased.owners["cpu-suppress"].phase, node.read(CLASS)) == (Phase.RESTORED, "50000")
+
+
 async def test_a_client_goes_on_after_a_restart_of_the_daemon(node: Node) -> None:
     await first(node, "cpu-suppress", suppress(50_000))
     await node.restart()

@@ -24,6 +24,7 @@ from runtimeproxy.ledger.leases import (
     released,
     restored,
     taken_over,
+    unrenewed_s,
 )
 
 NOW_S = 1000.0
@@ -105,6 +106,17 @@ def test_the_end_of_a_hold(hold_s: float, over_s: float) -> None:
     assert not is_hold_over(LEASED, NOW_S + 10_000, hold_s)
     assert not is_hold_over(held, NOW_S + over_s - 0.001, hold_s)
     assert is_hold_over(held, NOW_S + over_s, hold_s)
+
+
+def test_a_lease_that_processes_have_left_goes_on() -> None:
+    assert unrenewed_s(LEASED, NOW_S + 10) is None
+    assert unrenewed_s(Lease(), NOW_S) is None
+    assert unrenewed_s(restored(NOW_S), NOW_S + 10) == 10
+    assert unrenewed_s(restored(NOW_S, 4), NOW_S + 10) == 14
+    assert unrenewed_s(lapsed(LEASED, has_released=False), NOW_S + LEASE_S + 20) == LEASE_S + 20
+    assert unrenewed_s(taken_over(restored(NOW_S, 4), "a", NOW_S + 1), NOW_S + 1) is None
+    assert is_due(restored(NOW_S, LEASE_S), NOW_S)
+    assert is_hold_over(lapsed(restored(NOW_S, LEASE_S + 60), has_released=False), NOW_S, 60)
 
 
 def test_the_phases() -> None:

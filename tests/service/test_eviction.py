@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
@@ -9,7 +14,8 @@ from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.service.eviction import Bounds, Evicted, Evictor, Method, Outcome, Result, refusal
+from runtimeproxy.service.eviction import Bounds, Evictor, Method, Outcome, Result, refusal
+from runtimeproxy.service.eviction_history import FILE, UNKNOWN_UID, Evicted, EvictionHistory
 
 BOUNDS = Bounds(2, 60.0, 300.0)
 OWNER = Owner("memory-evict", may_evict=True)
@@ -29,6 +35,14 @@ OWNER = Owner("memory-evict", may_evict=True)
             QoSClass.BE, [("a", 950.0), ("b", 970.0)], "2 pods were evicted just now", 10.0, id="two-of-two"
         ),
         pytest.param(QoSClass.BE, [("a", 940.0), ("b", 970.0)], None, None, id="one-is-long-ago"),
+        pytest.param(
+            QoSClass.BE,
+            [(UNKNOWN_UID, 900.0)],
+            "which pods were evicted before is not known",
+            200.0,
+            id="unknown",
+        ),
+        pytest.param(QoSClass.BE, [(UNKNOWN_UID, 700.0)], None, None, id="unknown-is-long-ago"),
     ],
 )
 def test_refusals(
@@ -50,6 +64,12 @@ def test_a_bound_of_none() -> None:
     assert found.retry_s is None
 
 
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[EvictionHistory]:
+    with ThreadPoolExecutor(1) as thread:
+        yield EvictionHistory(tmp_path, "boot", thread)
+
+
 class NoRuntime:
     async def stop_container(self, identity: str, grace_s: int, timeout_s: float) -> None:
         raise AssertionError(identity)
@@ -63,12 +83,14 @@ class NoRuntime:
         (Outcome.FAILED, AuditKind.FAILED, True),
     ],
 )
-async def test_by_the_api_server(outcome: Outcome, kind: AuditKind, is_counted: bool) -> None:
+async def test_by_the_api_server(
+    history: EvictionHistory, outcome: Outcome, kind: AuditKind, is_counted: bool
+) -> None:
     audit: list[AuditEntry] = []
     store = PodStore()
     pod = PodRecord(id="s1", uid="u1", namespace="shop", name="web")
     store.pods.put(pod)
-    evictor = Evictor(store, NoRuntime(), audit.append, BOUNDS, lambda: 1000.0)
+    evictor = Evictor(store, NoRuntime(), audit.append, BOUNDS, history)
     asked: list[str] = []
 
     async def by_api(found: PodRecord, reason: str) -> Result:
@@ -84,3 +106,31 @@ async def test_by_the_api_server(outcome: Outcome, kind: AuditKind, is_counted: 
     again = await evictor.evict(pod, OWNER, "", is_dry_run=False)
     assert (again.outcome is Outcome.REFUSED and len(asked) == 1) is is_counted
     assert evictor.counts.read()["memory-evict", outcome] >= 1
+
+
+async def test_bounds_count_while_another_eviction_goes_on_and_for_the_next_process(
+    tmp_path: Path, history: EvictionHistory
+) -> None:
+    store = PodStore()
+    pods = [PodRecord(id=f"s{number}", uid=f"u{number}", namespace="shop") for number in range(3)]
+    for pod in pods:
+        store.pods.put(pod)
+    evictor = Evictor(store, NoRuntime(), lambda entry: None, BOUNDS, history)
+    saved: list[str] = []
+
+    async def by_api(found: PodRecord, reason: str) -> Result:
+        saved.append((tmp_path / FILE).read_text())
+        return Result(Outcome.EVICTED)
+
+    evictor.by_api = by_api
+    results = await asyncio.gather(*(evictor.evict(pod, OWNER, "", is_dry_run=False) for pod in pods))
+    assert [each.outcome for each in results] == [Outcome.EVICTED, Outcome.EVICTED, Outcome.REFUSED]
+    # What is done is on disk before.
+    assert [uid in text for uid, text in zip(("u0", "u1"), saved, strict=True)] == [True, True]
+    with ThreadPoolExecutor(1) as thread:
+        next_one = EvictionHistory(tmp_path, "boot", thread)
+        await next_one.load()
+        assert next_one.evictions == history.evictions
+        history.is_handed_over = True
+        refused = await evictor.evict(pods[2], OWNER, "", is_dry_run=True)
+        assert (refused.outcome, refused.reason) == (Outcome.REFUSED, "another process takes over")

@@ -1895,11 +1895,14 @@ class EvictionStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     evicted: _builtins.int
     """Numbers since the start."""
     dry_run: _builtins.int
     refused: _builtins.int
     failed: _builtins.int
+    problem: _builtins.str
+    """Why all are refused now, as those of before are not known, or why they are not saved; empty for neither."""
     @_builtins.property
     def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Eviction]:
         """The last ones, newest first; at most 20."""
@@ -1912,10 +1915,11 @@ class EvictionStatus(_message.Message):
         refused: _builtins.int = ...,
         failed: _builtins.int = ...,
         recent: _abc.Iterable[Global___Eviction] | None = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "evicted", b"evicted", "failed", b"failed", "recent", b"recent", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "evicted", b"evicted", "failed", b"failed", "problem", b"problem", "recent", b"recent", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,7 @@ def _evictions(engine: Engine) -> api_pb2.EvictionStatus:
             )
             for each in reversed(engine.evictor.recent)
         ],
+        problem=engine.evictor.problem,
     )
 
 
@@ -650,6 +651,8 @@ def _problems_of_claims(status: api_pb2.GetStatusResponse) -> Iterator[str]:
             yield f"{owner.name} does not renew its claims: some are held for a time, others have ended."
         if owner.refused:
             yield f"{owner.refused} claims of {owner.name} were refused."
+    if status.evictions.problem:
+        yield f"Evictions: {status.evictions.problem}."
     for each in status.evictions.recent[:1]:
         if each.outcome == api_pb2.EvictResponse.OUTCOME_FAILED:
             yield f"The last eviction, of {each.pod}, failed: {each.reason}."

@@ -339,6 +339,7 @@ def _of_claims(engine: Engine) -> Iterator[Sample]:
             yield Sample("claims_refused_total", number, (name, cause))
     for labels, number in engine.evictor.counts.read().items():
         yield Sample("evictions_total", number, labels)
+    yield Sample("evictions_unsaved", bool(engine.evictor.history.problem))
 
 
 def _of_records(engine: Engine) -> Iterator[Sample]:

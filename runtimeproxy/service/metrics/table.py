@@ -168,6 +168,7 @@ _TABLE = {
         "owner",
         "outcome",
     ),
+    "evictions_unsaved": _gauge("1 while evictions cannot be saved: their bounds end with the process"),
     "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
     "ledger_left_alone_total": _counter(

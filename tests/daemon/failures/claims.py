@@ -101,26 +101,46 @@ def evict(admin: Any, uid: str) -> Any:
     return admin.Evict(request, timeout=60, wait_for_ready=True)
 
 
-def failed_eviction(scene: Scene) -> ProxyProcess:
-    daemon = scene.start()
+def evict_batch_pod(scene: Scene, daemon: ProxyProcess) -> Any:
     with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
         pod = batch_pod(client).run().create().start()
         scene.wait_for(daemon, "records_recovered")
         scene.looked.discard("records_recovered")
-        scene.runtime.on("StopContainer", error=CallError("INTERNAL", "stuck"))
-        evict(admin, pod.config.metadata.uid)
-        scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="failed")
+        return evict(admin, pod.config.metadata.uid)
+
+
+def failed_eviction(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    scene.runtime.on("StopContainer", error=CallError("INTERNAL", "stuck"))
+    evict_batch_pod(scene, daemon)
+    scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="failed")
     return daemon
 
 
 def refused_eviction(scene: Scene) -> ProxyProcess:
     daemon = scene.start("[eviction]\nmost_pods = 0\n")
-    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
-        pod = batch_pod(client).run().create().start()
-        scene.wait_for(daemon, "records_recovered")
-        scene.looked.discard("records_recovered")
-        evict(admin, pod.config.metadata.uid)
-        scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="refused")
+    evict_batch_pod(scene, daemon)
+    scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="refused")
+    return daemon
+
+
+def unknown_evictions(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    daemon.state_folder.mkdir(parents=True)
+    (daemon.state_folder / "evictions.json").write_text('{"version": 1, "evic')
+    daemon.start()
+    answer = evict_batch_pod(scene, daemon)
+    assert answer.outcome == api_pb2.EvictResponse.OUTCOME_REFUSED
+    scene.wait_for(daemon, "evictions_total", owner="memory-evict", outcome="refused")
+    return daemon
+
+
+def unsaved_evictions(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    # No file can replace a folder.
+    (daemon.state_folder / "evictions.json").mkdir()
+    assert evict_batch_pod(scene, daemon).outcome == api_pb2.EvictResponse.OUTCOME_EVICTED
+    scene.wait_for(daemon, "evictions_unsaved")
     return daemon
 
 
@@ -142,4 +162,10 @@ ROWS: Final = {
         failed_eviction, lambda status: status.evictions.failed == 1 and bool(status.problems)
     ),
     "a pod is to be evicted whose class": Row(refused_eviction, lambda status: status.evictions.refused == 1),
+    "what was saved of evictions": Row(
+        unknown_evictions, lambda status: any("is not known; none is" in each for each in status.problems)
+    ),
+    "evictions cannot be saved": Row(
+        unsaved_evictions, lambda status: any("cannot be saved" in each for each in status.problems)
+    ),
 }

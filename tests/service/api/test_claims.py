@@ -321,6 +321,35 @@ class TestEvictions:
         request = api_pb2.EvictRequest(owner="memory-evict", pod_uid="x", reason="x" * 1025)
         assert code_of(admin.Evict, request) is grpc.StatusCode.INVALID_ARGUMENT
 
+    @pytest.mark.slow
+    def test_the_bounds_survive_kills_and_upgrades(
+        self, daemons: Daemons, runtime: FakeRuntime, own_api: Any
+    ) -> None:
+        daemon = daemons.start("[eviction]\nmost_pods = 2\ninterval_s = 3600\nsame_pod_s = 3600\n")
+        with CriClient(daemon.socket) as client:
+            pods = [batch_pod(client, f"pod-{number}").run().create().start() for number in range(3)]
+
+        def outcomes() -> list[str]:
+            """Of an eviction of each pod, by a new process."""
+            wait_until(socket_of(daemon).exists, "the admin socket")
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            with grpc.insecure_channel(f"unix:{socket_of(daemon)}", options=options) as opened:
+                ready(api_pb2_grpc.RuntimeProxyStub(opened))
+                admin = api_pb2_grpc.AdminStub(opened)
+                answers = [self.evict(admin, pod) for pod in pods]
+            return [Evicted.Outcome.Name(each.outcome).removeprefix("OUTCOME_") for each in answers]
+
+        assert outcomes() == ["EVICTED", "EVICTED", "REFUSED"]
+        daemon.kill()
+        daemon.start()
+        assert outcomes() == ["REFUSED", "REFUSED", "REFUSED"]
+        with Family(daemon) as family:
+            before = family.serving
+            family.upgrade()
+            family.wait_until_ended(before)
+            assert outcomes() == ["REFUSED", "REFUSED", "REFUSED"]
+        assert len(runtime.recorded.of("StopContainer")) == 2
+
     def test_the_grace_period_is_the_runtimes(
         self, admin: Any, client: CriClient, runtime: FakeRuntime
     ) -> None:
