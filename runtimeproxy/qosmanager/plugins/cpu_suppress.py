@@ -17,7 +17,6 @@ from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
     QUOTA,
-    Change,
     Claim,
     Decision,
     Need,
@@ -256,14 +255,6 @@ class CpuSuppress(Plugin[SuppressState]):
         """Whether the strategy wants it."""
         return snapshot.strategies.threshold.enable
 
-    def on_changed(
-        self, changes: frozenset[Change], snapshot: Snapshot, state: SuppressState
-    ) -> SuppressState:
-        """Forgets the bounds when the strategy no longer wants any."""
-        if self.is_enabled(snapshot):
-            return state
-        return SuppressState(has_cpu_manager=state.has_cpu_manager)
-
     def run(self, snapshot: Snapshot, state: SuppressState) -> Decision[SuppressState]:
         """What BE pods may use, by the samples of the last second."""
         if state.has_cpu_manager:
@@ -370,7 +361,8 @@ def _by_cpus(
     )
     lsr_cpus = frozenset[int]().union(*(pod.cpus for pod in snapshot.pods if pod.qos is QoSClass.LSR))
     ids = frozenset(cpu.id for cpu in allowed)
-    cpus = select_cpus(allowed, count, lsr_cpus) or (state.cpus & ids) or ids
+    # Fewer may be there than wanted, by a floor or a step: then all. Koordinator leaves the bound of before.
+    cpus = select_cpus(allowed, min(count, len(ids)), lsr_cpus)
     return replace(state, quota_us=UNLIMITED, cpus=cpus)
 
 

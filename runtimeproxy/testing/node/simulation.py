@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
@@ -458,20 +458,24 @@ class _PluginRun:
         self.plugin = plugin
         self._is_on = not plugin.gates or any(gates.get(gate, False) for gate in plugin.gates)
         options = plugin.options_type() if plugin.options_type is not None else None
-        self._state = plugin.setup(manager.PluginContext(gates=gates, options=options))
+        self._context = manager.PluginContext(gates=gates, options=options)
+        self._state: Any = None
+        self._has_state = False
         self._strategies = Strategies()
         self.claims: Sequence[manager.Claim] = ()
 
     def decide(self, snapshot: Snapshot) -> Sequence[manager.Eviction]:
         if not self._is_on:
             return ()
-        if snapshot.strategies != self._strategies:
-            self._strategies = snapshot.strategies
+        if not self.plugin.is_enabled(snapshot):
+            self._has_state, self.claims = False, ()
+            return ()
+        if not self._has_state:
+            self._state, self._has_state = self.plugin.setup(self._context), True
+        elif snapshot.strategies != self._strategies:
             changes = frozenset({manager.Change.STRATEGIES})
             self._state = self.plugin.on_changed(changes, snapshot, self._state)
-        if not self.plugin.is_enabled(snapshot):
-            self.claims = ()
-            return ()
+        self._strategies = snapshot.strategies
         decision = self.plugin.run(snapshot, self._state)
         self._state, self.claims = decision.state, decision.claims
         return decision.evictions

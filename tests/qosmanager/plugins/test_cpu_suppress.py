@@ -15,7 +15,6 @@ from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
     QUOTA,
-    Change,
     Claim,
     Decision,
     PluginContext,
@@ -423,12 +422,22 @@ def test_no_cpu_left_for_best_effort_pods_is_said() -> None:
 
 
 def test_the_strategy_switches_it() -> None:
-    off = snapshot_without(strategies=Strategies())
-    assert not PLUGIN.is_enabled(off)
-    state = SuppressState(quota_us=50_000, has_cpu_manager=True)
-    changes = frozenset({Change.STRATEGIES})
-    assert PLUGIN.on_changed(changes, snapshot_without(), state) == state
-    assert PLUGIN.on_changed(changes, off, state) == SuppressState(has_cpu_manager=True)
+    assert PLUGIN.is_enabled(snapshot_without())
+    assert not PLUGIN.is_enabled(snapshot_without(strategies=Strategies()))
+
+
+def test_fewer_cpus_than_a_step_or_the_floor_gives_are_all_given() -> None:
+    """Koordinator leaves the bound of before, until more CPUs are free."""
+    cpus = frozenset({0, 1})
+    for min_percent in (None, 90):
+        decision = suppressed(
+            CpuSuppressPolicy.CPUSET,
+            node=node_of(16),
+            pods=(pod_of("lse", QoSClass.LSE, cpus=frozenset(range(3, 16))),),
+            state=SuppressState(cpus=cpus),
+            cpu_suppress_min_percent=min_percent,
+        )
+        assert values_of(decision.claims, CPUS, Role.AT_MOST) == {tuple(BE_CLASS): "0-2"}
 
 
 def test_with_a_cpu_manager_nothing_is_suppressed() -> None:
