@@ -32,6 +32,9 @@ REFUSED_S: Final = 30.0
 TAKEN_OVER_S: Final = 30.0
 """When a plugin whose session was taken over looks whether the other session has ended."""
 
+_MAX_REASON_BYTES: Final = 1024
+"""Of an eviction. Source: api.proto, EvictRequest.reason."""
+
 _TAKEN_OVER: Final = "another process sets the claims of this plugin"
 
 _Key = tuple[Target, str, Role]
@@ -229,11 +232,13 @@ class ClaimSession:
             DaemonAwayError: it is away.
         """
         from cri_api.runtimeproxy.v1 import api_pb2
+        from runtimeproxy.qosmanager.from_api import cut_bytes
 
         results: list[EvictionResult] = []
         for each in evictions:
+            reason = cut_bytes(each.reason, _MAX_REASON_BYTES)
             request = api_pb2.EvictRequest(
-                pod_uid=each.pod_uid, owner=self._owner, reason=each.reason[:1024], is_dry_run=is_dry_run
+                pod_uid=each.pod_uid, owner=self._owner, reason=reason, is_dry_run=is_dry_run
             )
             try:
                 response = await connection.call(connection.admin.Evict, request, timeout=EVICTION_S)

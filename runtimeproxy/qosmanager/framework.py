@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,6 +30,7 @@ from runtimeproxy.qosmanager.plugin import (
     Target,
 )
 from runtimeproxy.qosmanager.snapshot import Level
+from runtimeproxy.units import MAX_INT64
 
 if TYPE_CHECKING:
     from runtimeproxy.logs import FailureLog
@@ -38,6 +40,13 @@ logger = logging.getLogger(__name__)
 
 TIME_LIMIT_S: Final = 3.0
 """How long one run may take: a fifth of the lease of its claims."""
+MOST_CLAIMS: Final = 10_000
+"""Of one decision: more would keep the other plugins from running."""
+MOST_EVICTIONS: Final = 64
+"""Of one decision; the daemon is asked for one after the other."""
+_MOST_VALUE: Final = 4_096
+_MOST_ID: Final = 253
+"""Characters of a value and of a target, as the daemon takes them."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """After a failure; each one in a row doubles the pause."""
@@ -216,21 +225,26 @@ def decision_problem(answer: object) -> str:
     decision: Any = answer
     if not isinstance(decision.explanation, str):
         return "explanation is not a text"
-    for name, kind in (("claims", Claim), ("evictions", Eviction)):
-        entries = getattr(decision, name)
-        if not isinstance(entries, Sequence) or isinstance(entries, str):
-            return f"{name} is {type(entries).__name__}, not a sequence"
-        for entry in entries:
-            if not isinstance(entry, kind):
-                return f"{name} has {type(entry).__name__}, not {kind.__name__}"
+    for name, kind, most in (("claims", Claim, MOST_CLAIMS), ("evictions", Eviction, MOST_EVICTIONS)):
+        if problem := _entries_problem(name, getattr(decision, name), kind, most):
+            return problem
     if problem := next((text for claim in decision.claims if (text := _claim_problem(claim))), ""):
         return problem
-    keys = [claim.key for claim in decision.claims]
-    if len(set(keys)) != len(keys):
-        target, field, role = next(key for index, key in enumerate(keys) if key in keys[:index])
-        return f"two claims for {field} of {target.level} {target.id} with the role {role}"
-    wrong = (each for each in decision.evictions if not (_is_text(each.pod_uid) and _is_text(each.reason)))
+    keys = Counter(claim.key for claim in decision.claims)
+    for (target, field, role), count in keys.most_common(1):
+        if count > 1:
+            return f"two claims for {field} of {target.level} {target.id} with the role {role}"
+    wrong = (each for each in decision.evictions if not (_is_name(each.pod_uid) and _is_text(each.reason)))
     return "an eviction has no uid or no reason" if next(wrong, None) is not None else ""
+
+
+def _entries_problem(name: str, entries: object, kind: type, most: int) -> str:
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        return f"{name} is {type(entries).__name__}, not a sequence"
+    if len(entries) > most:
+        return f"{name} has {len(entries)} entries, at most {most} are possible"
+    other = next((type(entry) for entry in entries if not isinstance(entry, kind)), None)
+    return "" if other is None else f"{name} has {other.__name__}, not {kind.__name__}"
 
 
 def _claim_problem(claim: Claim) -> str:
@@ -239,16 +253,27 @@ def _claim_problem(claim: Claim) -> str:
     if not isinstance(target, Target):
         return f"a claim has the target {target!r:.100}"
     level, identity = tuple(target)
-    if not isinstance(level, Level) or level is Level.NODE or not _is_text(identity):
+    if not isinstance(level, Level) or level is Level.NODE or not _is_name(identity):
         return f"a claim has the target {level!r:.50} {identity!r:.100}"
     place = f"{field!r:.50} of {level} {identity:.80}"
-    if not _is_text(field) or not isinstance(role, Role) or not isinstance(reason, str):
+    if not _is_name(field) or not isinstance(role, Role) or not (reason == "" or _is_text(reason)):
         return f"{place} has no field, role or reason"
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if not _is_amount(value) and not (
+        isinstance(value, str) and _is_text(value) and len(value) <= _MOST_VALUE
+    ):
         return f"{place} is {value!r:.100}"
-    is_ceiling = ceiling is None or (isinstance(ceiling, int) and role is Role.ADD)
+    is_ceiling = ceiling is None or (_is_amount(ceiling) and role is Role.ADD)
     return "" if is_ceiling else f"{place} has the ceiling {ceiling!r:.50}, and the role {role}"
 
 
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -MAX_INT64 <= value <= MAX_INT64
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _is_text(value) and len(value) <= _MOST_ID
+
+
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    """Whether it is a line that can be logged and sent: no line breaks, no surrogates."""
+    return isinstance(value, str) and bool(value) and value.isprintable()

@@ -223,8 +223,13 @@ def key_message(claim: Claim) -> api_pb2.ClaimKey:
     return api_pb2.ClaimKey(target=target, field=claim.field, role=_ROLES[claim.role])
 
 
+def cut_bytes(text: str, most: int) -> str:
+    """The beginning of a text, with whole characters."""
+    return text.encode()[:most].decode(errors="ignore")
+
+
 def claim_message(claim: Claim) -> api_pb2.Claim:
-    reason = claim.reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
+    reason = cut_bytes(claim.reason, _MAX_REASON_BYTES)
     message = api_pb2.Claim(key=key_message(claim), value=str(claim.value), reason=reason)
     if claim.ceiling is not None:
         message.ceiling = claim.ceiling

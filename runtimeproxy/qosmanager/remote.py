@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from runtimeproxy import __version__
+from runtimeproxy.qosmanager.framework import MOST_CLAIMS, MOST_EVICTIONS
 from runtimeproxy.qosmanager.plugin import (
     Claim,
     Decision,
@@ -33,9 +34,12 @@ DESCRIBE_S: Final = 1.0
 DECIDE_S: Final = 1.5
 """How long the plugin may take to answer; together less than the framework's time limit, which would leave
 the thread hanging."""
+MOST_NEEDS: Final = 16
 LONGEST_WINDOW_S: Final = 3_600.0
+LONGEST_POD_WINDOW_S: Final = 300.0
+"""Of pods and containers: there are hundreds, and each sample takes memory of the manager."""
 MOST_EXPLAINED: Final = 500
-"""Characters of an explanation."""
+"""Characters of an explanation, or of an error."""
 
 
 class RemotePluginError(Exception):
@@ -104,7 +108,8 @@ class RemotePlugin(Plugin[RemoteState]):
         except grpc.RpcError as error:
             self._close()
             # Errors of calls have both; grpc's types do not say so.
-            raise RemotePluginError(f"{self._endpoint}: {error.code().name}: {error.details()}") from None
+            reason = one_line(error.details() or "")
+            raise RemotePluginError(f"{self._endpoint}: {error.code().name}: {reason}") from None
         except BaseException:
             self._close()
             raise
@@ -117,7 +122,10 @@ class RemotePlugin(Plugin[RemoteState]):
         from cri_api.runtimeproxy.v1 import plugin_pb2
         from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
 
-        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+        options = (
+            ("grpc.default_authority", "localhost"),
+            ("grpc.use_local_subchannel_pool", 1),
+        )
         self._channel = grpc.insecure_channel(f"unix:{self._endpoint}", options=options)
         stub: QoSPluginStub = QoSPluginStub(self._channel)
         request = plugin_pb2.DescribeRequest(
@@ -127,6 +135,8 @@ class RemotePlugin(Plugin[RemoteState]):
             manager_version=__version__,
         )
         answer = stub.Describe(request, timeout=DESCRIBE_S)
+        if len(answer.needs) > MOST_NEEDS:
+            raise RemotePluginError(f"it needs {len(answer.needs)} kinds of samples, at most {MOST_NEEDS}")
         self.needs = frozenset(map(_need, answer.needs))  # type: ignore[misc]  # each has its own
         if answer.HasField("interval"):
             self.interval_s = max(answer.interval.ToMicroseconds() / 1e6, 0.1)  # type: ignore[misc]
@@ -172,7 +182,8 @@ def _need(message: plugin_pb2.SampleNeed) -> Need:
         level, metric = Level(name), Metric(message.metric)
     except ValueError as error:
         raise RemotePluginError(f"it needs samples that there are not: {error}") from None
-    return Need(level, metric, min(message.window.ToMicroseconds() / 1e6, LONGEST_WINDOW_S))
+    longest_s = LONGEST_POD_WINDOW_S if level in (Level.POD, Level.CONTAINER) else LONGEST_WINDOW_S
+    return Need(level, metric, min(message.window.ToMicroseconds() / 1e6, longest_s))
 
 
 def _samples(snapshot: Snapshot, needs: frozenset[Need]) -> Iterator[plugin_pb2.SampleWindow]:
@@ -203,12 +214,23 @@ def _samples(snapshot: Snapshot, needs: frozenset[Need]) -> Iterator[plugin_pb2.
 def _decision(answer: plugin_pb2.DecideResponse) -> Decision[RemoteState]:
     from runtimeproxy.qosmanager.from_api import claims_of
 
+    for name, entries, most in (
+        ("claims", answer.claims, MOST_CLAIMS),
+        ("evictions", answer.evictions, MOST_EVICTIONS),
+    ):
+        if len(entries) > most:
+            raise RemotePluginError(f"it answers with {len(entries)} {name}, at most {most} are possible")
     try:
-        claims = tuple(claims_of(answer.claims))
+        claims = tuple(each._replace(reason=one_line(each.reason)) for each in claims_of(answer.claims))
     except ValueError as error:
-        raise RemotePluginError(f"the value of a claim cannot be used: {error}") from None
+        raise RemotePluginError(f"the value of a claim cannot be used: {one_line(str(error))}") from None
     if len(claims) != len(answer.claims):
         raise RemotePluginError("a claim has no target, no value, or a role that plugins do not have")
-    evictions = tuple(Eviction(each.pod_uid, each.reason) for each in answer.evictions)
-    explanation = " ".join(answer.explanation.split())[:MOST_EXPLAINED]
-    return Decision(RemoteState(claims), claims, evictions, explanation)
+    evictions = tuple(Eviction(each.pod_uid, one_line(each.reason)) for each in answer.evictions)
+    return Decision(RemoteState(claims), claims, evictions, one_line(answer.explanation))
+
+
+def one_line(text: str) -> str:
+    """A text of another process for logs and status: on one line, without control characters, not long."""
+    printable = "".join(each if each.isprintable() else " " for each in text[: 2 * MOST_EXPLAINED])
+    return " ".join(printable.split())[:MOST_EXPLAINED]

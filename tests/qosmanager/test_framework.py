@@ -267,6 +267,33 @@ NONSENSE: list[tuple[Any, str]] = [
         Decision(1, (QUOTA._replace(ceiling=5),)),
         "'cpu.cfs_quota_us' of qos_class BestEffort has the ceiling 5, and the role at_most",
     ),
+    (Decision(1, (QUOTA,) * 10_001), "claims has 10001 entries, at most 10000 are possible"),
+    (
+        Decision(1, (), (Eviction("u", "why"),) * 65),
+        "evictions has 65 entries, at most 64 are possible",
+    ),
+    (Decision(1, (), (Eviction("u\n", "why"),)), "an eviction has no uid or no reason"),
+    (
+        Decision(1, (QUOTA._replace(value=1 << 63),)),
+        "'cpu.cfs_quota_us' of qos_class BestEffort is 9223372036854775808",
+    ),
+    (
+        Decision(1, (QUOTA._replace(value="0" * 4_097),)),
+        f"'cpu.cfs_quota_us' of qos_class BestEffort is '{'0' * 99}",
+    ),
+    (
+        Decision(1, (QUOTA._replace(target=Target(Level.POD, "\x1b[2J")),)),
+        "a claim has the target <Level.POD: 'pod'> '\\x1b[2J'",
+    ),
+    (
+        # Neither can be sent, and the log would have it.
+        Decision(1, (QUOTA._replace(reason="\ud800"),)),
+        "'cpu.cfs_quota_us' of qos_class BestEffort has no field, role or reason",
+    ),
+    (
+        Decision(1, (QUOTA._replace(role=Role.ADD, ceiling=1 << 64),)),
+        "'cpu.cfs_quota_us' of qos_class BestEffort has the ceiling 18446744073709551616, and the role add",
+    ),
 ]
 
 
@@ -279,3 +306,10 @@ def test_a_decision_may_have_everything() -> None:
     add = Claim(Target(Level.CONTAINER, "c"), "cpu.cfs_quota_us", Role.ADD, 5_000, 20_000)
     decision = Decision(None, [QUOTA, add], [Eviction("u", "why")], "because")
     assert decision_problem(decision) == ""
+
+
+def test_a_claim_that_is_there_twice_among_thousands_is_found_at_once() -> None:
+    many = [QUOTA._replace(target=Target(Level.POD, f"p{number}")) for number in range(10_000)]
+    assert decision_problem(Decision(1, many)) == ""
+    many[-1] = many[-2]
+    assert decision_problem(Decision(1, many)).startswith("two claims for cpu.cfs_quota_us of pod p9998")

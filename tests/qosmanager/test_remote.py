@@ -184,6 +184,15 @@ def raises(*_: Any) -> Any:
     raise ValueError("oops")
 
 
+def details(text: str) -> Callable[..., Any]:
+    return lambda _, context: context.abort(grpc.StatusCode.INTERNAL, text)
+
+
+def with_target(uid: str) -> Callable[..., Any]:
+    claim = claim_message(HALF._replace(target=Target(Level.POD, uid)))
+    return lambda *_: plugin_pb2.DecideResponse(claims=[claim])
+
+
 def with_value(value: str | None) -> Callable[..., Any]:
     claim = claim_message(HALF)
     claim.ClearField("value")
@@ -200,6 +209,21 @@ def with_value(value: str | None) -> Callable[..., Any]:
         (with_value("much"), "the value of a claim cannot be used: "),
         (with_value(None), "a claim has no target, no value, or a role that plugins do not have"),
         (claims(HALF, HALF._replace(value=1)), "two claims for cpu.cfs_quota_us"),
+        (with_value("9" * 5_000), "the value of a claim cannot be used: "),
+        (with_value("9" * 4_000), "'cpu.cfs_quota_us' of qos_class BestEffort is 9999"),
+        (with_value("-Infinity"), "the value of a claim cannot be used: "),
+        (with_target("\x1b[2J"), "a claim has the target <Level.POD: 'pod'> '\\x1b[2J'"),
+        (with_target("p" * 1_000), "a claim has the target <Level.POD: 'pod'> 'ppp"),
+        (
+            lambda *_: plugin_pb2.DecideResponse(claims=[api_pb2.Claim()] * 500_000),
+            "it answers with 500000 claims, at most 10000 are possible",
+        ),
+        (
+            lambda *_: plugin_pb2.DecideResponse(evictions=[plugin_pb2.ProposedEviction()] * 65),
+            "it answers with 65 evictions, at most 64 are possible",
+        ),
+        (lambda *_: plugin_pb2.DecideResponse(explanation="x" * (5 << 20)), "RESOURCE_EXHAUSTED: "),
+        (details("a\nMAINPID=1\x1b[2J"), "own.sock: INTERNAL: a MAINPID=1 [2J"),
     ],
 )
 async def test_an_answer_that_cannot_be_used_is_a_failed_run(
@@ -211,6 +235,42 @@ async def test_an_answer_that_cannot_be_used_is_a_failed_run(
     assert not peer.runner.is_due(peer.now_s + 0.9)
     peer.service.decide = claims(HALF)
     assert (await peer.run()).claims == (HALF,)
+
+
+async def test_texts_of_an_answer_are_lines_without_control_characters(peer: Peer) -> None:
+    noisy = HALF._replace(reason="a\n\x1b[2Jb")
+    peer.service.decide = lambda *_: plugin_pb2.DecideResponse(
+        claims=[claim_message(noisy)],
+        evictions=[plugin_pb2.ProposedEviction(pod_uid="u", reason="c\r\nd")],
+        explanation="e\n\x07" + "f" * 500_000,
+    )
+    decision = await peer.run()
+    assert decision.claims[0].reason == "a [2Jb"
+    assert decision.evictions == (Eviction("u", "c d"),)
+    assert decision.explanation.startswith("e ff")
+    assert len(decision.explanation) == remote.MOST_EXPLAINED
+
+
+async def test_windows_of_pods_are_short_and_needs_few(peer: Peer) -> None:
+    """Samples of hundreds of cgroups are kept for as long."""
+    level, hours = plugin_pb2.SampleLevel, Duration(seconds=1 << 20)
+    needs = [
+        plugin_pb2.SampleNeed(level=each, metric="cpu_usage", window=hours)
+        for each in (level.SAMPLE_LEVEL_NODE, level.SAMPLE_LEVEL_POD, level.SAMPLE_LEVEL_CONTAINER)
+    ]
+    peer.service.describe = plugin_pb2.DescribeResponse(needs=needs)
+    assert await peer.run() is not None
+    assert {need.level: need.longest_s for need in peer.runner.plugin.needs} == {
+        Level.NODE: 3_600.0,
+        Level.POD: 300.0,
+        Level.CONTAINER: 300.0,
+    }
+    peer.stop()
+    await peer.run()
+    peer.service.describe = plugin_pb2.DescribeResponse(needs=needs * 6)
+    peer.start()
+    assert await peer.run() is None
+    assert peer.runner.problem.endswith("it needs 18 kinds of samples, at most 16")
 
 
 async def test_needs_that_there_are_not_are_a_failed_run(peer: Peer) -> None:
