@@ -76,6 +76,10 @@ class Histogram:
         # A clock that was set back makes samples light, and never none at all.
         self._weights[self.buckets.of(value)] += 2.0 ** max(half_lives, -_MOST_HALF_LIVES)
 
+    def shift(self, seconds: float) -> None:
+        """Moves all samples in time, as after the clock was set."""
+        self._reference_s += seconds
+
     def percentile(self, share: float) -> float | None:
         """The upper end of the bucket up to which `share` of all weight lies; None without samples.
 

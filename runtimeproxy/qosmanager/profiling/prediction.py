@@ -59,6 +59,13 @@ class Model:
         self.memory.add(usage.memory_bytes, wall_s)
         self.updated_s = wall_s
 
+    def follow_clock(self, wall_s: float) -> None:
+        """If the clock was set back, the last sample is of now: else those of a time to come never fade."""
+        if (back_s := wall_s - self.updated_s) < 0:
+            self.cpu.shift(back_s)
+            self.memory.shift(back_s)
+            self.updated_s = wall_s
+
     @property
     def percentiles(self) -> Amounts | None:
         """What is seldom exceeded, without safety margin; None without samples."""
@@ -126,6 +133,8 @@ class Models:
 
     def train(self, node: NodeUse, wall_s: float) -> None:
         """Adds what is used now, and drops the models of pods that went long ago."""
+        for model in self.by_key.values():
+            model.follow_clock(wall_s)
         for key, usage in _usages(node).items():
             self.by_key.setdefault(key, Model()).add(usage, wall_s)
         for key in [key for key, model in self.by_key.items() if wall_s - model.updated_s > EXPIRY_S]:
@@ -192,8 +201,7 @@ class Models:
                 raise ValueError(f"format {saved['format']}, not {_FORMAT}")
             for key, each in saved["models"].items():
                 model = _restored_model(each)
-                # A time to come is of a clock that was set back since.
-                model.updated_s = min(model.updated_s, wall_s)
+                model.follow_clock(wall_s)
                 if wall_s - model.updated_s <= EXPIRY_S:
                     models.by_key[key] = model
         except (KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -16,6 +16,7 @@ from runtimeproxy.qosmanager.profiling.prediction import (
     ALL_PODS,
     COLD_START_S,
     EXPIRY_S,
+    NODE,
     SYSTEM,
     Models,
     PredictedPod,
@@ -249,6 +250,20 @@ def test_the_model_of_a_pod_that_went_is_dropped_after_a_day() -> None:
     models.train(use_of("b"), NOW_S + EXPIRY_S + 1)
     assert models.percentiles(pod_key("a")) is None
     assert models.percentiles(pod_key("b")) is not None
+
+
+def test_a_clock_that_was_ahead_leaves_no_samples_that_never_fade() -> None:
+    """As of a node that boots with a wrong clock: what is learnt then is as old as it was."""
+    models, years = Models(), 50 * 365 * EXPIRY_S
+    idle = replace(use_of("a"), usage=Amounts(100, GIB))
+    models.train(use_of("gone"), NOW_S + years)
+    models.train(idle, NOW_S + years + 60)
+    for minute in range(5 * 24 * 60):
+        models.train(replace(use_of("a"), usage=Amounts(7_000, GIB)), NOW_S + 60 * minute)
+    found = models.percentiles(NODE)
+    assert found is not None
+    assert found.cpu_millicores == pytest.approx(7_000, rel=0.1)
+    assert models.percentiles(pod_key("gone")) is None
 
 
 def test_saved_models_predict_the_same() -> None:
