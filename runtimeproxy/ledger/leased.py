@@ -65,10 +65,6 @@ class UnknownOwnerError(RuntimeProxyError):
     """The configuration names no such owner."""
 
 
-class TooManyClaimsError(RuntimeProxyError):
-    """A request has more claims than its owner may have."""
-
-
 NOT_ALLOWED: Final = "not-allowed"
 UNKNOWN_TARGET: Final = "unknown-target"
 INVALID: Final = "invalid"
@@ -323,12 +319,8 @@ class LeasedClaims:
 
         Raises:
             UnknownOwnerError: There is no such owner.
-            TooManyClaimsError: It has more claims than the owner may have.
         """
         owned = self.owned(request.owner)
-        if len(request.claims) + len(request.refused) > owned.owner.most_claims:
-            most = owned.owner.most_claims
-            raise TooManyClaimsError(f"the request has more than {most} claims, the bound of {request.owner}")
         async with owned.lock:
             answer, lease = leases.on_request(
                 owned.lease, request.session, request.sequence, self.now_s(), is_whole=request.is_whole

@@ -166,6 +166,8 @@ def test_requests_that_cannot_be_used(admin: Any) -> None:
     assert code_of(admin.ReleaseClaims, released) is grpc.StatusCode.NOT_FOUND
     many = Set(owner="cpu-burst", session="a", is_whole=True, claims=[add("x", 1)] * 2_001)
     assert code_of(admin.SetClaims, many) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    many = Set(owner="cpu-burst", session="a", is_whole=True, ended=[add("x", 1).key] * 2_001)
+    assert code_of(admin.SetClaims, many) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_sessions(admin: Any, client: CriClient) -> None:
