@@ -122,10 +122,7 @@ class RemotePlugin(Plugin[RemoteState]):
         from cri_api.runtimeproxy.v1 import plugin_pb2
         from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
 
-        options = (
-            ("grpc.default_authority", "localhost"),
-            ("grpc.use_local_subchannel_pool", 1),
-        )
+        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         self._channel = grpc.insecure_channel(f"unix:{self._endpoint}", options=options)
         stub: QoSPluginStub = QoSPluginStub(self._channel)
         request = plugin_pb2.DescribeRequest(

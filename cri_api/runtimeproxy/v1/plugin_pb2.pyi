@@ -119,7 +119,7 @@ class DescribeResponse(_message.Message):
     """For people, such as its version."""
     @_builtins.property
     def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleNeed]:
-        """Samples that are read each second, and sent."""
+        """Samples that are read each second, and sent; at most 16."""
 
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
@@ -158,7 +158,7 @@ class SampleNeed(_message.Message):
     """
     @_builtins.property
     def window(self) -> _duration_pb2.Duration:
-        """The window that is sent; at most an hour."""
+        """The window that is sent; at most an hour, and of pods and containers 5 minutes."""
 
     def __init__(
         self,
@@ -336,6 +336,10 @@ Global___EvictionResult: _TypeAlias = EvictionResult  # noqa: Y015
 
 @_typing.final
 class DecideResponse(_message.Message):
+    """At most 4 MiB. One that cannot be used, such as for a value that is no number, is a failed call. Texts are
+    for one line: control characters are taken out, and long ones are cut.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLAIMS_FIELD_NUMBER: _builtins.int
@@ -346,12 +350,12 @@ class DecideResponse(_message.Message):
     @_builtins.property
     def claims(self) -> _containers.RepeatedCompositeFieldContainer[_api_pb2.Claim]:
         """All claims: those of before that are not here end. What the daemon lets this owner claim is in its
-        configuration (`[owners.NAME]`).
+        configuration (`[owners.NAME]`). At most 10,000.
         """
 
     @_builtins.property
     def evictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposedEviction]:
-        """Pods to evict, in their order."""
+        """Pods to evict, in their order; at most 64."""
 
     def __init__(
         self,
