@@ -9,8 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CriCall, Question, Questions, book_container, pending_values
-from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container
+from runtimeproxy.calls.cri_call import (
+    CriCall,
+    Question,
+    Questions,
+    book_container,
+    fitted_change,
+    fitted_owners,
+    pending_values,
+)
+from runtimeproxy.calls.edit_request import edit_cgroup_parent, edit_container, edit_resources
 from runtimeproxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.calls.to_views import (
     LastValues,
@@ -42,6 +50,7 @@ class ContainerDraft:
         owners: The owner of each field that policies set.
         pending: The cgroup values that wait for the container's cgroup.
         fields: What policies want of its fields.
+        fitted: The values that it has because of bounds above, by cgroup parameter.
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """
 
@@ -51,6 +60,7 @@ class ContainerDraft:
         self.owners: Mapping[str, str] = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
         self.fields: Mapping[Field, MergedField] = NO_FIELDS
+        self.fitted: Mapping[str, int | str] = NO_ENTRIES
         self.make_record: Callable[..., ContainerRecord] | None = None
         # Read before anything is changed, but not before it is needed: most containers have no policy.
         self._requested: Resources | None = None
@@ -69,8 +79,22 @@ class ContainerDraft:
         if self._env is not None and asked.env:
             self._env.read()
         requested = self._requested or read_resources(self.config.linux.resources)
-        self._is_changed = edit_container(self.config, asked, requested)
-        return self._is_changed
+        is_changed = edit_container(self.config, asked, requested)
+        self._is_changed |= is_changed
+        return is_changed
+
+    def fit(self, services: CallServices, pod_cgroup: str) -> bool:
+        """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
+        if not services.writer.is_bounded(pod_cgroup):
+            return False
+        given = read_resources(self.config.linux.resources)
+        fitted = services.writer.within_bounds(pod_cgroup, by_parameter(given))
+        if not fitted:
+            return False
+        self._requested = self._requested or given
+        self.fitted = {**self.fitted, **fitted}
+        self._is_changed |= edit_resources(self.config.linux.resources, fitted_change(fitted), given)
+        return True
 
     def keep_decision(self, question: Question, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
@@ -90,7 +114,7 @@ class ContainerDraft:
             annotations=compact(config.annotations),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
-            owners=dict(self.owners) or NO_ENTRIES,
+            owners={**fitted_owners(self.fitted), **self.owners} or NO_ENTRIES,
             pending_cgroup=dict(self.pending) or NO_ENTRIES,
             evaluation=self._evaluation,
         )
@@ -165,6 +189,10 @@ class CreateContainer(CriCall):
         question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit)
         self._draft.keep_decision(question, (yield question))
 
+    def ride(self, decision: Decision | None) -> bool:
+        """Fits the resources to bounds above, which policies do not know."""
+        return self._draft.fit(self.services, self._parent)
+
     def prepare(self) -> None:
         """Prepares the container's record, and its sandbox's if that is unknown."""
         self._draft.prepare()
@@ -206,7 +234,14 @@ class CreateContainer(CriCall):
         parent = cast("ContainerChange", change).cgroup_parent
         if parent is not None:
             changed |= edit_cgroup_parent(self._request.sandbox_config, parent)
-        return changed
+        return self._draft.fit(self.services, parent or self._parent) or changed
+
+    @property
+    def _parent(self) -> str:
+        """The pod's cgroup; empty if it is not known."""
+        if self._pod is not None and self._pod.cgroup_parent:
+            return self._pod.cgroup_parent
+        return self._request.sandbox_config.linux.cgroup_parent
 
     def _remember(self, identity: str) -> None:
         store = self.services.store
@@ -216,7 +251,8 @@ class CreateContainer(CriCall):
         make = self._draft.make_record or self._draft.prepare()
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
-        book_container(self.services, store.pods.get(self.pod_key), record, self._draft.fields)
+        draft, pod = self._draft, store.pods.get(self.pod_key)
+        book_container(self.services, pod, record, draft.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.calls.edit_request import given_fields
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
-from runtimeproxy.hooks import CgroupChange, Hook, PodView, Resources
-from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.hooks import CgroupChange, Hook, PodView, ResourceChange, Resources
+from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, plain_cgroup_values
 from runtimeproxy.hooks.origin import NO_ORIGIN
 from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
-from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.books import TREE, Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -113,10 +113,19 @@ def book_container(
     pod: PodRecord | None,
     record: ContainerRecord,
     fields: Mapping[Field, MergedField],
+    fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
-    """Books what policies want of a new container, once its response is on its way."""
-    if pod is not None and fields:
-        asyncio.get_running_loop().call_soon(_book_container, services, pod, record, fields)
+    """Books what policies want of a new container, once its response is on its way.
+
+    Args:
+        services: Of all calls.
+        pod: Its record; None if it is not known.
+        record: Of the container.
+        fields: What policies want.
+        fitted: The values that its message has because of bounds above; see `within_bounds`.
+    """
+    if pod is not None and (fields or fitted):
+        asyncio.get_running_loop().call_soon(_book_container, services, pod, record, fields, fitted)
 
 
 def _book_container(
@@ -124,12 +133,28 @@ def _book_container(
     pod: PodRecord,
     record: ContainerRecord,
     fields: Mapping[Field, MergedField],
+    fitted: Mapping[str, int | str],
 ) -> None:
     cgroup = container_cgroup(services, pod, record)
     claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
+    claims = with_fitted_claims(claims, fitted)
     if cgroup and claims:
         requested, booked = by_parameter(record.requested), by_parameter(record.booked)
         services.writer.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))
+
+
+def fitted_change(fitted: Mapping[str, int | str]) -> ResourceChange:
+    """The change of a container's resources to values within bounds."""
+    values: dict[str, Any] = {
+        field: fitted[name] for field, name in RESOURCE_PARAMETERS.items() if name in fitted
+    }
+    return ResourceChange(**values)
+
+
+def fitted_owners(fitted: Mapping[str, int | str]) -> dict[str, str]:
+    """The owner of fields that have other values because of bounds above."""
+    names = (field for field, name in RESOURCE_PARAMETERS.items() if name in fitted)
+    return {f"{RESOURCES}.{field}": TREE for field in names}
 
 
 class CriCall(ABC):

@@ -112,6 +112,12 @@ class CgroupWriter(Protocol):
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
 
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, counts for its containers; for the event loop's thread."""
+
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
+        """What such bounds change of a container's values; reads and writes no file."""
+
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""
 

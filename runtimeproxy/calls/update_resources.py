@@ -15,17 +15,19 @@ from runtimeproxy.calls.cri_call import (
     Questions,
     book_container,
     container_cgroup,
+    fitted_change,
+    fitted_owners,
     merged_owners,
     pending_values,
     pod_question,
 )
 from runtimeproxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.calls.interceptor import PendingUpdate
-from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange
+from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange, Resources
 from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
-from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.books import Wanted, with_fitted_claims
 from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import Lifecycle
@@ -33,7 +35,6 @@ from runtimeproxy.pods.resources import NO_ENTRIES, compact, overlay, read_resou
 
 if TYPE_CHECKING:
     from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, MergedField
@@ -59,6 +60,11 @@ class UpdateContainerResources(ContainerCall):
         self._update_key = ""
         self._owners: Mapping[str, str] = NO_ENTRIES
         self._released: Collection[str] = ()
+        # What bounds above have changed, by cgroup parameter.
+        self._fitted: Mapping[str, int | str] = NO_ENTRIES
+        # The pod's cgroup, and what the runtime's specification holds; see `_expected`.
+        self._parent = ""
+        self._booked = Resources()
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         # What all policies want now; None if they could not be asked.
         self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
@@ -147,16 +153,24 @@ class UpdateContainerResources(ContainerCall):
                 requested=overlay(expected.requested, update.sent),
                 booked=overlay(expected.booked, update.forwarded),
             )
+        self._parent = self.pod.cgroup_parent if self.pod is not None else ""
+        self._booked = expected.booked
         # Which of two concurrent updates the runtime makes last is not known.
         self._in_force = record.booked if record.detailed and expected is record else None
         return expected
 
     def ride(self, decision: Decision | None) -> bool:
-        """Puts the kubelet's values back into fields that no policy wants any more."""
+        """Puts the kubelet's values back into fields that no policy wants any more, and fits to bounds."""
         record = self.record
-        if record is None or not record.owners:
+        if record is None:
             return False
         expected = self._expected() or record
+        is_changed = self._put_back(record, expected, decision) if record.owners else False
+        return self._fit() or is_changed
+
+    def _put_back(
+        self, record: ContainerRecord, expected: ContainerRecord, decision: Decision | None
+    ) -> bool:
         requested = overlay(expected.requested, self._sent)
         wanted = decision.owners if decision is not None else NO_ENTRIES
         self._released = released = _released_fields(expected, requested, wanted, self._silent)
@@ -164,6 +178,22 @@ class UpdateContainerResources(ContainerCall):
             return False
         change = _without(released, requested)
         changed = edit_resources(self._request.linux, change, self._sent, self._in_force, update=True)
+        self._forwarded = _given(self._request.linux)
+        return changed
+
+    def _fit(self) -> bool:
+        """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was.
+
+        The runtime writes all that its specification holds again, not only what the update carries.
+        """
+        writer, given = self.services.writer, _given(self._request.linux)
+        if not writer.is_bounded(self._parent):
+            return False
+        fitted = writer.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
+        if not fitted:
+            return False
+        self._fitted = {**self._fitted, **fitted}
+        changed = edit_resources(self._request.linux, fitted_change(fitted), given, update=True)
         self._forwarded = _given(self._request.linux)
         return changed
 
@@ -216,13 +246,14 @@ class UpdateContainerResources(ContainerCall):
         if fields is None or pod is None or record.state is Lifecycle.STOPPED:
             return
         if record.state is Lifecycle.CREATED:
-            book_container(services, pod, record, fields)
+            book_container(services, pod, record, fields, self._fitted)
             return
         cgroup = container_cgroup(services, pod, record)
-        if cgroup and (fields or services.writer.is_managed(cgroup)):
+        if cgroup and (fields or self._fitted or services.writer.is_managed(cgroup)):
             requested, booked = by_parameter(record.requested), by_parameter(record.booked)
             target = target_of(pod, record, cgroup)
             claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
+            claims = with_fitted_claims(claims, self._fitted)
             wanted = Wanted(target, claims, requested, booked, silent=self._silent)
             hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
             make_view = partial(recorded_container, record, recorded_pod(pod))
@@ -233,11 +264,12 @@ class UpdateContainerResources(ContainerCall):
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.
         annotations = {**record.annotations, **self._annotations} if self._annotations else record.annotations
+        owners = {**fitted_owners(self._fitted), **self._owners}
         return replace(
             record,
             requested=overlay(record.requested, self._sent),
             booked=overlay(record.booked, self._forwarded),
-            owners=merged_owners(record.owners, self._sent, self._owners, self._released),
+            owners=merged_owners(record.owners, self._sent, owners, self._released),
             annotations=annotations,
             recovered=record.recovered and not is_resize(self._sent),
             pending_cgroup={**record.pending_cgroup, **self._pending}
@@ -262,6 +294,7 @@ class UpdateContainerResources(ContainerCall):
         if asked.resources is not None:
             linux = self._request.linux
             changed |= edit_resources(linux, asked.resources, self._sent, self._in_force, update=True)
+        changed |= self._fit()
         self._forwarded = _given(self._request.linux)
         self._annotations = compact(self._request.annotations)
         return changed

@@ -6,7 +6,7 @@ Nothing here reads or writes a file; `runtimeproxy.ledger.ledger` does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
@@ -16,11 +16,13 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.books import Formats, Leased, Target, Value, Wanted
-from runtimeproxy.ledger.tree import QUOTA
+from runtimeproxy.ledger.tree import LISTS, QUOTA
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list
 
 CPUS: Final = "cpuset.cpus"
+BOUNDING: Final = (QUOTA, *LISTS)
+"""Parameters whose at_most bounds the cgroups below, too."""
 MOST_UNCLAIMED: Final = 256
 """Bound on remembered cgroups without a recorded pod: their pods may be about to start. The oldest are
 forgotten first. More than the pods of a node. Source: the kubelet's default of 110 pods."""
@@ -180,6 +182,25 @@ class BookStore:
                 found.add((Level.POD, path[:-1]) if is_container else (each.book.level, path))
         return frozenset(found)
 
+    def bounds_above(self, path: Path) -> Iterator[tuple[Path, Level, Mapping[str, Value]]]:
+        """The cgroups above one that bound its quota or its lists of CPUs and NUMA nodes, and to what."""
+        for length in range(1, len(path)):
+            held = self._held.get(path[:length])
+            if held is not None:
+                entries = held.book.entries
+                bounds = {name: books.bound_of(entries.get(name)) for name in BOUNDING}
+                found = {name: value for name, value in bounds.items() if value is not None}
+                if found:
+                    yield path[:length], held.book.level, found
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, counts for its containers."""
+        try:
+            path = cgroup_path(pod_cgroup)
+        except CgroupPathError:
+            return False
+        return any(True for _ in self.bounds_above((*path, "")))
+
     # --- claims ------------------------------------------------------------------------------------------
 
     def book(self, wanted: Wanted) -> None:
@@ -280,8 +301,8 @@ class BookStore:
         held = self._find(wanted.target.cgroup)
         if held is None:
             return any(wanted.claims.values())
-        after = books.with_wanted(held.book, self._taken(wanted)).entries
-        before = held.book.entries
+        book = books.without_claims(held.book, {books.TREE})
+        before, after = book.entries, books.with_wanted(book, self._taken(wanted)).entries
         if wanted.target.level is Level.CONTAINER:
             return after != before
         # What is requested of a pod is known to evaluations only.

@@ -139,6 +139,15 @@ def with_wanted(book: Book, wanted: Wanted) -> Book:
     return book if entries == book.entries else replace(book, entries=entries)
 
 
+class MadeBelow(NamedTuple):
+    """A list of a cgroup that was made below a bound: on version 1 it begins with the list of that above."""
+
+    value: Value
+    """That it began with."""
+    original: str
+    """What its file would hold without the bound."""
+
+
 class Leased(NamedTuple):
     """What one owner with a lease claims in one cgroup now, as far as that may have changed."""
 
@@ -150,22 +159,28 @@ class Leased(NamedTuple):
     booked: Mapping[str, Value] = {}
     covers: bool = False
     """Whether lists of CPUs bound every cgroup below, too."""
+    made_below: Mapping[str, MadeBelow] = {}
+    """By parameter, of a cgroup that was made below a bound; on version 1 only."""
 
 
 def with_leased(book: Book, owner: str, leased: Leased) -> Book:
     """The book with other claims of an owner with a lease; those of all others stay."""
-    entries = dict(book.entries)
+    entries, originals = dict(book.entries), dict(book.originals)
     for name, claims in leased.claims.items():
-        before = entries.get(name)
+        before, made = entries.get(name), leased.made_below.get(name)
         if before is None:
             if claims:
                 entries[name] = Entry(claims, None, leased.requested.get(name), leased.booked.get(name))
+            elif made is not None:
+                entries[name] = Entry((), made.value)
+            if made is not None and book.level is Level.POD:
+                originals.setdefault(name, Original(made.original))
             continue
         others = tuple(claim for claim in before.claims if claim.owner != owner)
         after = (*others, *claims)
         if after != before.claims:
             entries[name] = before._replace(claims=after)
-    return book if entries == book.entries else replace(book, entries=entries)
+    return book if entries == book.entries else replace(book, entries=entries, originals=originals)
 
 
 def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[str, Value]) -> Book:
@@ -270,6 +285,14 @@ def amounts_added(book: Book, name: str) -> dict[str, int]:
     return found
 
 
+def with_fitted_claims(
+    claims: Mapping[str, tuple[Claim, ...]], fitted: Mapping[str, Value]
+) -> dict[str, tuple[Claim, ...]]:
+    """The claims on a container, with those on values that its message has because of bounds above."""
+    missing = {name: (Claim(TREE, Role.SET, each),) for name, each in fitted.items() if name not in claims}
+    return {**claims, **missing}
+
+
 def with_missing(book: Book, claims: Mapping[str, tuple[Claim, ...]]) -> Book:
     """The book with claims on parameters that it does not have."""
     missing = {name: Entry(each) for name, each in claims.items() if name not in book.entries}
@@ -282,8 +305,12 @@ def with_values_of_message(book: Book) -> Book:
         return book
     entries = dict(book.entries)
     for name, entry in book.entries.items():
-        if entry.claims and entry.resolved is None and entry.booked is not None:
-            entries[name] = entry._replace(resolved=entry.booked)
+        if entry.resolved is None and entry.claims:
+            fitted = next((each.value for each in entry.claims if each.owner == TREE), None)
+            if isinstance(fitted, int | str):
+                entries[name] = entry._replace(resolved=fitted)
+            elif entry.booked is not None:
+                entries[name] = entry._replace(resolved=entry.booked)
     return book if entries == book.entries else replace(book, entries=entries)
 
 
@@ -344,6 +371,17 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
     return replace(book, entries=entries, originals={}, boot_id=boot_id)
 
 
+def bound_of(entry: Entry | None) -> Value | None:
+    """What a parameter bounds all cgroups below to; None for no bound."""
+    bounds = [each.value for each in entry.claims if each.role is Role.AT_MOST] if entry is not None else []
+    if entry is None or not bounds:
+        return None
+    if entry.resolved not in (None, UNLIMITED, ""):
+        return entry.resolved
+    numbers = [bound for bound in bounds if isinstance(bound, int)]
+    return min(numbers) if numbers else next((bound for bound in bounds if isinstance(bound, str)), None)
+
+
 def is_fitted(book: Book) -> bool:
     """Whether a cgroup has values that only those of other cgroups ask for."""
     return any(claim.owner == TREE for entry in book.entries.values() for claim in entry.claims)
@@ -361,9 +399,7 @@ def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str
     entries = dict(book.entries)
     for name, value in fitted.items():
         entry = entries.get(name, Entry())
-        # The kubelet's value of a parameter without claims may not be known: it could not be given back.
-        is_known = field_class(book.level, name).base is not Base.REQUESTED or entry.requested is not None
-        if not entry.claims and value is not None and given_back.get(name) != "" and is_known:
+        if not entry.claims and value is not None and given_back.get(name) != "":
             entries[name] = entry._replace(claims=(Claim(TREE, Role.SET, value),))
     return replace(book, entries=entries)
 
@@ -436,9 +472,16 @@ def plan(
     if new or changed:
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
-    used = {name: result.used for name, result in results.items()}
+    used = {name: _used(result, fitted.get(name)) for name, result in results.items()}
     bounded = frozenset(name for name, result in results.items() if result.is_bounded)
     return Plan(after, values, raw, noted, left, given_back, used, bounded)
+
+
+def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
+    """The claims that a value follows from."""
+    if fitted is None or any(claim.owner == TREE for claim in result.used):
+        return result.used
+    return (*result.used, Claim(TREE, Role.SET, fitted))
 
 
 def _problem(name: str, value: Value | Clear | None) -> str:
@@ -636,9 +679,9 @@ def with_noted(
 def _original(level: Level, name: str, entry: Entry, found: FileText, formats: Formats) -> Original | None:
     """The original of a file, before the first write to it.
 
-    That of a container's file is not known where the runtime was told a value at the creation: None.
+    That of a container's file is not known where the runtime was told a value of ours at the creation: None.
     """
-    if level is Level.CONTAINER:
+    if level is Level.CONTAINER and any(claim.owner != TREE for claim in entry.claims):
         requested = NEUTRAL.get(name) if entry.requested is None else entry.requested
         if requested is None or not formats.matches(name, requested, found.text):
             return None

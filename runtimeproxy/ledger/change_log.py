@@ -24,7 +24,7 @@ their own; the others are summed up."""
 MOST_VALUES: Final = 20
 """Bound on the values that the text of a line names; its fields have all."""
 FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
-_FITS: Final = "fits to the values of other cgroups or files"
+FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
 _HOOKS: Final = {
     Level.NODE: Hook.EVALUATE_NODE,
@@ -203,7 +203,7 @@ def _policy(applied: Applied) -> str:
 def _reason(applied: Applied) -> str:
     if applied.is_given_back:
         return _GIVEN_BACK
-    reasons = (_FITS if claim.owner == TREE else claim.reason for claim in applied.claims)
+    reasons = (FITS if claim.owner == TREE else claim.reason for claim in applied.claims)
     return "; ".join(filter(None, dict.fromkeys(reasons)))
 
 

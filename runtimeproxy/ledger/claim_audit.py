@@ -17,8 +17,8 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.books import Target
-from runtimeproxy.ledger.change_log import FAILURES, Applied
+from runtimeproxy.ledger.books import TREE, Target
+from runtimeproxy.ledger.change_log import FAILURES, FITS, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.pods.records import Level, is_leased
 
@@ -73,8 +73,10 @@ class ClaimAudit:
             row = _Row(each.target, result.name, AuditKind.FAILED, result.old, result.value, result.error)
             if result.outcome is WriteOutcome.WRITTEN:
                 reasons = (claim.reason for claim in each.claims if is_leased(claim))
-                ends = each.is_given_back or not any(map(is_leased, each.claims))
-                reason = "the claim has ended" if ends else "; ".join(filter(None, reasons))
+                is_fitted = any(claim.owner == TREE for claim in each.claims)
+                ends = each.is_given_back or not (is_fitted or any(map(is_leased, each.claims)))
+                reason = "; ".join(filter(None, reasons)) or (FITS if is_fitted else "")
+                reason = "the claim has ended" if ends else reason
                 row = row._replace(kind=AuditKind.CHANGED, reason=reason, ends=ends)
             elif result.outcome not in FAILURES:
                 continue

@@ -21,8 +21,8 @@ from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.ledger.book_store import BookStore, Held, Path, identity_of, paths_of
-from runtimeproxy.ledger.books import Change, Leased, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.book_store import BOUNDING, BookStore, Held, Path, identity_of, paths_of
+from runtimeproxy.ledger.books import Change, Leased, MadeBelow, Plan, Target, Value, Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
 from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
@@ -32,7 +32,7 @@ from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.tree import BURST, LISTS, QUOTA
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level
-from runtimeproxy.units import measured_weight_formula
+from runtimeproxy.units import UNLIMITED, measured_weight_formula
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ _NEW: Final = "new"
 
 
 _NO_ENTRIES: Final[Mapping[Path, Mapping[str, Entry]]] = MappingProxyType({})
+_NOTHING_BELOW: Final[Mapping[Path, Level]] = MappingProxyType({})
 
 
 class _Look(NamedTuple):
@@ -103,6 +104,8 @@ class Ledger(BookStore):
         self._failures = FailureLog(clock=clock, output=logger)
         # By parameter, the last text of another program that was written over.
         self._repaired: dict[Path, dict[str, str]] = {}
+        # Cgroups whose bound on the quota the kernel has refused: one below has a higher one.
+        self._refused_bounds: set[Path] = set()
         # Bounds of pods' bursts, and until when they hold.
         self._lowered: dict[Path, tuple[int, float]] = {}
         self.failures = LedgerFailures(_REASONS)
@@ -190,9 +193,10 @@ class Ledger(BookStore):
             return
         path, before, after = found
         changed[path] = before.entries
-        if leases := books.changed_leases(before, after):
+        originals = {} if after.originals == before.originals else after.originals
+        if (leases := books.changed_leases(before, after)) or originals:
             # The process may be killed after the value is written, and before the checkpoint has the claim.
-            self._journal.note(Noted(after.id, after.level, {}, {}, {}, leases))
+            self._journal.note(Noted(after.id, after.level, originals, {}, {}, leases))
 
     def _pod_of_ended(self, leased: Leased) -> Path:
         """The pod of a container whose book may be gone already; empty for all others."""
@@ -220,21 +224,43 @@ class Ledger(BookStore):
             if name not in LISTS:
                 continue
             bounds = tuple(each for each in claims if each.role is Role.AT_MOST)
+            above = self._list_above(path, name)
             for inner, level in self._below(path, name):
                 if inner in own:
                     continue
                 held = self._held.get(inner)
                 target = held.target if held is not None else Target(level, identity_of(inner))
-                if bounds:
-                    found = self._files.look(inner, (name,)).get(name)
-                    if found is None or (not self.is_v1 and not found.text.strip()):
-                        continue
-                elif held is None:
+                if not bounds and not above and held is None:
                     continue
-                yield Leased(target, {name: bounds})
+                found = self._files.look(inner, (name,)).get(name)
+                if found is None or (bounds and not self.is_v1 and not found.text.strip()):
+                    continue
+                value = self._files.decode(name, found.text)
+                made = {name: MadeBelow(value, above[1])} if above and value == above[0] else {}
+                yield Leased(target, {name: bounds}, made_below=made)
+
+    def _list_above(self, path: Path, name: str) -> tuple[Value, str] | None:
+        """The list with which new cgroups below a bounded one begin, and that without the bound.
+
+        None on version 2, where they begin with none.
+        """
+        held = self._held.get(path)
+        if not self.is_v1 or held is None or books.bound_of(held.book.entries.get(name)) is None:
+            return None
+        bounded = {each for each, _, bounds in self.bounds_above((*path, _NEW)) if name in bounds}
+        unbounded = next(path[:length] for length in range(len(path), -1, -1) if path[:length] not in bounded)
+        mine = self._files.look(path, (name,)).get(name)
+        free = self._files.look(unbounded, (name,)).get(name)
+        value = self._files.decode(name, mine.text) if mine is not None else None
+        return None if value is None or free is None else (value, free.text)
 
     def _below(self, path: Path, name: str) -> Iterator[tuple[Path, Level]]:
-        """The cgroups of pods and containers below that of a QoS class."""
+        """The cgroups of pods and containers below that of a QoS class or pod."""
+        if self._level(path) is Level.POD:
+            yield from (
+                ((*path, container), Level.CONTAINER) for container in self._files.children(path, name)
+            )
+            return
         for pod in self._files.children(path, name):
             if _is_of_class(pod):
                 yield (*path, pod), Level.QOS_CLASS
@@ -415,6 +441,34 @@ class Ledger(BookStore):
             plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
             self._settle([path], [Job((*path, _NEW), plan, {})])
 
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, Value]) -> Mapping[str, Value]:
+        """What the bounds of cgroups above change of a container's values, before a message carries them.
+
+        On cgroup version 1 the runtime could not write the others. Version 2 takes any list of CPUs: those
+        that the container may have count. Reads no file.
+
+        Args:
+            pod_cgroup: Of the pod.
+            values: Of the container, by parameter, as its message has them.
+        """
+        try:
+            path = (*cgroup_path(pod_cgroup), _NEW)
+        except CgroupPathError:
+            return {}
+        above = tuple(self._jobs_above(path))
+        names = values.keys() & set(BOUNDING if self.is_v1 else (QUOTA,))
+        if not above or not names:
+            return {}
+        plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
+        found = fitting.fitted([*above, Job(path, plan, {})], self._files).get(path, {})
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _jobs_above(self, path: Path) -> Iterator[Job]:
+        """The cgroups above one whose bounds its values have to fit to."""
+        for above, level, bounds in self.bounds_above(path):
+            plan = Plan(Book(identity_of(above), level), bounds, bounded=frozenset(bounds))
+            yield Job(above, plan, {})
+
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container or pod whose quota falls to this next."""
         path = cgroup_path(cgroup)
@@ -534,14 +588,17 @@ class Ledger(BookStore):
             before: The entries of cgroups before other values were wanted.
         """
         self.is_v1 = fitting.cgroup_version(self._files) == 1
-        # A container's values may have to fit to those of its pod.
-        pods = [path[:-1] for path in paths if self._level(path) is Level.CONTAINER]
         try:
-            with self._write_locks.held([*paths, *pods]), self._files.keeping_open():
-                for path in {*paths, *pods}:
+            below = self._bounded_below(paths, before)
+            paths = [*paths, *(path for path in below if path in self._held)]
+            # A container's values may have to fit to those of its pod.
+            levels = {path: self._level(path) for path in paths} | below
+            pods = [path[:-1] for path, level in levels.items() if level is Level.CONTAINER]
+            with self._write_locks.held([*levels, *pods]), self._files.keeping_open():
+                for path in {*levels, *pods}:
                     self._take_requests(path)
                 look = _Looking(is_periodic=is_periodic, counts_foreign=is_periodic or counts_foreign)
-                return self._settle_alone(paths, new, before, look)
+                return self._settle_alone(paths, new, before, look, below)
         except (IsBusyError, OSError) as error:
             # The books stay as they are: it is tried again.
             why = error.why if isinstance(error, IsBusyError) else explain(error, "")
@@ -554,30 +611,83 @@ class Ledger(BookStore):
             self.failures.add(each.result for each in failed)
             return failed
 
+    def _bounded_below(
+        self, paths: Iterable[Path], before: Mapping[Path, Mapping[str, Entry]]
+    ) -> dict[Path, Level]:
+        """The cgroups below those of a batch whose bound begins, ends or moves, as far as they follow.
+
+        All below a bound get unlimited quotas when it begins, or after the kernel has refused it; others read
+        nothing, as a bound may move each second. Lists follow with each move.
+        """
+        found: dict[Path, Level] = {}
+        none = Entry()
+        for path in paths:
+            held = self._held.get(path)
+            if held is None or held.book.level is Level.CONTAINER:
+                continue
+            for name in BOUNDING:
+                entry = held.book.entries.get(name, none)
+                earlier = before[path].get(name, none) if path in before else entry
+                bound, was_bound = books.bound_of(entry), books.bound_of(earlier)
+                if name == QUOTA and bound is not None:
+                    if was_bound is None or path in self._refused_bounds:
+                        found |= {
+                            each: level for each, level in self._below(path, name) if self._has_quota(each)
+                        }
+                elif was_bound is not None and entry.claims != earlier.claims:
+                    found |= self._fitted_below(path, name, before)
+        return found
+
+    def _has_quota(self, path: Path) -> bool:
+        """Whether a cgroup below a bound has a quota now."""
+        text = self._files.look(path, (QUOTA,)).get(QUOTA)
+        return text is not None and self._files.decode(QUOTA, text.text) != UNLIMITED
+
+    def _fitted_below(self, path: Path, name: str, known: Container[Path]) -> dict[Path, Level]:
+        """The other cgroups below one that have a book of a value, and exist."""
+        with self._lock:
+            found = {
+                each: held.book.level
+                for each, held in self._held.items()
+                if each[: len(path)] == path and each not in known and name in held.book.entries
+            }
+        # A container that does not run yet gets its own value when it starts.
+        return {each: level for each, level in found.items() if self._files.look(each, (name,))}
+
     def _settle_alone(
         self,
         paths: Sequence[Path],
         new: Sequence[Job],
         before: Mapping[Path, Mapping[str, Entry]],
         looking: _Looking,
+        below: Mapping[Path, Level],
     ) -> tuple[Applied, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
         applied: dict[tuple[str, str], Applied] = {}
         left = paths
         while left:
             batch = {path: held for path in left if (held := self._held.get(path)) is not None}
-            jobs = self._jobs(batch, new, looking)
+            jobs = self._jobs(batch, new, looking, below)
+            below = _NOTHING_BELOW
             results = self._executor.write(jobs)
             for job in jobs:
                 for why in job.plan.left.values():
                     self.counts.left.add(_REASONS.get(why, "not_in_range"))
             done = {(result.cgroup, result.name): result for result in results}
             for job in jobs:
+                self._note_bound(job, done)
                 applied |= self._applied(job, batch[job.path], before.get(job.path, books.NO_VALUES), done)
             # A call may have claimed something else meanwhile.
             left = [job.path for job in jobs if not self._keep(job, batch[job.path], done)]
         self.failures.add(each.result for each in applied.values())
         return tuple(applied.values())
+
+    def _note_bound(self, job: Job, done: Mapping[tuple[str, str], WriteResult]) -> None:
+        result = done.get((job.plan.book.id, QUOTA))
+        if QUOTA in job.plan.bounded and result is not None and result.outcome is WriteOutcome.FAILED:
+            self._refused_bounds.add(job.path)
+        elif result is not None or QUOTA not in job.plan.bounded:
+            self._refused_bounds.discard(job.path)
 
     def _applied(
         self, job: Job, held: Held, before: Mapping[str, Entry], done: Mapping[tuple[str, str], WriteResult]
@@ -638,21 +748,33 @@ class Ledger(BookStore):
         super()._forget(path)
         self._foreign_writers.forget(path)
         self._repaired.pop(path, None)
+        self._refused_bounds.discard(path)
         self.failures.forget(identity_of(path))
 
     def _level(self, path: Path) -> Level | None:
         held = self._held.get(path)
         return None if held is None else held.book.level
 
-    def _jobs(self, batch: dict[Path, Held], new: Sequence[Job], looking: _Looking) -> list[Job]:
-        """Plans a batch; pods whose values have to fit to those of their containers join it.
+    def _jobs(
+        self,
+        batch: dict[Path, Held],
+        new: Sequence[Job],
+        looking: _Looking,
+        below: Mapping[Path, Level],
+    ) -> list[Job]:
+        """Plans a batch; cgroups whose values have to fit to those of others join it.
 
         Args:
             batch: The cgroups.
             new: Containers that are about to be created.
             looking: See `_settle`.
+            below: Cgroups with a quota below one whose bound begins.
         """
         looks = {path: self._look(path, held, (), looking) for path, held in batch.items()}
+        for path, level in below.items():
+            if path not in looks:
+                held = self._held.get(path) or self._unclaimed(path, level)
+                looks[path] = self._look(path, held, (QUOTA,), looking)
         jobs = {path: self._job(path, look) for path, look in looks.items()}
         for path, names in fitting.parents_to_read(list(jobs.values()), self._files):
             if path not in jobs or not names <= looks[path].present.keys():
@@ -660,7 +782,9 @@ class Ledger(BookStore):
                 looks[path] = self._look(path, held, names, looking)
                 jobs[path] = self._job(path, looks[path])
         children = [each for job in jobs.values() for each in self._children(job, jobs)]
-        changes = fitting.fitted((*jobs.values(), *children, *new), self._files)
+        above = {each.path: each for job in jobs.values() for each in self._jobs_above(job.path)}
+        bounds = [job for path, job in above.items() if path not in jobs]
+        changes = fitting.fitted((*jobs.values(), *children, *bounds, *new), self._files)
         for path, job in jobs.items():
             most_us, until_s = self._lowered.get(path, (0, 0.0))
             burst_us = changes.get(path, {}).get(BURST, job.plan.values.get(BURST))
@@ -673,7 +797,8 @@ class Ledger(BookStore):
             jobs[path] = self._job(path, looks[path], fitted=values)
             if path not in batch and jobs[path].plan.values:
                 with self._lock:
-                    batch[path] = self._held.setdefault(path, self._unclaimed(path))
+                    level = below.get(path, Level.POD)
+                    batch[path] = self._held.setdefault(path, self._unclaimed(path, level))
         return [job for path, job in jobs.items() if path in batch]
 
     def _children(self, job: Job, known: Container[Path]) -> Iterator[Job]:
@@ -722,8 +847,8 @@ class Ledger(BookStore):
         )
         return Job(path, plan, look.present)
 
-    def _unclaimed(self, path: Path) -> Held:
-        target = Target(Level.POD, identity_of(path))
+    def _unclaimed(self, path: Path, level: Level = Level.POD) -> Held:
+        target = Target(level, identity_of(path))
         return Held(self._blank(path, target), self.now_s(), target)
 
     def _written_by_others(

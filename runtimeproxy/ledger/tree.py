@@ -1,6 +1,7 @@
 """Fits resolved values to the tree of cgroups: what kernel, runtime and systemd would refuse or change. Pure.
 
-- quota: under a bounded ancestor finite ones become unlimited, else parents rise to their largest child;
+- quota: under a bounded ancestor finite ones become unlimited, unless a bound of their own limits them; else
+  parents rise to their largest child;
 - burst: at most the quota, unless that is unlimited;
 - lists of CPUs and NUMA nodes: within those of a bounded ancestor, else parents get what their children have;
 - memory: low and high are at least min, and a class has the sum of its pods;
@@ -145,14 +146,14 @@ class _Tree:
         for path, given in self._cgroups(QUOTA):
             parent = self._parent(path, QUOTA)
             bound = bounds.get(parent) if parent is not None else None
-            if bound is not None:
-                bounds[path] = bound
-                if self._quota(path) != UNLIMITED:
-                    self._set(Key(path, QUOTA), UNLIMITED, f"{_name(bound)} is bounded")
-            elif given.is_bound and self._quota(path) != UNLIMITED:
-                bounds[path] = path
-            elif given.is_claimed:
+            is_bound = given.is_bound and self._quota(path) != UNLIMITED
+            if bound is not None and self._quota(path) != UNLIMITED:
+                self._bound_quota(path, bound, is_bound=is_bound)
+            elif given.is_claimed and not is_bound:
                 self._round(path)
+            nearest = path if is_bound and self._quota(path) != UNLIMITED else bound
+            if nearest is not None:
+                bounds[path] = nearest
 
     def raise_quotas(self) -> None:
         for path, _ in reversed(self._cgroups(QUOTA)):
@@ -201,6 +202,15 @@ class _Tree:
                 if not given.is_new and not self._members(*key):
                     old = self.values.pop(key)
                     self.notes.append(FitNote(key, old, None, "the parent's list is not known"))
+
+    def _bound_quota(self, path: Path, bound: Path, *, is_bound: bool) -> None:
+        quota = UNLIMITED
+        if is_bound:
+            # The kernel compares shares of a CPU.
+            most = self._quota(bound) * self._period(path) // self._period(bound)
+            quota = min(self._quota(path), most) if most >= PARAMETERS[QUOTA].minimum else UNLIMITED
+        if quota != self._quota(path):
+            self._set(Key(path, QUOTA), quota, f"{_name(bound)} is bounded")
 
     def _raise_quota(self, path: Path, child: Path) -> None:
         # The kernel compares shares of a CPU.

@@ -406,6 +406,12 @@ class _NoFiles:
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         return
 
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        return False
+
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
+        return {}
+
     def before_update(self, cgroup: str, quota_us: int) -> None:
         return
 

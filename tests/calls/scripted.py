@@ -137,6 +137,7 @@ class RecordedWriter:
     resizes: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     noted: list[tuple[str, Mapping[str, int | str]]] = field(default_factory=list)
     narrow: str = "nowhere"
+    bounds: dict[str, int | str] = field(default_factory=dict)
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
 
@@ -184,6 +185,12 @@ class RecordedWriter:
 
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         self.rooms.append((pod_cgroup, dict(values)))
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        return bool(self.bounds)
+
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
+        return {name: value for name, value in self.bounds.items() if values.get(name, value) != value}
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         self.quotas.append((cgroup, quota_us))

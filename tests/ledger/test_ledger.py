@@ -1542,7 +1542,7 @@ def test_weights_are_written_as_the_kubelet_writes_them(
     assert weight() == ("39" if version == 2 else "1024")
 
 
-def test_a_container_whose_request_is_not_known_keeps_its_quota_below_a_bounded_pod(
+def test_a_container_whose_request_is_not_known_gets_its_quota_back_from_below_a_bounded_pod(
     ledger: Ledger, files: CgroupFiles
 ) -> None:
     put(files, BOX, "cpu.cfs_quota_us", 50_000)
@@ -1550,7 +1550,7 @@ def test_a_container_whose_request_is_not_known_keeps_its_quota_below_a_bounded_
     bound = {"cpu.cfs_quota_us": (Claim("suppress", Role.AT_MOST, 90_000),)}
     ledger.claim([pod(bound), box(sets(burst=10_000))])
     assert number(files, POD, "cpu.cfs_quota_us") == 90_000
-    assert number(files, BOX, "cpu.cfs_quota_us") == 50_000
+    assert number(files, BOX, "cpu.cfs_quota_us") == -1
     ledger.claim([pod({}), box({})])
     assert texts(files) == before
 
