@@ -94,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    _import_asyncio_without_tls()
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
     plugins = all_plugins(read(arguments, os.environ))
@@ -111,6 +112,16 @@ def _run(arguments: argparse.Namespace) -> int:
         return run(first, configuration, plugins, _sampler(first))
     finally:
         handler.flush()
+
+
+def _import_asyncio_without_tls() -> None:
+    """All connections are Unix sockets: OpenSSL, which asyncio imports if it is there, would take 4 MiB."""
+    if "ssl" not in sys.modules:
+        # With None an import fails. Source: Python's reference, the import system, the module cache.
+        sys.modules["ssl"] = None  # type: ignore[assignment]
+        import asyncio  # noqa: F401
+
+        del sys.modules["ssl"]
 
 
 def _sampler(configuration: Configuration) -> Sampler:

@@ -242,8 +242,13 @@ class Metrics(Protocol):
             length_s: at most as long as the plugin said that it needs.
         """
 
+    def last(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        """The last sample; None: there is none of the last `length_s` seconds. Arguments as of `window`."""
+        window = self.window(cgroup, metric, length_s)
+        return None if window is None else window.last
 
-class NoMetrics:
+
+class NoMetrics(Metrics):
     """Nothing is sampled."""
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:

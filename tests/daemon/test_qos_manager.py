@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod
 from tests.daemon.failures.scene import Scene
+from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.procfs import rss_bytes
@@ -147,7 +148,8 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
     def becomes(value: str) -> None:
         wait_until(lambda: quota() == value, f"a quota of {value}; {manager.log[-10:]}")
 
-    try:
+    with ExitStack() as stack:
+        stack.callback(manager.close)
         plugin.quota_us = 50_000
         # The manager is first, and waits.
         manager.start()
@@ -181,8 +183,7 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         becomes("30000")
 
         # The daemon is upgraded.
-        done = daemon.run("upgrade")
-        assert done.returncode == 0, done.stderr
+        stack.enter_context(Family(daemon)).upgrade()
         plugin.quota_us = 20_000
         becomes("20000")
 
@@ -200,8 +201,6 @@ def test_either_may_end_at_any_time_and_no_value_jumps(
         values = ["50000", "40000", "35000", "30000", "20000", "10000", "max"]
         assert seen[seen.index("50000") :] == values
         assert rss_bytes(manager.pid) < 60 << 20
-    finally:
-        manager.close()
 
 
 @pytest.mark.slow

@@ -7,13 +7,13 @@ from typing import Any
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.plugin import Claim, Role
-from runtimeproxy.qosmanager.snapshot import Container, Cpu, Level, Metric, Node, Pod, Window
+from runtimeproxy.qosmanager.snapshot import Container, Cpu, Level, Metric, Metrics, Node, Pod, Window
 
 BURSTABLE = "/kubepods/burstable"
 BEST_EFFORT = "/kubepods/besteffort"
 
 
-class FixedMetrics:
+class FixedMetrics(Metrics):
     """Samples that do not change: the same number in every window.
 
     Attributes:

@@ -406,14 +406,14 @@ def _burst_of(
     base_us, limit = container.cpu_quota_us, container.limits.get("cpu", 0)
     if base_us is None or base_us <= 0 or limit <= 0:
         return None, None
-    usage = snapshot.metrics.window(container.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
-    throttled = snapshot.metrics.window(container.cgroup, Metric.CPU_THROTTLED, LOOK_BACK_S)
+    used_cores = snapshot.metrics.last(container.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
+    throttled = snapshot.metrics.last(container.cgroup, Metric.CPU_THROTTLED, LOOK_BACK_S)
     # What the container may use here is less than its limit where CPUs are faster than usual.
-    percent = int(usage.last * CPU_PERIOD_US * 100 / base_us) if usage is not None else 100
+    percent = int(used_cores * CPU_PERIOD_US * 100 / base_us) if used_cores is not None else 100
     bucket, is_allowed = limited(
         state.buckets.get(container.id), pod.cpu_burst, percent, container.id, snapshot.now_s
     )
-    op = operation(pod.cpu_burst, throttled.last if throttled is not None else None, is_allowed=is_allowed)
+    op = operation(pod.cpu_burst, throttled, is_allowed=is_allowed)
     ceil_us = ceiling_us(base_us, pod.cpu_burst)
     burst = Burst(
         container.id,
@@ -422,7 +422,7 @@ def _burst_of(
         base_us,
         ceil_us,
         min(base_us + state.added_us.get(container.id, 0), ceil_us),
-        usage.last if usage is not None else None,
+        used_cores,
         op,
     )
     return burst, (container.id, bucket) if bucket is not None else None

@@ -286,7 +286,7 @@ def _amount_of(snapshot: Snapshot) -> _Amount | None:
     """What is left for BE pods; None if capacity or usage are not known, or no pod is."""
     node, threshold = snapshot.node, snapshot.strategies.threshold
     capacity = node.capacity.get("cpu") or len(node.cpus) * 1_000
-    used = _last_usage(snapshot, NODE_CGROUP)
+    used = snapshot.metrics.last(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
     if not capacity or used is None or not snapshot.pods:
         return None
     pods, applications = _usage_of_pods(snapshot), _usage_of_host_applications(snapshot)
@@ -311,23 +311,18 @@ def _usage_of_pods(snapshot: Snapshot) -> list[Used]:
     return [
         Used(cores, pod.qos is QoSClass.BE or pod.kube_qos is KubeQoSClass.BEST_EFFORT)
         for pod in snapshot.pods
-        if (cores := _last_usage(snapshot, pod.cgroup)) is not None
+        if (cores := snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)) is not None
     ]
 
 
 def _usage_of_host_applications(snapshot: Snapshot) -> list[Used]:
     usage: list[Used] = []
     for application in snapshot.strategies.host_applications:
-        cores = _last_usage(snapshot, application.cgroup)
+        cores = snapshot.metrics.last(application.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
         if cores is not None:
             is_below = application.base is CgroupBase.KUBEPODS_BEST_EFFORT
             usage.append(Used(cores, application.qos is QoSClass.BE and is_below))
     return usage
-
-
-def _last_usage(snapshot: Snapshot, cgroup: str) -> float | None:
-    window = snapshot.metrics.window(cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
-    return window.last if window is not None else None
 
 
 def _within(state: SuppressState, allowed: Sequence[Cpu]) -> SuppressState:

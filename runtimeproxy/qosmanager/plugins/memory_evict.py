@@ -129,7 +129,7 @@ def _by_usage(snapshot: Snapshot, feature: str, priority: int | None) -> Task | 
     threshold, lower = strategy.memory_evict_threshold_percent, strategy.memory_evict_lower_percent
     lower = threshold - 2 if lower is None else lower
     capacity = snapshot.node.capacity.get("memory", 0)
-    used = _last_usage(snapshot, NODE_CGROUP)
+    used = snapshot.metrics.last(NODE_CGROUP, Metric.MEMORY_USAGE, LOOK_BACK_S)
     if used is None or capacity <= 0 or not is_threshold_pair(threshold, lower):
         return None
     release = usage_release(used, capacity, threshold, lower)
@@ -138,7 +138,7 @@ def _by_usage(snapshot: Snapshot, feature: str, priority: int | None) -> Task | 
     usage = {
         pod.uid: amount
         for pod in allowed(snapshot.pods, feature, priority)
-        if (amount := _last_usage(snapshot, pod.cgroup)) is not None
+        if (amount := snapshot.metrics.last(pod.cgroup, Metric.MEMORY_USAGE, LOOK_BACK_S)) is not None
     }
     pods = [pod for pod in snapshot.pods if pod.uid in usage]
     if priority is not None:
@@ -155,10 +155,5 @@ def _by_usage(snapshot: Snapshot, feature: str, priority: int | None) -> Task | 
 
 def _releases(snapshot: Snapshot, pod: Pod) -> Amounts:
     resource = resource_of(pod, "memory")
-    used = _last_usage(snapshot, pod.cgroup)
+    used = snapshot.metrics.last(pod.cgroup, Metric.MEMORY_USAGE, LOOK_BACK_S)
     return {USED: int(used or 0), requested_name(resource): request_of(pod, resource)}
-
-
-def _last_usage(snapshot: Snapshot, cgroup: str) -> float | None:
-    window = snapshot.metrics.window(cgroup, Metric.MEMORY_USAGE, LOOK_BACK_S)
-    return window.last if window is not None else None

@@ -113,8 +113,13 @@ class Profiling(Plugin[ProfilingState]):
         {
             Need(Level.NODE, Metric.CPU_USAGE, AGGREGATIONS_S[-1]),
             Need(Level.NODE, Metric.MEMORY_USAGE, AGGREGATIONS_S[-1]),
-            # All else is read often enough for means of a minute, and kept long enough.
-            Need(Level.POD, Metric.CYCLES_PER_INSTRUCTION, AGGREGATIONS_S[0]),
+            Need(Level.NODE, Metric.MEMORY_WITH_CACHE, AGGREGATIONS_S[0]),
+            *(
+                Need(level, metric, AGGREGATIONS_S[0])
+                for level in (Level.POD, Level.HOST_APPLICATION)
+                for metric in (Metric.CPU_USAGE, Metric.MEMORY_USAGE, Metric.MEMORY_WITH_CACHE)
+            ),
+            *(Need(Level.POD, metric, TRAINING_S) for metric in _SIGNALS.values()),
         }
     )
     interval_s: ClassVar[float] = TRAINING_S

@@ -18,8 +18,9 @@ from runtimeproxy.qosmanager.snapshot import Metric
 
 Numbers: TypeAlias = tuple[int, ...]
 """What a source's files hold, in the order of its decoder."""
-Values: TypeAlias = tuple[float | None, ...]
-"""A sample for each of a source's metrics, or of `MEMORY_NUMA` for each NUMA node; None: there is none."""
+Values: TypeAlias = tuple[float, ...]
+"""A sample for each of a source's metrics, the last ones of which may be missing; of `MEMORY_NUMA` for each
+NUMA node."""
 
 
 class ImplausibleError(Exception):
@@ -194,21 +195,20 @@ def throttled_share(periods: int, throttled: int) -> float:
 
 def _rate_of_cpu_stat_v2(growth: Numbers, elapsed_s: float) -> Values:
     usage = growth[0] / 1_000_000 / elapsed_s
-    return usage, throttled_share(growth[1], growth[2]) if len(growth) > 1 else None
+    return (usage, throttled_share(growth[1], growth[2])) if len(growth) > 1 else (usage,)
 
 
 def _rate_of_pressure(growth: Numbers, elapsed_s: float) -> Values:
     shares = [each / 1_000_000 / elapsed_s for each in growth]
     if max(shares) > _MOST_CLOCK_SKEW:
         raise ImplausibleError(f"pressure of {max(shares):.3g}")
-    some, *full = (min(share, 1.0) for share in shares)
-    return some, full[0] if full else None
+    return tuple(min(share, 1.0) for share in shares)
 
 
 def _memory_of_stat(numbers: Numbers) -> Values:
     usage, inactive_file, without_cache = numbers
     # Version 1 counts usage in batches for each CPU, so it may be a little less than its parts.
-    return float(max(usage - inactive_file, 0)), float(without_cache)
+    return float(usage), float(max(usage - inactive_file, 0)), float(without_cache)
 
 
 def _memory_of_meminfo(numbers: Numbers) -> Values:
@@ -227,7 +227,7 @@ _PRESSURES: Final = (
     ("memory.pressure", (Metric.MEMORY_PRESSURE, Metric.MEMORY_PRESSURE_FULL)),
     ("io.pressure", (Metric.IO_PRESSURE, Metric.IO_PRESSURE_FULL)),
 )
-_OF_STAT: Final = (Metric.MEMORY_WORKING_SET, Metric.MEMORY_USAGE)
+_MEMORY: Final = (Metric.MEMORY_WITH_CACHE, Metric.MEMORY_WORKING_SET, Metric.MEMORY_USAGE)
 
 
 def _pressures(folder: Callable[[str], tuple[str, str]]) -> tuple[Source, ...]:
@@ -237,8 +237,8 @@ def _pressures(folder: Callable[[str], tuple[str, str]]) -> tuple[Source, ...]:
     )
 
 
-_USAGE_V1: Final = ("memory", "memory.usage_in_bytes")
-_USAGE_V2: Final = ("memory", "memory.current")
+_MEMORY_V1: Final = ("memory", "memory.usage_in_bytes"), ("memory", "memory.stat")
+_MEMORY_V2: Final = ("memory", "memory.current"), ("memory", "memory.stat")
 
 CPU_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
     1: (
@@ -263,13 +263,11 @@ CPU_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
 
 MEMORY_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
     1: (
-        Source((Metric.MEMORY_WITH_CACHE,), (_USAGE_V1,), _one_number, _as_floats),
-        Source(_OF_STAT, (_USAGE_V1, ("memory", "memory.stat")), decode_memory_stat_v1, _memory_of_stat),
+        Source(_MEMORY, _MEMORY_V1, decode_memory_stat_v1, _memory_of_stat),
         Source((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v1, _as_floats),
     ),
     2: (
-        Source((Metric.MEMORY_WITH_CACHE,), (_USAGE_V2,), _one_number, _as_floats),
-        Source(_OF_STAT, (_USAGE_V2, ("memory", "memory.stat")), decode_memory_stat_v2, _memory_of_stat),
+        Source(_MEMORY, _MEMORY_V2, decode_memory_stat_v2, _memory_of_stat),
         Source((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v2, _as_floats),
     ),
 }
@@ -295,12 +293,11 @@ def cgroup_sources(mounts: Mapping[str, Mount]) -> tuple[Source, ...]:
 
 def node_sources(numa_nodes: Sequence[int]) -> tuple[Source, ...]:
     """The sources of the node itself, below procfs and, for NUMA nodes, which are 0 to n, below sysfs."""
-    memory = (Metric.MEMORY_WITH_CACHE, *_OF_STAT)
     meminfos = tuple(("sysfs", f"devices/system/node/node{each}/meminfo") for each in numa_nodes)
     of_numa = Source((Metric.MEMORY_NUMA,), meminfos, decode_numa_meminfo, _as_floats)
     return (
         Source((Metric.CPU_USAGE,), (("procfs", "stat"),), decode_proc_stat, rate=_cpu_rate(_TICKS_PER_S)),
-        Source(memory, (("procfs", "meminfo"),), decode_meminfo, _memory_of_meminfo),
+        Source(_MEMORY, (("procfs", "meminfo"),), decode_meminfo, _memory_of_meminfo),
         *_pressures(lambda file: ("procfs", f"pressure/{file.removesuffix('.pressure')}")),
         *((of_numa,) if numa_nodes else ()),
     )

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
@@ -70,14 +69,20 @@ _first_checks = itertools.cycle(range(_NAME_CHECK_READS))
 class KernelFile:
     """One file; its descriptor stays open if it is kept."""
 
-    __slots__ = ("_identity", "descriptor", "is_kept", "path")
+    __slots__ = ("_inode", "descriptor", "folder", "is_kept", "name")
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, folder: str, name: str) -> None:
+        # There are thousands: a text of its own for the path of each would take a MiB.
+        self.folder = folder
+        self.name = name
         self.is_kept = False
         self.descriptor = -1
         """-1: it is not open."""
-        self._identity: tuple[int, int] | None = None
+        self._inode: int | None = None
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.name}"
 
     def open(self) -> bool:
         """Opens it; whether it is another file than the one that was opened before.
@@ -91,9 +96,9 @@ class KernelFile:
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
             raise ValueError("not a regular file")
-        before, self._identity = self._identity, (found.st_dev, found.st_ino)
+        before, self._inode = self._inode, found.st_ino
         self.descriptor = descriptor
-        return before is not None and before != self._identity
+        return before is not None and before != self._inode
 
     def is_unlinked(self) -> bool:
         """Whether the open file has lost its name, as happens where cgroups are plain files."""
@@ -110,9 +115,17 @@ class SourceFiles:
 
     __slots__ = ("_reads", "files", "is_closed", "is_stuck", "source")
 
-    def __init__(self, source: Source, paths: Sequence[Path]) -> None:
+    def __init__(self, source: Source, folders: Sequence[str]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            source: which files, and how they are decoded.
+            folders: of each file.
+        """
         self.source = source
-        self.files = [KernelFile(str(path)) for path in paths]
+        self.files = [
+            KernelFile(folder, name) for folder, (_, name) in zip(folders, source.files, strict=True)
+        ]
         self.is_stuck = False
         """A thread hangs in it, and owns it until it returns."""
         self.is_closed = False

@@ -37,6 +37,7 @@ REST_PASSES: Final = 10
 """What no plugin needs is read once in so many passes."""
 REST_WINDOW_S: Final = 300.0
 """How long samples that no plugin needs are kept."""
+_REST_SAMPLES: Final = int(REST_WINDOW_S / REST_PASSES) + 2
 LONGEST_WINDOW_S: Final = 3_600.0
 """Windows are cut to this: the memory is bounded whatever a plugin asks for."""
 _LEAST_ELAPSED_S: Final = 0.05
@@ -68,18 +69,20 @@ class PassReport:
 class _Series:
     """One source of one cgroup: its files, its counters of before, and its samples."""
 
-    __slots__ = ("at_s", "cgroup", "failures", "files", "metrics", "numbers", "resume_at", "rings", "turns")
+    __slots__ = ("at_s", "capacity", "failures", "files", "most", "numbers", "resume_at", "ring", "turns")
 
-    def __init__(self, cgroup: str, source: Source, paths: Sequence[Path]) -> None:
-        self.cgroup = cgroup
-        self.files = SourceFiles(source, paths)
-        self.metrics = source.metrics
+    def __init__(self, source: Source, folders: Sequence[str], most: float) -> None:
+        self.files = SourceFiles(source, folders)
+        self.most = most
+        """A larger value cannot be."""
         self.turns = REST_PASSES
         """Read once in so many passes."""
+        self.capacity = _REST_SAMPLES
+        """How many samples are kept."""
         self.numbers: Numbers | None = None
         self.at_s = 0.0
-        self.rings: list[Ring | None] = [None] * len(source.metrics)
-        """For each metric, or of `MEMORY_NUMA` for each NUMA node; made with the first sample."""
+        self.ring: Ring | None = None
+        """A column for each metric, or of `MEMORY_NUMA` for each NUMA node; made with the first sample."""
         self.failures = 0
         """Since the last reading."""
         self.resume_at = 0
@@ -88,7 +91,13 @@ class _Series:
     def forget(self) -> None:
         """Forgets what was read of a cgroup that is another one now."""
         self.numbers = None
-        self.rings = [None] * len(self.rings)
+        self.ring = None
+
+    def resize(self, capacity: int) -> None:
+        """Keeps so many samples from now on, as many of those before as fit."""
+        self.capacity = capacity
+        if self.ring is not None and self.ring.capacity != capacity:
+            self.ring = self.ring.resized(capacity)
 
 
 class Sampler:
@@ -116,10 +125,14 @@ class Sampler:
             cycles: counts cycles and instructions.
             most_kept_files: descriptors that stay open; None: what the process may open, at most 4,096.
         """
-        self._folders = {name: mount.folder for name, mount in mounts.items()}
-        self._folders |= {"procfs": procfs, "sysfs": sysfs}
+        self._roots = {name: str(mount.folder) for name, mount in mounts.items()}
+        self._roots |= {"procfs": str(procfs), "sysfs": str(sysfs)}
         self._sources = cgroup_sources(mounts)
-        self._most_cpus = most_cpus
+        self._node_sources = node_sources(_numa_nodes(sysfs))
+        self._places = _places(self._sources)
+        self._node_places = _places(self._node_sources)
+        # Twice: the two reads may lie at other moments than their times say.
+        self._most_cores = 2.0 * most_cpus + 1
         self._reader = reader or PassReader()
         self._cycles = cycles or CycleCounters(perf_event_folder(mounts), most_cpus)
         self._cycles_rings: dict[str, Ring] = {}
@@ -136,7 +149,7 @@ class Sampler:
         self._passes = 0
         self._losses: Counter[Loss] = Counter()
         self._last_losses: dict[Loss, str] = {}
-        self._add(NODE_CGROUP, Level.NODE, node_sources(_numa_nodes(sysfs)))
+        self._add(NODE_CGROUP, Level.NODE)
         self._schedule()
 
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> PassReport:
@@ -172,21 +185,28 @@ class Sampler:
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
         with self._lock:
-            if metric is Metric.CYCLES_PER_INSTRUCTION:
-                return self._window(self._cycles_rings.get(cgroup), length_s)
-            for series in self._series.get(cgroup, ()):
-                if metric in series.metrics:
-                    return self._window(series.rings[series.metrics.index(metric)], length_s)
-        return None
+            found = self._find(cgroup, metric)
+            if found is None:
+                return None
+            ring, column = found
+            values = ring.values_after(self._reader.clock() - length_s, column)
+        return summarize(values)
+
+    def last(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        """The last sample, unless it is older than `length_s` seconds; much faster than a window."""
+        with self._lock:
+            found = self._find(cgroup, metric)
+            return None if found is None else found[0].last_after(self._reader.clock() - length_s, found[1])
 
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
-        """Memory by NUMA node over the last `length_s` seconds; one without samples is left out."""
+        """Memory by NUMA node over the last `length_s` seconds; empty without samples."""
         with self._lock:
-            for series in self._series.get(cgroup, ()):
-                if Metric.MEMORY_NUMA in series.metrics:
-                    found = {node: self._window(ring, length_s) for node, ring in enumerate(series.rings)}
-                    return {node: window for node, window in found.items() if window is not None}
-        return {}
+            found = self._find(cgroup, Metric.MEMORY_NUMA)
+            if found is None:
+                return {}
+            ring, after_s = found[0], self._reader.clock() - length_s
+            windows = {node: summarize(ring.values_after(after_s, node)) for node in range(ring.columns)}
+        return {node: window for node, window in windows.items() if window is not None}
 
     def losses(self) -> Mapping[Loss, tuple[int, str]]:
         """Since the start, how many samples were lost by reason, and the path of the last one."""
@@ -213,8 +233,18 @@ class Sampler:
             for series in each:
                 series.files.close()
 
-    def _window(self, ring: Ring | None, length_s: float) -> Window | None:
-        return None if ring is None else summarize(ring.values_after(self._reader.clock() - length_s))
+    def _find(self, cgroup: str, metric: Metric) -> tuple[Ring, int] | None:
+        """The ring that has the samples, and their column in it."""
+        if metric is Metric.CYCLES_PER_INSTRUCTION:
+            ring = self._cycles_rings.get(cgroup)
+            return None if ring is None else (ring, 0)
+        place = (self._node_places if cgroup == NODE_CGROUP else self._places).get(metric)
+        every_series = self._series.get(cgroup)
+        if place is None or every_series is None:
+            return None
+        index, column = place
+        ring = every_series[index].ring
+        return (ring, column) if ring is not None and column < ring.columns else None
 
     def _update(self, targets: Mapping[str, Level], needs: frozenset[Need]) -> None:
         """Takes over what is to be read; does nothing if it is as before."""
@@ -230,7 +260,7 @@ class Sampler:
                     series.files.close()
             for cgroup, level in wanted.items():
                 if cgroup not in self._levels:
-                    self._add(cgroup, level, self._sources)
+                    self._add(cgroup, level)
             self._needs = needs
             self._windows_s = {}
             for need in needs:
@@ -240,16 +270,21 @@ class Sampler:
                 )
             self._schedule()
 
-    def _add(self, cgroup: str, level: Level, sources: Sequence[Source]) -> None:
-        below = cgroup.strip("/")
+    def _add(self, cgroup: str, level: Level) -> None:
+        is_node = level is Level.NODE
+        # One text for all files of a folder.
+        folders = {
+            root: root if is_node else f"{root}/{cgroup.strip('/')}" for root in set(self._roots.values())
+        }
         self._levels[cgroup] = level
         self._series[cgroup] = [
-            _Series(cgroup, source, [self._path(folder, file, below, level) for folder, file in source.files])
-            for source in sources
+            _Series(
+                source,
+                [folders[self._roots[name]] for name, _ in source.files],
+                self._most_cores if Metric.CPU_USAGE in source.metrics else _MOST_BYTES,
+            )
+            for source in (self._node_sources if is_node else self._sources)
         ]
-
-    def _path(self, folder: str, file: str, cgroup: str, level: Level) -> Path:
-        return self._folders[folder] / file if level is Level.NODE else self._folders[folder] / cgroup / file
 
     def _schedule(self) -> None:
         """Distributes the series over the turns, and the descriptors over the series."""
@@ -260,14 +295,17 @@ class Sampler:
         kept = 0
         for index, (cgroup, each) in enumerate(self._series.items()):
             for series in each:
-                windows_s = [self._windows_s.get((self._levels[cgroup], metric)) for metric in series.metrics]
-                is_needed = any(window_s is not None for window_s in windows_s)
-                series.turns = 1 if is_needed else REST_PASSES
-                self._resize(series)
-                if not is_needed:
+                metrics = series.files.source.metrics
+                windows_s = [self._windows_s.get((self._levels[cgroup], metric)) for metric in metrics]
+                longest_s = max((each for each in windows_s if each is not None), default=None)
+                if longest_s is None:
+                    series.turns = REST_PASSES
+                    series.resize(_REST_SAMPLES)
                     self._turns[index % REST_PASSES].append(series)
                     rest.append(series)
                     continue
+                series.turns = 1
+                series.resize(_samples_of(longest_s))
                 for turn in self._turns:
                     turn.append(series)
                 kept += len(series.files.files)
@@ -276,17 +314,6 @@ class Sampler:
             kept += len(series.files.files)
             series.files.keep(is_kept=kept <= self._most_kept_files)
 
-    def _capacity(self, series: _Series, metric: Metric) -> int:
-        """How many samples cover the longest window, with one to spare as passes are not exactly a second."""
-        window_s = self._windows_s.get((self._levels[series.cgroup], metric), REST_WINDOW_S / REST_PASSES)
-        return int(window_s) + 2 if series.turns == 1 else int(REST_WINDOW_S / REST_PASSES) + 2
-
-    def _resize(self, series: _Series) -> None:
-        for index, ring in enumerate(series.rings):
-            capacity = self._capacity(series, series.metrics[min(index, len(series.metrics) - 1)])
-            if ring is not None and ring.capacity != capacity:
-                series.rings[index] = ring.resized(capacity)
-
     def _append_ratio(self, cgroup: str, ratio: float) -> None:
         level = self._levels.get(cgroup)
         if level is None or (level, Metric.CYCLES_PER_INSTRUCTION) not in self._windows_s:
@@ -294,8 +321,8 @@ class Sampler:
         ring = self._cycles_rings.get(cgroup)
         if ring is None:
             window_s = self._windows_s[level, Metric.CYCLES_PER_INSTRUCTION]
-            ring = self._cycles_rings[cgroup] = Ring(int(max(window_s, REST_WINDOW_S) / TURN_PASSES) + 2)
-        ring.append(self._reader.clock(), ratio)
+            ring = self._cycles_rings[cgroup] = Ring(_samples_of(max(window_s, REST_WINDOW_S) / TURN_PASSES))
+        ring.append(self._reader.clock(), (ratio,))
 
     def _store(self, series: _Series, reading: Reading) -> tuple[Loss | None, int]:
         """Makes samples of a reading; the reason if it gives none for a failure, and their number."""
@@ -309,7 +336,7 @@ class Sampler:
         source = series.files.source
         try:
             if source.gauge is not None:
-                return None, self._append(series, at_s, source.gauge(numbers))
+                return None, _append(series, at_s, source.gauge(numbers))
             before, before_s = series.numbers, series.at_s
             if before is not None and at_s - before_s < _LEAST_ELAPSED_S:
                 return None, 0
@@ -319,7 +346,7 @@ class Sampler:
             growth = tuple(map(sub, numbers, before))
             if min(growth) < 0:
                 return Loss.COUNTER_BACK, 0
-            return None, self._append(series, at_s, source.rate(growth, at_s - before_s))
+            return None, _append(series, at_s, source.rate(growth, at_s - before_s))
         except ImplausibleError:
             # The next rate would be as wrong, the other way round.
             series.numbers = None
@@ -336,28 +363,30 @@ class Sampler:
         passes = turns * series.turns if series.turns > 1 else min(turns, _MOST_BACKOFF_PASSES)
         series.resume_at = self._passes + passes
 
-    def _append(self, series: _Series, at_s: float, values: Values) -> int:
-        """Adds samples up to the first that cannot be; their number. Raises ImplausibleError."""
-        # Twice: the two reads may lie at other moments than their times say.
-        limit = 2.0 * self._most_cpus + 1 if Metric.CPU_USAGE in series.metrics else _MOST_BYTES
-        made = 0
-        for index, value in enumerate(values):
-            if value is None:
-                continue
-            if value > limit:
-                raise ImplausibleError
-            ring = series.rings[index] if index < len(series.rings) else None
-            if ring is None:
-                ring = self._new_ring(series, index)
-            ring.append(at_s, value)
-            made += 1
-        return made
 
-    def _new_ring(self, series: _Series, index: int) -> Ring:
-        series.rings.extend([None] * (index + 1 - len(series.rings)))
-        ring = Ring(self._capacity(series, series.metrics[min(index, len(series.metrics) - 1)]))
-        series.rings[index] = ring
-        return ring
+def _append(series: _Series, at_s: float, values: Values) -> int:
+    """Adds samples; their number. Raises ImplausibleError."""
+    if max(values) > series.most:
+        raise ImplausibleError
+    ring = series.ring
+    if ring is None or ring.columns != len(values):
+        ring = series.ring = Ring(series.capacity, len(values))
+    ring.append(at_s, values)
+    return len(values)
+
+
+def _samples_of(seconds: float) -> int:
+    """How many samples cover a window, with one to spare as passes are not exactly a second."""
+    return int(seconds) + 2
+
+
+def _places(sources: Sequence[Source]) -> dict[Metric, tuple[int, int]]:
+    """Of each metric the index of its source, and its own among those of the source."""
+    return {
+        metric: (index, column)
+        for index, source in enumerate(sources)
+        for column, metric in enumerate(source.metrics)
+    }
 
 
 def _kept_files() -> int:

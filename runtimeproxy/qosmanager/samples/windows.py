@@ -34,13 +34,13 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 class Ring:
-    """The latest samples of one metric of one cgroup; an append replaces the oldest one when it is full."""
+    """The latest samples of some values that are taken together; an append replaces the oldest when full."""
 
-    __slots__ = ("_count", "_next", "_times", "_values")
+    __slots__ = ("_columns", "_count", "_next", "_times")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, columns: int = 1) -> None:
         self._times = array("d", bytes(8 * capacity))
-        self._values = array("d", bytes(8 * capacity))
+        self._columns = [array("d", bytes(8 * capacity)) for _ in range(columns)]
         self._next = 0
         self._count = 0
 
@@ -48,17 +48,24 @@ class Ring:
     def capacity(self) -> int:
         return len(self._times)
 
-    def append(self, at_s: float, value: float) -> None:
-        """Adds a sample; its time is not before that of the last one."""
-        self._times[self._next] = at_s
-        self._values[self._next] = value
-        self._next = (self._next + 1) % len(self._times)
+    @property
+    def columns(self) -> int:
+        """How many values each sample has."""
+        return len(self._columns)
+
+    def append(self, at_s: float, values: Sequence[float]) -> None:
+        """Adds a sample with a value for each column; its time is not before that of the last one."""
+        at = self._next
+        self._times[at] = at_s
+        for column, value in zip(self._columns, values, strict=True):
+            column[at] = value
+        self._next = (at + 1) % len(self._times)
         if self._count < len(self._times):
             self._count += 1
 
-    def values_after(self, at_s: float) -> array[float]:
-        """The samples taken after a time, oldest first."""
-        times, values, end = self._times, self._values, self._next
+    def values_after(self, at_s: float, column: int = 0) -> array[float]:
+        """The values of the samples taken after a time, oldest first."""
+        times, values, end = self._times, self._columns[column], self._next
         if self._count < len(times):
             return values[bisect_right(times, at_s, 0, end) : end]
         # Most windows are shorter than the ring: the older part counts only if all of the newer one does.
@@ -67,11 +74,17 @@ class Ring:
             return values[begin:end]
         return values[bisect_right(times, at_s, end) :] + values[:end]
 
+    def last_after(self, at_s: float, column: int = 0) -> float | None:
+        """The latest value; None if it was not taken after a time."""
+        last = self._next - 1
+        return self._columns[column][last] if self._count and self._times[last] > at_s else None
+
     def resized(self, capacity: int) -> Ring:
         """A ring of another capacity with as many of the latest samples as it holds."""
-        ring = Ring(capacity)
-        for at_s, value in zip(self._in_order(self._times), self._in_order(self._values), strict=True):
-            ring.append(at_s, value)
+        ring = Ring(capacity, len(self._columns))
+        columns = map(self._in_order, self._columns)
+        for at_s, *values in zip(self._in_order(self._times), *columns, strict=True):
+            ring.append(at_s, values)
         return ring
 
     def _in_order(self, items: array[float]) -> array[float]:

@@ -481,7 +481,7 @@ class _PluginRun:
         return decision.evictions
 
 
-class _Samples:
+class _Samples(Metrics):
     """Samples of all cgroups, one per step."""
 
     def __init__(self, kernel: Kernel, longest_s: float) -> None:

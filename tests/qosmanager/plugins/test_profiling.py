@@ -17,7 +17,7 @@ from runtimeproxy.config.sources import read
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.manager import configured
-from runtimeproxy.qosmanager.plugin import PluginContext
+from runtimeproxy.qosmanager.plugin import Need, PluginContext
 from runtimeproxy.qosmanager.plugins.profiling import (
     SAVING_S,
     TRAINING_S,
@@ -31,6 +31,7 @@ from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, Amounts
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
     HostApplication,
+    Level,
     Metric,
     Snapshot,
     Strategies,
@@ -84,6 +85,26 @@ def snapshot_of(minute: float = 0, changes: Mapping[tuple[str, Metric], float] |
 def started(options: ProfilingOptions) -> tuple[Profiling, ProfilingState]:
     plugin = Profiling()
     return plugin, plugin.setup(PluginContext(gates={}, options=options))
+
+
+def test_it_says_what_it_reads() -> None:
+    class Declared(FixedMetrics):
+        def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
+            level = {NODE_CGROUP: Level.NODE, "/host/nginx": Level.HOST_APPLICATION}.get(cgroup, Level.POD)
+            asked.append(Need(level, metric, length_s))
+            return super().window(cgroup, metric, length_s)
+
+    asked: list[Need] = []
+    plugin, state = started(ProfilingOptions())
+    for policy in MemoryCollectPolicy:
+        strategies = Strategies(
+            colocation=Colocation(metric_memory_collect_policy=policy), host_applications=(APPLICATION,)
+        )
+        plugin.run(replace(snapshot_of(), metrics=Declared(USAGE), strategies=strategies), state)
+    assert {each.level for each in asked} == {Level.NODE, Level.POD, Level.HOST_APPLICATION}
+    longest_s = {each[:2]: each.longest_s for each in plugin.needs}
+    # Another plugin may need the same for a few seconds only: of that nothing longer is kept.
+    assert [each for each in asked if each.longest_s > longest_s.get(each[:2], 0)] == []
 
 
 def test_the_node_as_input() -> None:

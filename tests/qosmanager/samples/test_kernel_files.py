@@ -155,9 +155,9 @@ def source_of(sources: Sequence[Source], metric: Metric) -> Source:
         (source_of(CPU_SOURCES[1], Metric.CPU_THROTTLED), (20, 5), 2.0, (0.25,)),
         (source_of(CPU_SOURCES[1], Metric.CPU_THROTTLED), (0, 0), 2.0, (0.0,)),
         (source_of(CPU_SOURCES[2], Metric.CPU_USAGE), (3_000_000, 20, 5), 2.0, (1.5, 0.25)),
-        (source_of(CPU_SOURCES[2], Metric.CPU_USAGE), (3_000_000,), 2.0, (1.5, None)),
+        (source_of(CPU_SOURCES[2], Metric.CPU_USAGE), (3_000_000,), 2.0, (1.5,)),
         (source_of(PRESSURE_SOURCES[2], Metric.IO_PRESSURE), (500_000, 100_000), 1.0, (0.5, 0.1)),
-        (source_of(PRESSURE_SOURCES[2], Metric.CPU_PRESSURE), (1_200_000,), 1.0, (1.0, None)),
+        (source_of(PRESSURE_SOURCES[2], Metric.CPU_PRESSURE), (1_200_000,), 1.0, (1.0,)),
         (source_of(node_sources([]), Metric.CPU_USAGE), (3 * os.sysconf("SC_CLK_TCK"),), 2.0, (1.5,)),
     ],
 )
@@ -169,9 +169,8 @@ def test_counters(source: Source, growth: Numbers, elapsed_s: float, expected: V
 @pytest.mark.parametrize(
     ("source", "numbers", "expected"),
     [
-        (source_of(MEMORY_SOURCES[1], Metric.MEMORY_WITH_CACHE), (100,), (100.0,)),
-        (source_of(MEMORY_SOURCES[1], Metric.MEMORY_USAGE), (100, 5, 33), (95.0, 33.0)),
-        (source_of(MEMORY_SOURCES[2], Metric.MEMORY_USAGE), (4, 5, 33), (0.0, 33.0)),
+        (source_of(MEMORY_SOURCES[1], Metric.MEMORY_USAGE), (100, 5, 33), (100.0, 95.0, 33.0)),
+        (source_of(MEMORY_SOURCES[2], Metric.MEMORY_USAGE), (4, 5, 33), (4.0, 0.0, 33.0)),
         (source_of(MEMORY_SOURCES[2], Metric.MEMORY_NUMA), (4, 5), (4.0, 5.0)),
         (source_of(node_sources([]), Metric.MEMORY_USAGE), (1000, 300, 600, 100), (700.0, 600.0, 400.0)),
     ],

@@ -94,7 +94,7 @@ def test_what_is_needed_in_each_pass_and_the_rest_in_turns(tree: Tree) -> None:
     sources = tree.tick(CPU, passes=REST_PASSES).files
     reports = [tree.tick(CPU) for _ in range(REST_PASSES)]
     # What is not needed of 3 of the 30 pods, or of 4 with the node, whose CPU usage is not needed either.
-    per_pod = 7 if tree.version == 1 else 6
+    per_pod = 6 if tree.version == 1 else 5
     assert {report.files for report in reports} == {30 + 3 * per_pod, 30 + 3 * per_pod + 6}
     assert sources in {report.files for report in reports}
     assert not any(report.losses for report in reports)

@@ -42,13 +42,16 @@ def test_percentile_is_the_least_value_that_covers_the_share(values: list[float]
 def test_ring_beside_a_list(
     capacity: int, steps: list[tuple[float, float]], since_s: float, new_capacity: int
 ) -> None:
-    ring, everything, now_s = Ring(capacity), [], 0.0
+    ring, everything, now_s = Ring(capacity, 2), [], 0.0
     for step_s, value in steps:
         now_s += step_s
-        ring.append(now_s, value)
+        ring.append(now_s, (value, -value))
         everything.append((now_s, value))
     kept = everything[-capacity:]
-    assert list(ring.values_after(since_s)) == [value for at_s, value in kept if at_s > since_s]
+    expected = [value for at_s, value in kept if at_s > since_s]
+    assert list(ring.values_after(since_s)) == expected
+    assert list(ring.values_after(since_s, 1)) == [-value for value in expected]
+    assert ring.last_after(since_s, 1) == (-expected[-1] if expected else None)
     resized = ring.resized(new_capacity)
     assert resized.capacity == new_capacity
     assert list(resized.values_after(since_s)) == [
