@@ -235,8 +235,9 @@ def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, Amounts]:
             for part, into in zip(("requests", "limits"), amounts, strict=True):
                 with suppress(AnnotationError):
                     for resource, each in entry.member(part).entries().items():
-                        if resource.startswith(_EXTENDED):
-                            into[resource] = each.quantity()
+                        # A negative one would lower the sum over all pods, by which pods are evicted.
+                        if resource.startswith(_EXTENDED) and (amount := each.quantity()) >= 0:
+                            into[resource] = amount
             found[name] = Amounts(*amounts)
     return found
 
