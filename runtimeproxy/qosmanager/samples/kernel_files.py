@@ -45,6 +45,8 @@ class Source:
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _LONGEST_NUMBER: Final = 20
+_LONGEST_STAT: Final = 16_384
+"""Bytes: several times the largest cpu.stat or memory.stat."""
 _KIB: Final = 1024
 _MOST_CLOCK_SKEW: Final = 1.5
 """A share of time may exceed 1, as the kernel's clock and ours are not read at the same moment; not this."""
@@ -65,8 +67,10 @@ def _one_number(contents: Sequence[bytes]) -> Numbers:
 
 def _in_order(*keys: str) -> re.Pattern[bytes]:
     """Finds lines `key number` in this order, which is the kernel's, with or without others between them."""
-    # No anchor in front: the search is ten times as fast for a text than for a choice.
-    return re.compile(r"(?:.*\n)*?".join(rf"{key} ([0-9]{{1,20}})\n" for key in keys).encode())
+    # No anchor in front: the search is ten times as fast for a text than for a choice. What a group has
+    # passed is not tried again: with a key that is there a hundred times this would take seconds.
+    first, *others = (rf"{key} ([0-9]{{1,20}})\n" for key in keys)
+    return re.compile("".join([first, *(rf"(?>(?:.*\n)*?{other})" for other in others)]).encode())
 
 
 _CPU_STAT: Final = _in_order("nr_periods", "nr_throttled")
@@ -79,7 +83,7 @@ _PRESSURE: Final = re.compile(rb"some .*total=([0-9]{1,20})\n(?:full .*total=([0
 
 
 def _numbers(pattern: re.Pattern[bytes], content: bytes) -> Numbers:
-    found = pattern.search(content)
+    found = pattern.search(content, 0, _LONGEST_STAT)
     if found is None:
         raise ValueError(f"not as expected: {content[:64]!r}")
     return tuple(map(int, found.groups()))

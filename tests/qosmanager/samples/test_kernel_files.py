@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -113,6 +114,23 @@ def test_contents(decode: Decoder, contents: Sequence[bytes], expected: Numbers)
 def test_other_contents(decode: Decoder, contents: Sequence[bytes]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         decode(contents)
+
+
+@pytest.mark.parametrize(
+    ("decode", "line"),
+    [
+        (decode_cpu_stat_v1, b"nr_periods 1\n"),
+        (decode_cpu_stat_v2, b"usage_usec 1\nnr_periods 1\n"),
+        (decode_memory_stat_v1, b"total_inactive_anon 1\ntotal_active_anon 1\n"),
+        (decode_memory_stat_v2, b"\ninactive_anon 1\nactive_anon 1\n"),
+    ],
+)
+def test_a_megabyte_of_the_same_keys_does_not_hold_up_the_process(decode: Decoder, line: bytes) -> None:
+    """The lock of the interpreter is held while a regular expression searches."""
+    started_s = time.monotonic()
+    with pytest.raises(ValueError, match="not as expected"):
+        decode([b"1\n", line * ((1 << 20) // len(line))][-1 if "cpu" in decode.__name__ else 0 :])
+    assert time.monotonic() - started_s < 2.0
 
 
 EVERY_SOURCE = [
