@@ -5,9 +5,10 @@
 2. CreateContainer: `create` does the same for a pod whose CPUs were not all left, or that was not admitted.
 3. The call has ended: `settle`; if it has failed, `release`.
 4. About every second `follow` makes the state that of the records: the CPUs of a pod without a running
-   sandbox are free again, and an event that was missed holds none for long.
+   sandbox are free again, and an event that was missed holds none for long. What has not left a pod's CPUs,
+   or may not have before a restart, is asked to again.
 
-Nothing of this refuses a call. What fails is logged, and done again with the pod's next container.
+Nothing of this refuses a call. What fails is logged, and done again.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ IN_FLIGHT_S: Final = 600.0
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 RETRY_S: Final = 30.0
 """After a state could not be saved: a disk is full for minutes, not for seconds."""
+ASK_S: Final = 10.0
+"""How often what has not left a pod's CPUs is asked to again, without a call that creates a container."""
 NO_CPUS: Final[frozenset[int]] = frozenset()
 
 
@@ -136,6 +139,7 @@ class NodeAllocations:
         self._in_flight: dict[str, _InFlight] = {}
         self._followed: tuple[object, ...] | None = None
         self._retry_s = 0.0
+        self._ask_s = 0.0
 
     @property
     def summary(self) -> str:
@@ -199,14 +203,14 @@ class NodeAllocations:
         """Makes the state that of the records and of the calls that create pods.
 
         Returns:
-            Work with the disk, to be awaited in the background; None if nothing has changed.
+            Work to be awaited in the background; None if there is none.
         """
         now_s = self._now_s()
         self._in_flight = {uid: each for uid, each in self._in_flight.items() if each.until_s > now_s}
         owners = [pod for pod in pods if pod.state is not Lifecycle.STOPPED and owns_cpus(pod.annotations)]
         followed = (*owners, *self._in_flight.values())
         if followed == self._followed and not (self.problem and now_s >= self._retry_s):
-            return None
+            return self._ask_again(now_s)
         self._followed, self._is_known = followed, True
         views = [*map(recorded_pod, owners), *(each.pod for each in self._in_flight.values())]
         after = self._rules.rebuild(views)
@@ -215,7 +219,24 @@ class NodeAllocations:
         if after != self._saved:
             return self._save()
         self.problem = ""
-        return None
+        return self._ask_again(now_s)
+
+    def _ask_again(self, now_s: float) -> Coroutine[Any, Any, None] | None:
+        """Work that makes what has not left the CPUs of some pods do so; None if none is due."""
+        if not self._occupied or now_s < self._ask_s:
+            return None
+        self._ask_s = now_s + ASK_S
+        return self._make_leave()
+
+    async def _make_leave(self, uid: str | None = None) -> None:
+        """Makes others leave the CPUs of all pods, unless they have left those of this one meanwhile."""
+        async with self._leaving:
+            asked = dict(self._occupied)
+            # One round is for all pods that have come meanwhile.
+            if asked and uid in (None, *asked) and await self._leave(NO_CPUS.union(*asked.values())):
+                for owner, cpus in asked.items():
+                    if self._occupied.get(owner) == cpus:
+                        del self._occupied[owner]
 
     def _take(self, after: Allocations) -> None:
         self._allocations = after
@@ -236,14 +257,7 @@ class NodeAllocations:
                 logger.warning("pod uid %s: %s", uid, problem, extra={"uid": uid})
         if after != self._saved:
             await self._save()
-        async with self._leaving:
-            # One round is for all pods that have come meanwhile.
-            if uid in self._occupied:
-                asked = dict(self._occupied)
-                if await self._leave(NO_CPUS.union(*asked.values())):
-                    for owner, cpus in asked.items():
-                        if self._occupied.get(owner) == cpus:
-                            del self._occupied[owner]
+        await self._make_leave(uid)
 
     async def _save(self) -> None:
         state = self._allocations

@@ -770,7 +770,8 @@ class Ledger(BookStore):
             looking: See `_settle`.
             below: Cgroups with a quota below one whose bound begins.
         """
-        looks = {path: self._look(path, held, (), looking) for path, held in batch.items()}
+        # A cgroup is opened with one system call below one that is open.
+        looks = {path: self._look(path, batch[path], (), looking) for path in sorted(batch)}
         for path, level in below.items():
             if path not in looks:
                 held = self._held.get(path) or self._unclaimed(path, level)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.hooks.allocator import Allocations, SharePools
-from runtimeproxy.ledger.allocations import FILE, IN_FLIGHT_S, RETRY_S, AllocationFile, NodeAllocations
+from runtimeproxy.ledger.allocations import ASK_S, FILE, IN_FLIGHT_S, RETRY_S, AllocationFile, NodeAllocations
 from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -211,6 +211,23 @@ async def test_a_restart_knows_the_allocations_before_the_runtimes_lists(scene: 
     # The lists have another one that came meanwhile, and not the first.
     await scene.follow(record("c", "6"))
     assert scene.owners() == {"b", "c"}
+
+
+async def test_after_a_restart_others_leave_without_another_container(scene: Scene) -> None:
+    await scene.follow(record("a"))
+    await scene.restarted().load()
+    assert scene.allocations.occupied == 1
+    scene.leaves = False
+    await scene.follow(record("a"))
+    await scene.follow(record("a"))
+    assert (scene.left, scene.allocations.occupied) == ([{2, 3}], 1)
+    scene.leaves = True
+    scene.now_s += ASK_S
+    await scene.follow(record("a"))
+    assert (scene.left, scene.allocations.occupied) == ([{2, 3}] * 2, 0)
+    scene.now_s += ASK_S
+    await scene.follow(record("a"))
+    assert scene.left == [{2, 3}] * 2
 
 
 @pytest.mark.parametrize("text", [None, '{"boot_id": "before", "pods": {}}', "\x00", "{}", "9" * 5000])
