@@ -13,6 +13,7 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
+from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
@@ -120,7 +121,8 @@ def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
     ]
     fields = list(_owned(engine, pod, pod.cgroup_parent))
     owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
-    allocation = node.allocations.get(pod.uid)
+    # The node's allocations are kept only where shared pools are computed.
+    allocation = node.allocations.get(pod.uid) or pod_cpus(pod.labels, pod.annotations)
     strategy = node.strategy_for(view)
     live = node.live_pods.get(pod.uid)
     return api_pb2.Pod(

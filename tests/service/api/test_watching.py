@@ -24,7 +24,7 @@ from runtimeproxy.service.api.watching import (
     Watcher,
     Watchers,
 )
-from tests.daemon.driving import batch_pod
+from tests.daemon.driving import batch_pod, pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -196,6 +196,13 @@ def test_what_a_container_asks_for(
 def test_an_annotation_that_cannot_be_read(text: str) -> None:
     found = extended_amounts({"node.koordinator.sh/extended-resource-spec": text})
     assert all(each == ({}, {}) for each in found.values())
+
+
+def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: CriClient) -> None:
+    # With the default shared pools nothing is allocated here: BE pods have to leave them all the same.
+    pod(client, annotations={"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-1"}'}).run()
+    (answer,) = pods(own_api, snapshot_only=True)
+    assert [each.allocated_cpus for each in answer.snapshot.pods] == ["0-1"]
 
 
 def test_a_snapshot_only_and_one_namespace(own_api: Any, client: CriClient) -> None:
