@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -152,24 +153,28 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
 def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:
     """The cgroups of the QoS classes; GUARANTEED stands for that of all pods.
 
+    Those of most pods count: some of before may run on after a change of the kubelet's cgroup driver.
+
     Args:
         pods: Path and QoS class of some pods.
 
     Source: kubelet, pkg/kubelet/cm/pod_container_manager_linux.go; with systemd `kubepods.slice` holds
     `kubepods-burstable.slice`, else `kubepods` holds `burstable`.
     """
-    found: dict[KubeQoSClass, tuple[str, ...]] = {}
+    roots: Counter[tuple[str, ...]] = Counter()
     for path, qos in pods:
         depth = 1 if qos is KubeQoSClass.GUARANTEED else 2
-        if len(path) <= depth:
-            continue
-        if path[-depth - 1].removesuffix(".slice").rpartition("-")[2] != KUBEPODS:
-            continue  # a pod that is not the kubelet's
-        root = found.setdefault(KubeQoSClass.GUARANTEED, path[:-depth])
-        stem = root[-1].removesuffix(".slice")
-        for each in (KubeQoSClass.BURSTABLE, KubeQoSClass.BEST_EFFORT):
-            name = each.value.lower()
-            found[each] = (*root, f"{stem}-{name}.slice" if stem != root[-1] else name)
+        # Others are not the kubelet's.
+        if len(path) > depth and path[-depth - 1].removesuffix(".slice").rpartition("-")[2] == KUBEPODS:
+            roots[path[:-depth]] += 1
+    if not roots:
+        return {}
+    root = max(roots, key=roots.__getitem__)
+    stem = root[-1].removesuffix(".slice")
+    found = {KubeQoSClass.GUARANTEED: root}
+    for each in (KubeQoSClass.BURSTABLE, KubeQoSClass.BEST_EFFORT):
+        name = each.value.lower()
+        found[each] = (*root, f"{stem}-{name}.slice" if stem != root[-1] else name)
     return {qos: "/" + "/".join(path) for qos, path in found.items()}
 
 

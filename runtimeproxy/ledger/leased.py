@@ -158,7 +158,7 @@ class OwnedClaims:
         refused: claims that were refused, and not replaced since.
         requests: that came in, by what became of them.
         refusals: refused claims, by cause.
-        lapses: how many leases have ended.
+        lapses: how many leases with claims have ended.
     """
 
     owner: Owner
@@ -572,8 +572,9 @@ class LeasedClaims:
                 owned.lease = leases.released(owned.lease)
             elif leases.is_due(owned.lease, now_s):
                 keys = owned.not_held()
-                owned.lapses += 1
-                if keys or owned.claims:
+                # A session without claims has nothing to renew.
+                if owned.claims:
+                    owned.lapses += 1
                     held = len(owned.claims) - len(keys)
                     text = "no request has renewed the claims of %s: %d are released, %d held for up to %d s"
                     about = {"owner": name, "released": len(keys), "held": held}

@@ -620,6 +620,13 @@ def test_the_cgroups_of_qos_classes_with_systemd() -> None:
     }
 
 
+def test_pods_of_another_cgroup_driver_do_not_decide_where_classes_are() -> None:
+    slices = ("kubepods.slice", "kubepods-besteffort.slice", "kubepods-besteffort-podu0.slice")
+    others = [(("kubepods", "burstable", f"podu{number}"), BURSTABLE) for number in (1, 2)]
+    for pods in ([(slices, BEST_EFFORT), *others], [*others, (slices, BEST_EFFORT)]):
+        assert class_cgroups(pods)[BEST_EFFORT] == "/kubepods/besteffort"
+
+
 def cpus(value: str) -> dict[str, tuple[Claim, ...]]:
     return {"cpuset.cpus": (Claim("cpuset", Role.SET, value),)}
 

@@ -242,6 +242,14 @@ async def test_a_lapse_holds_bounds_and_releases_what_is_added(node: Node) -> No
     assert (await node.leased.set(request("cpu-suppress", 3))).answer is Answer.SEND_WHOLE_SET
 
 
+async def test_the_end_of_a_session_without_claims_is_no_lapse(node: Node) -> None:
+    # As of a plugin that the strategies do not want, when the manager is started again.
+    await node.leased.take_over("cpu-burst", "new")
+    await node.pass_time(LEASE_S)
+    owned = node.leased.owners["cpu-burst"]
+    assert (owned.phase, owned.lapses) == (Phase.NONE, 0)
+
+
 async def test_without_a_hold_a_bound_ends_with_the_lease(node: Node) -> None:
     node.leased.configure(owners(hold_s=0.0))
     await first(node, "cpu-suppress", suppress(50_000))
