@@ -72,6 +72,10 @@ _QUIET_S: Final = 10.0
 class Sampler(Metrics, Protocol):
     """Where samples come from."""
 
+    @property
+    def cycles_problem(self) -> str:
+        """Why there are no cycles per instruction; empty if there are, or if no plugin needs them."""
+
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
         """Makes one pass; in one thread at a time."""
 
@@ -196,8 +200,11 @@ class _Entry:
             return problem
         if runner.is_enabled is False:
             return "not wanted by the strategies"
-        claims = "dry-run" if runner.mode is Mode.DRY_RUN else f"{self.session.count} claims"
-        return f"{claims}, {runner.explanation}" if runner.explanation else claims
+        if runner.mode is Mode.DRY_RUN:
+            claims = "dry-run"
+        else:
+            claims = f"{self.session.count} claims" if runner.plugin.has_claims else ""
+        return ", ".join(filter(None, (claims, runner.explanation)))
 
 
 class QosManager:
@@ -236,6 +243,7 @@ class QosManager:
         self._use(configuration)
         self._samples = BackgroundThreads(1, "samples")
         self._pass: asyncio.Future[object] | None = None
+        self._cycles_problem = ""
         self._targets: tuple[tuple[int, int, int], dict[str, Level]] = (0, 0, 0), {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(self.finish)
@@ -370,6 +378,11 @@ class QosManager:
             self._failures.report(
                 "samples", described(error), f"a pass failed: {described(error)}", error=error
             )
+        if (problem := self._sampler.cycles_problem) != self._cycles_problem:
+            self._cycles_problem = problem
+            if problem:
+                # A matter of the machine or of the unit's rights, which does not change by itself.
+                logger.info("samples: no cycles per instruction: %s", problem)
 
     async def _run_plugin(
         self, entry: _Entry, connection: Connection, snapshot: Snapshot, versions: tuple[int, int, int]
@@ -396,14 +409,15 @@ class QosManager:
             await session.release(connection)
         if not runner.is_due(self._clock()):
             return
-        held = await session.take_over(connection) if is_enforced else ()
+        is_claiming = is_enforced and runner.plugin.has_claims
+        held = await session.take_over(connection) if is_claiming else ()
         result = await runner.run(snapshot, versions, held)
         if result is None:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
-        if is_enforced:
+        if is_claiming:
             await session.set(connection, claims)
-        else:
+        elif not is_enforced:
             self._explain(entry, claims)
         if evictions:
             results = await session.evict(connection, evictions, is_dry_run=not is_enforced)

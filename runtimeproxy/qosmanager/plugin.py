@@ -166,6 +166,8 @@ class Plugin(Generic[StateT]):
     gates: ClassVar[tuple[str, ...]] = ()
     """Koordinator's feature gates; the plugin runs if one of them is on. Without any it always does."""
     default_mode: ClassVar[Mode] = Mode.ENFORCE
+    has_claims: ClassVar[bool] = True
+    """Whether it claims values. If not, claims are left out, and the daemon needs no owner of its name."""
     needs: ClassVar[frozenset[Need]] = frozenset()
     interval_s: ClassVar[float] = 1.0
     """The least time between two runs."""

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -101,6 +102,7 @@ class Reader(NoMetrics):
 
     def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
         self.fails = fails
+        self.cycles_problem = ""
         self.passes: list[tuple[Mapping[str, Level], frozenset[Need]]] = []
 
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
@@ -361,6 +363,30 @@ async def test_rounds_go_on_without_samples(
     assert len(reader.passes) == 2
     assert "samples: a pass failed: OSError: no such device" in caplog.text
     assert "samples: a pass has not ended yet" in caplog.text
+
+
+async def test_why_there_are_no_cycles_per_instruction_is_logged_once(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader()
+    reader.cycles_problem = "this machine does not count cycles"
+    with caplog.at_level(logging.INFO, manager_module.__name__):
+        async with serve(Rising("cpu-suppress"), reader=reader) as manager:
+            await manager.wait_for(lambda: len(reader.passes) >= 3)
+    text = "samples: no cycles per instruction: this machine does not count cycles"
+    assert [each.getMessage() for each in caplog.records].count(text) == 1
+
+
+async def test_a_plugin_without_claims_needs_no_owner(serve: Serve, daemon: FakeDaemon) -> None:
+    class Looking(Rising):
+        has_claims = False
+
+    daemon.fail["GetClaims"] = (grpc.StatusCode.NOT_FOUND, "no owner is named looking")
+    plugin = Looking("looking")
+    async with serve(plugin) as manager:
+        await manager.wait_for(lambda: len(plugin.snapshots) >= 2)
+        await manager.wait_for_status("looking: all is well")
+    assert not daemon.values("looking")
 
 
 async def test_claims_that_the_daemon_does_not_take_are_reported(

@@ -109,6 +109,7 @@ class Profiling(Plugin[ProfilingState]):
 
     name: ClassVar[str] = "profiling"
     default_mode: ClassVar[Mode] = Mode.OFF
+    has_claims: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_USAGE, AGGREGATIONS_S[-1]),

@@ -41,7 +41,7 @@ _VALUES: Final = struct.Struct("=QQQQQ")
 """Number of events, time enabled, time running, cycles, instructions."""
 
 _PROBLEMS: Final[Mapping[int, str]] = {
-    errno.EACCES: "the kernel does not allow it: CAP_PERFMON is missing",
+    errno.EACCES: "the kernel does not allow it: no CAP_PERFMON, or kernel.perf_event_paranoid is above 2",
     errno.EPERM: "the kernel does not allow it: CAP_PERFMON is missing",
     errno.ENOSYS: "the kernel has no perf events, or a seccomp filter is in the way",
     errno.ENOENT: "this machine does not count cycles, as is usual for virtual ones",
