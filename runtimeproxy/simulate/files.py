@@ -177,8 +177,8 @@ def registered_servers(folder: Path) -> list[LoadedPolicy]:
     return found
 
 
-def _not_called(view: object) -> RemoteRequest:
-    raise NotImplementedError
+def _not_called(_view: object) -> RemoteRequest:
+    raise AssertionError("a simulation calls no hook server")
 
 
 def _name_in(folder: Path) -> str:
