@@ -79,8 +79,6 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
         ),
         "cpu-evict": BuiltIn(may_evict=True),
         "memory-evict": BuiltIn(may_evict=True),
-        # It claims nothing; the manager has a session for each plugin.
-        "profiling": BuiltIn(),
     }
 )
 """The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
