@@ -139,7 +139,11 @@ COMMANDS: Final = (
         ". It stands above the configuration, also after a reload and a restart; reset takes it back.",
         "NAME (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
         {
-            "name": {"type": plain_text, "metavar": "NAME", "help": "the policy"},
+            "name": {
+                "type": plain_text,
+                "metavar": "NAME",
+                "help": "the policy, or plugin:NAME of the QoS manager",
+            },
             "mode": {"choices": ("enforce", "dry-run", "off", "reset"), "help": "its mode"},
             "--namespace": {
                 "action": "append",

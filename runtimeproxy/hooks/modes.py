@@ -14,6 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from runtimeproxy.hooks.owners import PREFIX, Owner
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector, PodTraits
 from runtimeproxy.hooks.settings import PolicySettings
@@ -40,6 +41,7 @@ class Override(NamedTuple):
     """The mode of a policy for some pods, as an operator has set it."""
 
     policy: str
+    """Its name; or of an owner of claims, as it is called in the ledger: `plugin:NAME`."""
     mode: SetMode
     selector: PodSelector = EVERY_POD
     """Namespaces and labels only."""
@@ -96,9 +98,17 @@ def needed(
     """The settings with which policies are loaded that an operator uses, whatever the configuration says."""
     found = dict(settings)
     for each in overrides:
-        if each.mode is not SetMode.OFF:
+        if each.mode is not SetMode.OFF and not each.policy.startswith(PREFIX):
             found[each.policy] = replace(found.get(each.policy, PolicySettings()), enabled=True)
     return found
+
+
+def with_owner_modes(owners: Mapping[str, Owner], overrides: Iterable[Override]) -> dict[str, Owner]:
+    """The owners of claims, in the modes that operators have set, the oldest first."""
+    modes = {each.policy: str(each.mode) for each in overrides}
+    return {
+        name: owner._replace(mode=modes.get(owner.claimant, owner.mode)) for name, owner in owners.items()
+    }
 
 
 def with_modes(

@@ -31,7 +31,7 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources, is_enabled
-from runtimeproxy.hooks.modes import Override, SetMode, needed, present, with_modes
+from runtimeproxy.hooks.modes import Override, SetMode, needed, present, with_modes, with_owner_modes
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
@@ -321,6 +321,7 @@ class Engine:
             if not self._has_modes:
                 self.overrides = present(await run(thread, self._mode_file.load), time.time())
                 self._has_modes = True
+                self._configure_owners(settings)
             wanted = needed(settings.policies, self.overrides)
             result = await run(thread, self._loader.load, sources, wanted)
         finally:
@@ -390,6 +391,8 @@ class Engine:
         run = asyncio.get_running_loop().run_in_executor
         await run(self._executor, self._mode_file.save, overrides)
         self.overrides = overrides
+        self._configure_owners(self._settings)
+        self._spawn(self.leased.sync_all())
         loaded = {each.name for each in self.policies}
         found = {each.name for each in self.classes}
         if any(each.mode is not SetMode.OFF for each in overrides if each.policy in found - loaded):
@@ -398,6 +401,9 @@ class Engine:
         async with self._loading:
             self.services.chain = self._chain(self._settings)
             self.upkeep.on_policies(problem.name for problem in self.problems)
+
+    def _configure_owners(self, settings: Settings) -> None:
+        self.leased.configure(with_owner_modes(owners_of(settings), self.overrides))
 
     def end_modes(self) -> None:
         """Ends modes whose time is over; cheap, to be called about every second."""
@@ -449,7 +455,7 @@ class Engine:
         """
         await self.load_policies(settings)
         self.upkeep.configure(settings.ledger)
-        self.leased.configure(owners_of(settings))
+        self._configure_owners(settings)
         self._spawn(self.leased.sync_all())
         self.evictor.bounds = _bounds(settings)
         self.services.settings = CallSettings.of(settings)

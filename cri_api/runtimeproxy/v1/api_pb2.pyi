@@ -4031,6 +4031,7 @@ class SetPolicyModeRequest(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
+    """Its name; `plugin:NAME` for an owner of claims, which has no selector."""
     mode: Global___Mode.ValueType
     """Unspecified: takes back what commands have set, for this selector; without one, all of it."""
     reason: _builtins.str

@@ -28,7 +28,7 @@ from runtimeproxy.service.api.claims import (
     response_of,
     session_problem,
 )
-from runtimeproxy.service.api.status import bypass_of, policies_of
+from runtimeproxy.service.api.status import bypass_of, owner_mode_of, policies_of
 from runtimeproxy.service.api.values import SET_MODES, selector_from
 from runtimeproxy.service.bypass import Cause
 from runtimeproxy.service.eviction import MOST_GRACE_S, MOST_REASON_BYTES
@@ -80,9 +80,13 @@ class AdminServicer:
             if not engine.has_policies:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the policies are not loaded yet")
             names = sorted({each.name for each in engine.policies} | {each.name for each in engine.classes})
-            if request.policy not in names:
-                text = f"no policy is named {request.policy}; there are: {', '.join(names)}"
+            owners = [each.owner.claimant for each in engine.leased.owners.values()]
+            if request.policy not in (*names, *owners):
+                text = f"no policy is named {request.policy}; there are: {', '.join((*names, *owners))}"
                 await context.abort(grpc.StatusCode.NOT_FOUND, text)
+            if request.policy in owners and request.HasField("selector"):
+                text = f"the mode of {request.policy} is for all that it claims, not for some pods"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             try:
                 overrides = changed(engine.overrides, request, time.time())
             except ValueError as error:
@@ -100,6 +104,8 @@ class AdminServicer:
         else:
             mode = api_pb2.Mode.Name(request.mode).removeprefix("MODE_").lower().replace("_", "-")
             logger.warning("policy %s: mode %s was set by command", request.policy, mode, extra=about)
+        if request.policy in owners:
+            return api_pb2.SetPolicyModeResponse(policy=owner_mode_of(engine, request.policy))
         found = {each.name: each for each in policies_of(engine)}
         return api_pb2.SetPolicyModeResponse(policy=found.get(request.policy))
 

@@ -16,11 +16,12 @@ from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
+from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
-from runtimeproxy.service.api.claims import EVICTIONS, owner_message
+from runtimeproxy.service.api.claims import EVICTIONS, OWNER_MODES, owner_message
 from runtimeproxy.service.api.values import (
     FAILURE_POLICIES,
     MODES,
@@ -185,6 +186,19 @@ def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
         mode_source=source,
         configured_mode=api_pb2.MODE_OFF,
         overrides=overrides_of(engine, policy.name),
+    )
+
+
+def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
+    """The mode of an owner of claims, by its name in the ledger; `ClaimOwner` has all else."""
+    overrides = overrides_of(engine, claimant)
+    mode = OWNER_MODES[engine.leased.owned(claimant.removeprefix(PREFIX)).owner.mode]
+    is_off = mode == api_pb2.MODE_OFF
+    state = api_pb2.PolicyStatus.STATE_DISABLED if is_off else api_pb2.PolicyStatus.STATE_LOADED
+    source = api_pb2.MODE_SOURCE_COMMAND if overrides else api_pb2.MODE_SOURCE_CONFIGURATION
+    until = overrides[-1].until if overrides and overrides[-1].HasField("until") else None
+    return api_pb2.PolicyStatus(
+        name=claimant, state=state, mode=mode, mode_source=source, mode_until=until, overrides=overrides
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,43 @@ def test_a_policy_that_is_not_there(admin: Any) -> None:
         set_mode(admin, "OFF", policy="no-such")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert BATCH in str(caught.value.details())
+
+
+def test_an_owner_of_claims(admin: Any, own_api: Any, client: CriClient, daemon: ProxyProcess) -> None:
+    batch_pod(client, "one").run()
+    sequences = itertools.count(1)
+
+    def claim() -> api_pb2.SetClaimsResponse:
+        key = api_pb2.ClaimKey(
+            target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+            field="cpu.cfs_quota_us",
+            role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+        )
+        claims = [api_pb2.Claim(key=key, value="50000")]
+        request = api_pb2.SetClaimsRequest(
+            owner="cpu-suppress", session="s", sequence=next(sequences), is_whole=True, claims=claims
+        )
+        found: api_pb2.SetClaimsResponse = admin.SetClaims(request, timeout=30, wait_for_ready=True)
+        return found
+
+    def owner() -> api_pb2.ClaimOwner:
+        return next(each for each in status_of(own_api).claim_owners if each.name == "cpu-suppress")
+
+    assert claim().problem == ""
+    found = set_mode(admin, "DRY_RUN", policy="plugin:cpu-suppress", reason="ticket 8")
+    assert (found.mode, found.mode_source) == (api_pb2.MODE_DRY_RUN, api_pb2.MODE_SOURCE_COMMAND)
+    assert "is in mode dry-run" in claim().problem
+    daemon.terminate()
+    daemon.start()
+    assert owner().mode == api_pb2.MODE_DRY_RUN
+    reload(daemon, '[owners.cpu-suppress]\nmode = "enforce"\n')
+    assert owner().mode == api_pb2.MODE_DRY_RUN
+    assert set_mode(admin, "OFF", policy="plugin:cpu-suppress").state == Status.STATE_DISABLED
+    assert "is off" in claim().refused[0].reason
+    assert set_mode(admin, "UNSPECIFIED", policy="plugin:cpu-suppress").mode == api_pb2.MODE_ENFORCE
+    assert (claim().problem, owner().mode) == ("", api_pb2.MODE_ENFORCE)
+    with pytest.raises(grpc.RpcError, match="not for some pods"):
+        set_mode(admin, "OFF", policy="plugin:cpu-suppress", selector=api_pb2.PodSelector(namespaces=["a"]))
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
