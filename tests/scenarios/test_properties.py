@@ -14,10 +14,12 @@ from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
+from runtimeproxy.qosmanager.plugins.cpu_evict import CpuEvict
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
-from runtimeproxy.qosmanager.snapshot import Cpu, Strategies
+from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
+from runtimeproxy.qosmanager.snapshot import Cpu, Snapshot, Strategies
 from runtimeproxy.slo.schema import CpuSuppressPolicy, PodCpuBurst, Threshold
-from runtimeproxy.testing.node.kernel import BURST, CPUS, QUOTA, OverTime, constant
+from runtimeproxy.testing.node.kernel import BURST, CPUS, QUOTA, OverTime, Workload, constant
 from runtimeproxy.testing.node.simulation import SimulatedNode, changes_of_direction
 from runtimeproxy.units import CPU_PERIOD_US
 from tests.scenarios.scenarios import AUTO, best_effort, latency_sensitive, noisy, quota_cores
@@ -163,7 +165,7 @@ CPUSET, CFS_QUOTA = CpuSuppressPolicy.CPUSET, CpuSuppressPolicy.CFS_QUOTA
 
 @settings(max_examples=60, **SETTINGS)
 @given(
-    count=st.sampled_from([4, 8, 16]),
+    count=st.sampled_from([1, 2, 4, 8, 16]),
     version=st.sampled_from([1, 2]),
     sections=st.lists(sections, min_size=1, max_size=4),
 )
@@ -256,3 +258,43 @@ def test_at_constant_load_all_values_come_to_rest(
         "api1": 0,
     }
     assert changes_of_direction(node.series["BE"]) <= 3
+
+
+def test_decisions_do_not_depend_on_the_wall_clock() -> None:
+    """It is set forward and back, by seconds and by years."""
+
+    class Jumping(SimulatedNode):
+        def snapshot(self) -> Snapshot:
+            jumps = (0.0, 60.0, -3_600.0, 1e9, -1e9)
+            return replace(super().snapshot(), wall_s=self.now_s + jumps[int(self.now_s) % len(jumps)])
+
+    runs: list[SimulatedNode] = []
+    for kind in (SimulatedNode, Jumping):
+        node = kind(
+            16,
+            memory_bytes=16 << 30,
+            plugins=[CpuSuppress(), CpuBurst(), CpuEvict(), MemoryEvict()],
+            gates={"BECPUEvict": True, "BEMemoryEvict": True},
+        )
+        node.strategies = Strategies(
+            threshold=Threshold(
+                enable=True,
+                cpu_evict_be_satisfaction_lower_percent=30,
+                cpu_evict_be_satisfaction_upper_percent=40,
+                memory_evict_threshold_percent=80,
+            ),
+            cpu_burst=AUTO,
+        )
+        node.add_pod(latency_sensitive("web", noisy(constant(8.0), 0.2, 1)))
+        node.add_pod(latency_sensitive("api", noisy(constant(2.0), 0.3, 2), 1_000, cpu_burst=AUTO))
+        for number in range(3):
+            pod = best_effort(f"batch{number}", 8.0)
+            growing = Workload(
+                cores=constant(8.0), memory_bytes=lambda at_s, n=number: (1 + n + at_s / 60) * (1 << 30)
+            )
+            node.add_pod(replace(pod, containers=[replace(pod.containers[0], workload=growing)]))
+        node.advance(240)
+        runs.append(node)
+    assert runs[0].evictions
+    assert runs[0].evictions == runs[1].evictions
+    assert runs[0].writes == runs[1].writes
