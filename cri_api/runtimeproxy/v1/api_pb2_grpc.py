@@ -422,7 +422,7 @@ class AdminServicer:
         minutes first, by the configuration: by default at-most claims are.
 
         NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
-        request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+        request is larger than an owner's bound, or than 2 MiB; nothing is changed. UNAVAILABLE: values are not written yet, or
         by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

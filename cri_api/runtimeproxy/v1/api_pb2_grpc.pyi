@@ -202,7 +202,7 @@ class AdminStub:
     minutes first, by the configuration: by default at-most claims are.
 
     NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
-    request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+    request is larger than an owner's bound, or than 2 MiB; nothing is changed. UNAVAILABLE: values are not written yet, or
     by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
     """
     ReleaseClaims: _grpc.UnaryUnaryMultiCallable[_api_pb2.ReleaseClaimsRequest, _api_pb2.ReleaseClaimsResponse]
@@ -259,7 +259,7 @@ class AdminAsyncStub(AdminStub):
     minutes first, by the configuration: by default at-most claims are.
 
     NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
-    request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+    request is larger than an owner's bound, or than 2 MiB; nothing is changed. UNAVAILABLE: values are not written yet, or
     by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
     """
     ReleaseClaims: _aio.UnaryUnaryMultiCallable[_api_pb2.ReleaseClaimsRequest, _api_pb2.ReleaseClaimsResponse]  # type: ignore[assignment]
@@ -337,7 +337,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         minutes first, by the configuration: by default at-most claims are.
 
         NOT_FOUND: no owner has this name. INVALID_ARGUMENT: the session cannot be used. RESOURCE_EXHAUSTED: the
-        request is larger than an owner's bound; nothing is changed. UNAVAILABLE: values are not written yet, or
+        request is larger than an owner's bound, or than 2 MiB; nothing is changed. UNAVAILABLE: values are not written yet, or
         by another process now; call again. FAILED_PRECONDITION: cgroup values are switched off.
         """
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from runtimeproxy.service.api.loading import METHODS, MOST_CALLS, STREAMS
+from runtimeproxy.service.api.loading import METHODS, MOST_BYTES, MOST_CALLS, STREAMS
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -128,6 +128,9 @@ async def _stream(
 async def _parsed(service: str, name: str, data: bytes, context: Context) -> Any:  # noqa: ANN401 - a message
     from cri_api.runtimeproxy.v1 import api_pb2
 
+    if len(data) > MOST_BYTES.get(name, len(data)):
+        text = f"the request has {len(data)} bytes, at most {MOST_BYTES[name]} are possible"
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     method = api_pb2.DESCRIPTOR.services_by_name[service.rpartition(".")[2]].methods_by_name[name]
     try:
         return getattr(api_pb2, method.input_type.name).FromString(data)

@@ -16,6 +16,9 @@ STREAMS: Final = frozenset({"WatchPods", "WatchAudit", "Record"})
 """Calls with many responses."""
 MOST_CALLS: Final = {"Simulate": 5, "Explain": 64, "WatchPods": 64, "WatchAudit": 64}
 """Calls of a method that are served or wait at a time, on each socket: one of `Simulate` has up to 4 MiB."""
+MOST_BYTES: Final = {"SetClaims": 2 << 20}
+"""Of a request: twice the claims that an owner may have by default. Parsed, small claims take fifty times the
+memory."""
 METHODS: Final = {
     READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
     ADMIN_SERVICE: (

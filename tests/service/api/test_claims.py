@@ -166,6 +166,10 @@ def test_requests_that_cannot_be_used(admin: Any) -> None:
     assert code_of(admin.ReleaseClaims, released) is grpc.StatusCode.NOT_FOUND
     many = Set(owner="cpu-burst", session="a", is_whole=True, claims=[add("x", 1)] * 2_001)
     assert code_of(admin.SetClaims, many) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    # Refused before it is parsed: parsed it would take 100 MB.
+    empty = Set(owner="cpu-burst", session="a", claims=[api_pb2.Claim()] * (1 << 20))
+    with pytest.raises(grpc.RpcError, match="at most 2097152 are possible"):
+        admin.SetClaims(empty, timeout=30)
     many = Set(owner="cpu-burst", session="a", is_whole=True, ended=[add("x", 1).key] * 2_001)
     assert code_of(admin.SetClaims, many) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
