@@ -22,7 +22,7 @@ from runtimeproxy.slo.schema import CpuSuppressPolicy, PodCpuBurst, Threshold
 from runtimeproxy.testing.node.kernel import BURST, CPUS, QUOTA, OverTime, Workload, constant
 from runtimeproxy.testing.node.simulation import SimulatedNode, changes_of_direction
 from runtimeproxy.units import CPU_PERIOD_US
-from tests.scenarios.scenarios import AUTO, best_effort, latency_sensitive, noisy, quota_cores
+from tests.scenarios.scenarios import AUTO, best_effort, growing, latency_sensitive, noisy, quota_cores
 
 SETTINGS: dict[str, Any] = {
     "deadline": None,
@@ -289,10 +289,8 @@ def test_decisions_do_not_depend_on_the_wall_clock() -> None:
         node.add_pod(latency_sensitive("api", noisy(constant(2.0), 0.3, 2), 1_000, cpu_burst=AUTO))
         for number in range(3):
             pod = best_effort(f"batch{number}", 8.0)
-            growing = Workload(
-                cores=constant(8.0), memory_bytes=lambda at_s, n=number: (1 + n + at_s / 60) * (1 << 30)
-            )
-            node.add_pod(replace(pod, containers=[replace(pod.containers[0], workload=growing)]))
+            used = Workload(cores=constant(8.0), memory_bytes=growing(18.0 + number))
+            node.add_pod(replace(pod, containers=[replace(pod.containers[0], workload=used)]))
         node.advance(240)
         runs.append(node)
     assert runs[0].evictions
