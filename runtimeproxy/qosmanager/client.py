@@ -216,7 +216,9 @@ class DaemonClient:
             self._connection = None
             self._forget()
             self._set_problem(reason)
-            self._failures.report("daemon", reason, f"{self._path}: {reason}; nothing is computed meanwhile")
+            # How the end of a daemon looks depends on the calls that are under way: it is one cause.
+            cause = "end" if was_whole else reason
+            self._failures.report("daemon", cause, f"{self._path}: {reason}; nothing is computed meanwhile")
             pause_s = FIRST_PAUSE_S if was_whole else min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 

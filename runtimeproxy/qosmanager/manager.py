@@ -262,7 +262,7 @@ class QosManager:
             self._tasks.spawn(self._keep_status(), is_vital=True)
             if (interval_s := watchdog_interval_s(self._environ)) is not None:
                 self._tasks.spawn(self._feed_watchdog(interval_s), is_vital=True)
-            self._notifier.ready(self._status_text())
+            self._notify()
             await self._end
         finally:
             self._notifier.stopping()
@@ -306,7 +306,8 @@ class QosManager:
                 logger.warning("plugins with an endpoint or a reference changed; restart to apply")
             self._use(configuration)
             logger.info("configuration reloaded")
-        self._notifier.ready(self._status_text())
+        self._status = ""
+        self._notify()
 
     def _use(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -456,10 +457,16 @@ class QosManager:
     async def _keep_status(self) -> None:
         while True:
             flush_failures()
-            if (text := self._status_text()) != self._status:
-                self._status = text
-                self._notifier.status(text)
+            self._notify()
             await asyncio.sleep(1.0)
+
+    def _notify(self) -> None:
+        """Sends a changed status; again later if the service manager's queue is full.
+
+        Each has READY=1, which also ends a reload, and is ignored otherwise.
+        """
+        if (text := self._status_text()) != self._status and self._notifier.ready(text):
+            self._status = text
 
     async def _feed_watchdog(self, interval_s: float) -> None:
         while True:

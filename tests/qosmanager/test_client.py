@@ -87,9 +87,10 @@ async def test_a_daemon_that_ends_is_known_no_more_and_found_again(
     assert before is not None
     assert after is not None
     assert all(now > then for then, now in zip(before.versions, after.versions, strict=True))
-    away = [each for each in caplog.records if "nothing is computed meanwhile" in each.getMessage()]
-    # At most one line a minute for each way of being away, however often it was tried.
-    assert 1 <= len(away) <= 4
+    lines = [each.getMessage() for each in caplog.records]
+    away = [line for line in lines if "nothing is computed meanwhile" in line]
+    # At most one line a minute for ends, and one for each reason of failed attempts, however many there were.
+    assert 1 <= len(away) <= len(set(away)) + 1
 
 
 async def test_the_daemon_may_start_later(daemon: FakeDaemon, client: Client) -> None:
