@@ -236,6 +236,19 @@ def is_threshold_pair(threshold: int, lower: int) -> bool:
     return 0 <= lower < threshold
 
 
+def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
+    """Return the usage to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
+
+    Args:
+        used: of the node, in millicores or bytes.
+        capacity: of the node.
+        threshold: in percent of the capacity: below it nothing is released.
+        lower: in percent of the capacity: what is released down to.
+    """
+    percent = int(used) * 100 // capacity
+    return max(capacity * (percent - lower) // 100, 0) if percent >= threshold else 0
+
+
 _RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.MID: "kubernetes.io/mid-"}
 
 

@@ -30,6 +30,7 @@ from runtimeproxy.qosmanager.eviction import (
     request_of,
     requested_name,
     resource_of,
+    usage_release,
     with_results,
 )
 from runtimeproxy.qosmanager.plugin import Decision, EvictionResult, Mode, Need, Plugin, PluginContext
@@ -89,19 +90,6 @@ def both_releases(
 def has_enough_samples(count: int, window_s: float, interval_s: float = 1.0) -> bool:
     """Return whether samples cover a third of the window. Source: policies spec 3.3."""
     return count * interval_s * 3 >= window_s
-
-
-def usage_release(used_cores: float, capacity_millicores: int, threshold: int, lower: int) -> int:
-    """Return the usage to be released, in millicores; 0 for nothing. Source: policies spec 3.3.
-
-    Args:
-        used_cores: of the node.
-        capacity_millicores: of the node.
-        threshold: in percent of the capacity: below it nothing is released.
-        lower: in percent of the capacity: what is released down to.
-    """
-    percent = int(used_cores * 1_000) * 100 // capacity_millicores
-    return max(capacity_millicores * (percent - lower) // 100, 0) if percent >= threshold else 0
 
 
 class BeSample(NamedTuple):
@@ -266,7 +254,7 @@ def _by_usage(snapshot: Snapshot, window_s: float) -> Task | None:
     lower = threshold - 2 if strategy.cpu_evict_lower_percent is None else strategy.cpu_evict_lower_percent
     if not is_threshold_pair(threshold, lower) or not has_enough_samples(window.count, window_s):
         return None
-    release = usage_release(window.avg, capacity, threshold, lower)
+    release = usage_release(window.avg * 1_000, capacity, threshold, lower)
     if not release:
         return None
     sampled = (

@@ -29,6 +29,7 @@ from runtimeproxy.qosmanager.eviction import (
     request_of,
     requested_name,
     resource_of,
+    usage_release,
     with_results,
 )
 from runtimeproxy.qosmanager.plugin import Decision, EvictionResult, Mode, Need, Plugin, PluginContext
@@ -40,19 +41,6 @@ LOOK_BACK_S: Final = 3.0
 """How old the last sample may be."""
 USED: Final = "used memory"
 _MIB: Final = 1 << 20
-
-
-def usage_release(used_bytes: float, capacity_bytes: int, threshold: int, lower: int) -> int:
-    """Return how many bytes have to be released; 0 for nothing. Source: policies spec 3.4.
-
-    Args:
-        used_bytes: of the node, without page cache.
-        capacity_bytes: of the node.
-        threshold: in percent of the capacity: below it nothing is released.
-        lower: in percent of the capacity: what is released down to.
-    """
-    percent = int(used_bytes) * 100 // capacity_bytes
-    return max(capacity_bytes * (percent - lower) // 100, 0) if percent >= threshold else 0
 
 
 class MemoryEvict(Plugin[EvictState]):

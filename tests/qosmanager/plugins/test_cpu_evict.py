@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import PriorityClass, QoSClass
-from runtimeproxy.qosmanager.eviction import EvictOptions, beyond_allocatable
+from runtimeproxy.qosmanager.eviction import EvictOptions, beyond_allocatable, usage_release
 from runtimeproxy.qosmanager.plugin import Decision, EvictionOutcome, EvictionResult, Mode, PluginContext
 from runtimeproxy.qosmanager.plugins.cpu_evict import (
     BATCH_CPU,
@@ -20,7 +20,6 @@ from runtimeproxy.qosmanager.plugins.cpu_evict import (
     both_releases,
     has_enough_samples,
     satisfaction_release,
-    usage_release,
     window_of,
 )
 from runtimeproxy.qosmanager.snapshot import (
@@ -102,7 +101,7 @@ def test_samples_of_a_window(count: int, window_s: float, expected: bool) -> Non
     ],
 )
 def test_usage(used: float, threshold: int, lower: int, expected: int) -> None:
-    assert usage_release(used, 100_000, threshold, lower) == expected
+    assert usage_release(used * 1_000, 100_000, threshold, lower) == expected
 
 
 @pytest.mark.parametrize(

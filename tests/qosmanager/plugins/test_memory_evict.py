@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import PriorityClass, QoSClass
-from runtimeproxy.qosmanager.eviction import EvictOptions, EvictState
+from runtimeproxy.qosmanager.eviction import EvictOptions, EvictState, usage_release
 from runtimeproxy.qosmanager.plugin import Decision, Mode, PluginContext
-from runtimeproxy.qosmanager.plugins.memory_evict import COOL_S, MemoryEvict, usage_release
+from runtimeproxy.qosmanager.plugins.memory_evict import COOL_S, MemoryEvict
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Metric, Pod, PodEviction, Snapshot, Strategies
 from runtimeproxy.slo.schema import Threshold
 from tests.qosmanager.snapshots import FixedMetrics, container_of, node_of, pod_of
