@@ -104,6 +104,8 @@ class PluginRunner:
         self._options: Any = None
         self._state: Any = None
         self._has_state = False
+        self._beginnings = 0
+        """How often it had to begin anew: a run that is under way then leaves no state."""
         self._results: tuple[EvictionResult, ...] = ()
         self._versions: tuple[int, int, int] | None = None
 
@@ -123,6 +125,7 @@ class PluginRunner:
     def forget(self) -> None:
         """Has the plugin begin anew."""
         self._state, self._has_state, self._results, self.is_enabled = None, False, (), None
+        self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
         """Whether it may run: its interval is over, the pause after a failure too, and it is not off."""
@@ -142,7 +145,7 @@ class PluginRunner:
             versions: of pods, node and strategies in the snapshot.
             held: its claims in the daemon, for the first state.
         """
-        now_s = self._clock()
+        now_s, beginnings = self._clock(), self._beginnings
         # A round that comes a little early is not left out.
         self._next_s = now_s + self.plugin.interval_s * 0.9
         changes = self._changes(versions)
@@ -151,6 +154,9 @@ class PluginRunner:
             result = await self._call(work)
         except PluginFailedError as error:
             self._fail(str(error), error.__cause__)
+            return None
+        if beginnings != self._beginnings:
+            # It has decided by what the configuration said before.
             return None
         self._versions, self._results = versions, ()
         self._state, self._has_state = result.decision.state, result.is_enabled

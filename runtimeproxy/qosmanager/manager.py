@@ -14,7 +14,7 @@ import pkgutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
@@ -35,7 +35,7 @@ from runtimeproxy.qosmanager.plugin import (
     Plugin,
     be_limit_cores,
 )
-from runtimeproxy.qosmanager.remote import RemotePlugin
+from runtimeproxy.qosmanager.remote import RemoteOptions, RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metrics, Snapshot, sample_targets
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
 
@@ -118,6 +118,8 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         if plugin.options_type is not None:
             options, problems = make(plugin.options_type, own.options)
             problems += [((key,), reason) for key, reason in plugin.option_problems(options)]
+        elif isinstance(plugin, RemotePlugin):
+            options = RemoteOptions(own.endpoint, own.options)
         elif own.options and not own.endpoint:
             problems = [((key,), "unknown key; this plugin has no options") for key in own.options]
         errors += (
@@ -127,6 +129,9 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         mode = Mode(own.mode) if own.mode is not None else default_mode
         if settings.qosmanager.mode == "dry-run" and mode is Mode.ENFORCE:
             mode = Mode.DRY_RUN
+        if plugin.name not in BUILT_IN and not (own.endpoint or own.reference):
+            # It is not in the configuration any more: what it has claimed is released.
+            mode = Mode.OFF
         by_name[plugin.name] = PluginConfiguration(mode, options)
     if errors:
         raise CombinedConfigError(errors)
@@ -146,9 +151,10 @@ def all_plugins(reading: Reading) -> list[AnyPlugin]:
             problem of the reading.
     """
     made, errors = built_in_plugins(), list[ConfigError]()
-    for name, own in sorted(external_tables(reading.settings).items()):
+    for name, own in sorted(reading.settings.plugins.items()):
         if own.endpoint:
-            made.append(RemotePlugin(name, own.endpoint, own.options))
+            made.append(RemotePlugin(name))
+        if not own.reference:
             continue
         try:
             made.append(_imported(name, own.reference))
@@ -168,13 +174,9 @@ def _imported(name: str, reference: str) -> AnyPlugin:
     return made
 
 
-def external_tables(settings: Settings) -> dict[str, PluginSettings]:
-    """The settings of plugins that are not of this package, by name; without what a reload changes."""
-    return {
-        name: replace(own, mode=None, options={} if own.reference else own.options)
-        for name, own in settings.plugins.items()
-        if own.endpoint or own.reference
-    }
+def external_plugins(settings: Settings) -> dict[str, str]:
+    """The references of plugins that are not of this package, by name; empty for one with an endpoint."""
+    return {name: own.reference for name, own in settings.plugins.items() if own.endpoint or own.reference}
 
 
 class _Entry:
@@ -240,6 +242,8 @@ class QosManager:
             _Entry(PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock))
             for each in plugins
         ]
+        self._external = external_plugins(configuration.settings)
+        """Those that were made."""
         self._use(configuration)
         self._samples = BackgroundThreads(1, "samples")
         self._pass: asyncio.Future[object] | None = None
@@ -302,8 +306,8 @@ class QosManager:
             old, new = self._configuration.settings, configuration.settings
             if admin_socket(old) != admin_socket(new) or old.cgroups != new.cgroups:
                 logger.warning("api.admin_socket, proxy.endpoint or cgroups changed; restart to apply")
-            if external_tables(old) != external_tables(new):
-                logger.warning("plugins with an endpoint or a reference changed; restart to apply")
+            if not external_plugins(new).items() <= self._external.items():
+                logger.warning("plugins were added, or have another reference; restart to apply")
             self._use(configuration)
             logger.info("configuration reloaded")
         self._status = ""

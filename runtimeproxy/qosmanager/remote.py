@@ -55,21 +55,27 @@ class RemoteState(NamedTuple):
     """What became of its evictions."""
 
 
+class RemoteOptions(NamedTuple):
+    """What the configuration says of a plugin; another endpoint is another connection."""
+
+    endpoint: str
+    """The path of its socket."""
+    options: Mapping[str, object]
+    """`[plugins.NAME.options]`, which it checks itself."""
+
+
 class RemotePlugin(Plugin[RemoteState]):
-    """One plugin in another process.
+    """One plugin in another process. Its options are `RemoteOptions`.
 
     Args:
         name: as in the configuration.
-        endpoint: the path of its socket.
-        options: `[plugins.NAME.options]`, which it checks itself.
     """
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
 
-    def __init__(self, name: str, endpoint: str, options: Mapping[str, object]) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name  # type: ignore[misc]  # each has its own
-        self._endpoint = endpoint
-        self._options = options
+        self._options = RemoteOptions("", {})
         self._gates: Mapping[str, bool] = {}
         self._channel: grpc.Channel | None = None
         self._stub: QoSPluginStub | None = None
@@ -79,7 +85,7 @@ class RemotePlugin(Plugin[RemoteState]):
     def setup(self, context: PluginContext) -> RemoteState:
         """The claims from before; a connection is made by the first run."""
         self._close()
-        self._gates = context.gates
+        self._gates, self._options = context.gates, context.options
         return RemoteState(tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
@@ -109,7 +115,7 @@ class RemotePlugin(Plugin[RemoteState]):
             self._close()
             # Errors of calls have both; grpc's types do not say so.
             reason = one_line(error.details() or "")
-            raise RemotePluginError(f"{self._endpoint}: {error.code().name}: {reason}") from None
+            raise RemotePluginError(f"{self._options.endpoint}: {error.code().name}: {reason}") from None
         except BaseException:
             self._close()
             raise
@@ -123,11 +129,11 @@ class RemotePlugin(Plugin[RemoteState]):
         from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
 
         options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
-        self._channel = grpc.insecure_channel(f"unix:{self._endpoint}", options=options)
+        self._channel = grpc.insecure_channel(f"unix:{self._options.endpoint}", options=options)
         stub: QoSPluginStub = QoSPluginStub(self._channel)
         request = plugin_pb2.DescribeRequest(
             name=self.name,
-            options=json.dumps(self._options, default=str),
+            options=json.dumps(self._options.options, default=str),
             feature_gates=self._gates,
             manager_version=__version__,
         )

@@ -77,16 +77,22 @@ class Bounding(plugin_pb2_grpc.QoSPluginServicer):
         return plugin_pb2.DecideResponse(claims=claims)
 
 
-@pytest.fixture
-def plugin(socket_folder: Path) -> Iterator[Bounding]:
-    """A plugin that decides as the test says."""
+@contextmanager
+def served(path: Path) -> Iterator[Bounding]:
     service = Bounding()
     server = grpc.server(ThreadPoolExecutor(1))
     plugin_pb2_grpc.add_QoSPluginServicer_to_server(service, server)
-    server.add_insecure_port(f"unix:{socket_folder}/own.sock")
+    server.add_insecure_port(f"unix:{path}")
     server.start()
     yield service
     server.stop(None).wait()
+
+
+@pytest.fixture
+def plugin(socket_folder: Path) -> Iterator[Bounding]:
+    """A plugin that decides as the test says."""
+    with served(socket_folder / "own.sock") as made:
+        yield made
 
 
 def prepared(daemon: ProxyProcess) -> ProxyProcess:
@@ -217,6 +223,39 @@ def test_without_a_hold_a_dead_managers_claims_end_with_the_lease(
         assert LEASE_S - HEARTBEAT_S - 1 < time.monotonic() - killed_s < LEASE_S + 5
         status = claims_status(daemon)
         assert (status.state, status.claims) == (api_pb2.ClaimOwner.STATE_NONE, 0)
+
+
+@pytest.mark.slow
+def test_a_reload_takes_another_endpoint_and_no_value_jumps(
+    daemons: Daemons, socket_folder: Path, cgroup_files: CgroupFiles, plugin: Bounding
+) -> None:
+    daemon = prepared(daemons.prepare(CONFIG % (300, f"{socket_folder}/own.sock", "enforce")))
+    plugin.quota_us = 50_000
+    with managed(daemon, cgroup_files) as manager, served(socket_folder / "other.sock") as other:
+        daemon.config_file.write_text(CONFIG % (300, f"{socket_folder}/other.sock", "enforce"))
+        manager.signal(signal.SIGHUP)
+        # The other one begins with what counts, and says the same.
+        wait_until(lambda: other.held == ["50000"], "the claims from before")
+        assert quota_of(cgroup_files) == "50000"
+        plugin.quota_us, other.quota_us = 30_000, 40_000
+        wait_until(lambda: quota_of(cgroup_files) == "40000", f"its own value; {manager.log[-10:]}")
+
+        # It is gone from the configuration, and with it what it has claimed.
+        text = daemon.config_file.read_text()
+        daemon.config_file.write_text(text[: text.index("[plugins.own]")])
+        manager.signal(signal.SIGHUP)
+        wait_until(lambda: quota_of(cgroup_files) == "max", f"its release; {manager.log[-10:]}")
+
+        # It is back: the manager has been told of it before.
+        daemon.config_file.write_text(text)
+        manager.signal(signal.SIGHUP)
+        wait_until(lambda: quota_of(cgroup_files) == "40000", f"its value again; {manager.log[-10:]}")
+        assert not [line for line in manager.log if "restart to apply" in line]
+
+        # One that is new waits for a restart, and that is said.
+        daemon.config_file.write_text(f'{text}[plugins.more]\nendpoint = "/more.sock"\n')
+        manager.signal(signal.SIGHUP)
+        wait_until(lambda: [line for line in manager.log if "restart to apply" in line], "a warning")
 
 
 @pytest.mark.slow

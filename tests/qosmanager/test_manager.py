@@ -392,12 +392,12 @@ async def test_a_plugin_without_claims_needs_no_owner(serve: Serve, daemon: Fake
     class Looking(Rising):
         has_claims = False
 
-    daemon.fail["GetClaims"] = (grpc.StatusCode.NOT_FOUND, "no owner is named looking")
-    plugin = Looking("looking")
+    daemon.fail["GetClaims"] = (grpc.StatusCode.NOT_FOUND, "no owner is named profiling")
+    plugin = Looking("profiling")
     async with serve(plugin) as manager:
         await manager.wait_for(lambda: len(plugin.snapshots) >= 2)
-        await manager.wait_for_status("looking: all is well")
-    assert not daemon.values("looking")
+        await manager.wait_for_status("profiling: all is well")
+    assert not daemon.values("profiling")
 
 
 async def test_claims_that_the_daemon_does_not_take_are_reported(

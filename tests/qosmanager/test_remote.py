@@ -33,7 +33,7 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
     Target,
 )
-from runtimeproxy.qosmanager.remote import RemotePlugin
+from runtimeproxy.qosmanager.remote import RemoteOptions, RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot, Source
 from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY, missing
@@ -79,9 +79,10 @@ class Peer:
         self.path = path
         self.service = Scripted()
         self.now_s = 100.0
-        plugin = RemotePlugin("own", str(path), {"limit": 0.2})
+        plugin = RemotePlugin("own")
         self.runner = PluginRunner(plugin, FailureLog(), lambda: self.now_s, time_limit_s=30.0)
-        self.runner.configure(Mode.ENFORCE, {"CPUBurst": True}, None)
+        options = RemoteOptions(str(path), {"limit": 0.2})
+        self.runner.configure(Mode.ENFORCE, {"CPUBurst": True}, options)
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
@@ -342,8 +343,8 @@ def build_go_example(folder: Path) -> Path:
 async def decides_as_the_example(path: Path) -> None:
     """Checks a server of the example, in whatever language."""
     assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116 - quick
-    runner = PluginRunner(RemotePlugin("squeeze", str(path), {}), FailureLog(), time_limit_s=30.0)
-    runner.configure(Mode.ENFORCE, {}, None)
+    runner = PluginRunner(RemotePlugin("squeeze"), FailureLog(), time_limit_s=30.0)
+    runner.configure(Mode.ENFORCE, {}, RemoteOptions(str(path), {}))
     values: list[list[int | str]] = []
     for throttled in (None, 0.5, None, 0.05):
         result = await runner.run(snapshot(throttled), (1, 1, 1), ())
