@@ -18,7 +18,7 @@ from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, Wr
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.answers import pod_values
-from runtimeproxy.ledger.books import still_valid
+from runtimeproxy.ledger.books import restored, still_valid
 from runtimeproxy.ledger.checkpoint import with_owners
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
@@ -328,7 +328,9 @@ def _state(book: Book, writer: CgroupWriter) -> CgroupState:
             writer.read(book.id, name)
         except OSError:
             unreadable.add(name)
-    return CgroupState(still_valid(book, present.values(), book.boot_id), present, frozenset(unreadable))
+    # Values of claims with a lease are in the files only.
+    valid = restored(still_valid(book, present.values(), book.boot_id), present, writer)
+    return CgroupState(valid, present, frozenset(unreadable))
 
 
 def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, online: Path) -> str:

@@ -6,8 +6,9 @@ On cgroup version 1 the kernel refuses a quota, or CPUs, of a container that the
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
 from tests.lab import cgroup_v1
+from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.node import RunningPod, running_pod, update_resources
 from tests.lab.pods import ContainerSpec, PodSpec
-from tests.lab.proxy_process import ProxyProcess
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
@@ -59,11 +61,16 @@ class Bounds:
         self._admin.ReleaseClaims(api.ReleaseClaimsRequest(owner="cpu-suppress"), timeout=CALL_TIMEOUT_S)
 
 
-@pytest.fixture
-def bounds(proxy: ProxyProcess) -> Iterator[Bounds]:
+@contextmanager
+def bounds_of(proxy: ProxyProcess) -> Iterator[Bounds]:
     socket = proxy.socket.parent / "admin" / "api.sock"
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        made = Bounds(api_pb2_grpc.AdminStub(channel))
+        yield Bounds(api_pb2_grpc.AdminStub(channel))
+
+
+@pytest.fixture
+def bounds(proxy: ProxyProcess) -> Iterator[Bounds]:
+    with bounds_of(proxy) as made:
         yield made
         made.end()
 
@@ -161,3 +168,37 @@ def test_the_runtime_alone_fails_below_a_bound(
         bounds.set(QUOTA, "20000")
         with pytest.raises(grpc.RpcError, match="invalid argument"):
             stack.enter_context(running_pod(direct, plain_pod("quota", resources), logs))
+
+
+@pytest.mark.parametrize("end", ["kill", "restore"])
+def test_quotas_come_back_after_the_proxy_has_ended_below_a_bound(
+    containerd: Containerd, folder: Path, logs: Path, end: str
+) -> None:
+    native = as_resources(replace(BEST_EFFORT, cpu_quota_us=60_000))
+    options = ProxyOptions(str(containerd.socket))
+    with ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options) as proxy, ExitStack() as stack:
+        client = stack.enter_context(CriClient(proxy.socket))
+        pods = [stack.enter_context(running_pod(client, batch_pod("batch"), logs))]
+        pods.append(stack.enter_context(running_pod(client, plain_pod("before", native), logs)))
+        with bounds_of(proxy) as bounds:
+            bounds.set(QUOTA, "20000")
+        pods.append(stack.enter_context(running_pod(client, plain_pod("new", native), logs)))
+        assert [quotas(pod) for pod in pods] == [(-1, -1)] * 3
+        if end == "restore":
+            proxy.terminate()
+            done = proxy.run("restore")
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert quota_of_class() == "-1"
+            assert [quotas(pod) for pod in pods] == [(-1, -1), (-1, 60_000), (-1, 60_000)]
+            proxy.start()
+            return
+        proxy.kill()
+        proxy.start()
+        assert quota_of_class() == "20000"
+        pods.append(stack.enter_context(running_pod(client, plain_pod("late", native), logs)))
+        assert [quotas(pod) for pod in pods] == [(-1, -1)] * 4
+        with bounds_of(proxy) as bounds:
+            bounds.set(QUOTA, "30000")
+            bounds.end()
+        assert quota_of_class() == "-1"
+        assert [quotas(pod) for pod in pods] == [(50_000, 50_000), *[(-1, 60_000)] * 3]
