@@ -53,7 +53,7 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 class PluginFailedError(Exception):
-    """A run without a decision; the text says why."""
+    """A run without a decision; the text says why, and no traceback is logged."""
 
 
 class PluginRun(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from runtimeproxy import __version__
-from runtimeproxy.qosmanager.framework import MOST_CLAIMS, MOST_EVICTIONS
+from runtimeproxy.qosmanager.framework import MOST_CLAIMS, MOST_EVICTIONS, PluginFailedError
 from runtimeproxy.qosmanager.plugin import (
     Claim,
     Decision,
@@ -40,10 +40,6 @@ LONGEST_POD_WINDOW_S: Final = 300.0
 """Of pods and containers: there are hundreds, and each sample takes memory of the manager."""
 MOST_EXPLAINED: Final = 500
 """Characters of an explanation, or of an error."""
-
-
-class RemotePluginError(Exception):
-    """The plugin does not answer, or not as it should; the text says how."""
 
 
 class RemoteState(NamedTuple):
@@ -102,7 +98,7 @@ class RemotePlugin(Plugin[RemoteState]):
         """Asks the plugin.
 
         Raises:
-            RemotePluginError: it does not answer, or not as it should; the next run connects anew.
+            PluginFailedError: it does not answer, or not as it should; the next run connects anew.
         """
         import grpc
 
@@ -115,7 +111,7 @@ class RemotePlugin(Plugin[RemoteState]):
             self._close()
             # Errors of calls have both; grpc's types do not say so.
             reason = one_line(error.details() or "")
-            raise RemotePluginError(f"{self._options.endpoint}: {error.code().name}: {reason}") from None
+            raise PluginFailedError(f"{self._options.endpoint}: {error.code().name}: {reason}") from None
         except BaseException:
             self._close()
             raise
@@ -139,7 +135,7 @@ class RemotePlugin(Plugin[RemoteState]):
         )
         answer = stub.Describe(request, timeout=DESCRIBE_S)
         if len(answer.needs) > MOST_NEEDS:
-            raise RemotePluginError(f"it needs {len(answer.needs)} kinds of samples, at most {MOST_NEEDS}")
+            raise PluginFailedError(f"it needs {len(answer.needs)} kinds of samples, at most {MOST_NEEDS}")
         self.needs = frozenset(map(_need, answer.needs))  # type: ignore[misc]  # each has its own
         if answer.HasField("interval"):
             self.interval_s = max(answer.interval.ToMicroseconds() / 1e6, 0.1)  # type: ignore[misc]
@@ -184,7 +180,7 @@ def _need(message: plugin_pb2.SampleNeed) -> Need:
     try:
         level, metric = Level(name), Metric(message.metric)
     except ValueError as error:
-        raise RemotePluginError(f"it needs samples that there are not: {error}") from None
+        raise PluginFailedError(f"it needs samples that there are not: {error}") from None
     longest_s = LONGEST_POD_WINDOW_S if level in (Level.POD, Level.CONTAINER) else LONGEST_WINDOW_S
     return Need(level, metric, min(message.window.ToMicroseconds() / 1e6, longest_s))
 
@@ -222,13 +218,13 @@ def _decision(answer: plugin_pb2.DecideResponse) -> Decision[RemoteState]:
         ("evictions", answer.evictions, MOST_EVICTIONS),
     ):
         if len(entries) > most:
-            raise RemotePluginError(f"it answers with {len(entries)} {name}, at most {most} are possible")
+            raise PluginFailedError(f"it answers with {len(entries)} {name}, at most {most} are possible")
     try:
         claims = tuple(each._replace(reason=one_line(each.reason)) for each in claims_of(answer.claims))
     except ValueError as error:
-        raise RemotePluginError(f"the value of a claim cannot be used: {one_line(str(error))}") from None
+        raise PluginFailedError(f"the value of a claim cannot be used: {one_line(str(error))}") from None
     if len(claims) != len(answer.claims):
-        raise RemotePluginError("a claim has no target, no value, or a role that plugins do not have")
+        raise PluginFailedError("a claim has no target, no value, or a role that plugins do not have")
     evictions = tuple(Eviction(each.pod_uid, one_line(each.reason)) for each in answer.evictions)
     return Decision(RemoteState(claims), claims, evictions, one_line(answer.explanation))
 

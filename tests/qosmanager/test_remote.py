@@ -150,12 +150,16 @@ async def test_only_what_has_changed_is_sent_again(peer: Peer) -> None:
     assert [each.HasField("node") for each in (first, second, third)] == [True, False, False]
 
 
-async def test_a_plugin_that_was_restarted_learns_what_it_claimed(peer: Peer) -> None:
+async def test_a_plugin_that_was_restarted_learns_what_it_claimed(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
     peer.service.decide = claims(HALF)
     await peer.run()
     peer.stop()
     assert await peer.run() is None
     assert "own.sock: UNAVAILABLE" in peer.runner.problem
+    assert "own: left out for 1 s: " in caplog.text
+    assert "Traceback" not in caplog.text
     peer.start()
     await peer.run()
     last = peer.service.requests[-1]
