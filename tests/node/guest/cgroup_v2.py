@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,36 @@ def values(cgroup: Path) -> CgroupValues:
         memory_max=_read(cgroup, "memory.max"),
         cpuset_cpus=_read(cgroup, "cpuset.cpus"),
     )
+
+
+def bound_of(cgroup: Path) -> tuple[str, str]:
+    """Quota and CPUs of a QoS class, as its files read; empty without such a file."""
+    files = (cgroup / name for name in ("cpu.max", "cpuset.cpus"))
+    quota, cpus = (file.read_text().strip() if file.exists() else "" for file in files)
+    return quota, cpus
+
+
+class Watch:
+    """What bound a QoS class has had since this object was made, in the order in which it came."""
+
+    _PACE_S = 0.05
+
+    def __init__(self, cgroup: Path) -> None:
+        self._cgroup = cgroup
+        self.values = [bound_of(cgroup)]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Looks no more."""
+        self._end.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._end.wait(self._PACE_S):
+            if (value := bound_of(self._cgroup)) != self.values[-1]:
+                self.values.append(value)
 
 
 def make_pod_cgroup(cgroup_parent: str, files: Mapping[str, str]) -> Path:

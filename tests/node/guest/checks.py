@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import re
 
-from tests.node.guest import hook_servers, installation, packages, pods, removal, service, strategies
+from tests.node.guest import (
+    hook_servers,
+    installation,
+    packages,
+    pods,
+    qos_manager,
+    removal,
+    service,
+    strategies,
+)
 from tests.node.guest.node import Check
 
 CHECKS: tuple[Check, ...] = (
     *installation.CHECKS,
     *pods.CHECKS,
     *hook_servers.CHECKS,
-    *strategies.CHECKS,
+    *qos_manager.CHECKS,
     *service.CHECKS,
+    *qos_manager.AFTERWARDS,
+    *service.OUTLIVED,
+    *pods.IN_SLICES,
+    *strategies.CHECKS,
     *removal.CHECKS,
     *packages.CHECKS,
     *removal.LAST,
+    *qos_manager.LAST,
 )
 
 

@@ -14,10 +14,11 @@ from tests.node.guest.machine import (
     CONTAINERD,
     ENDPOINT,
     PATIENCE_S,
-    PREFIX,
     PROGRAM,
     SERVICE,
+    SHARED_UNITS,
     SOCKET_UNIT,
+    UNITS,
     expect,
     expect_text,
     main_pid,
@@ -28,9 +29,6 @@ from tests.node.guest.machine import (
     wait_for_status,
 )
 from tests.node.guest.node import Check, Node
-
-_SHARE = PREFIX / "share" / "koord-runtime-proxy" / "systemd"
-UNITS = Path("/etc/systemd/system")
 
 
 def the_runtime_has_an_image(node: Node) -> str:
@@ -46,8 +44,8 @@ def the_runtime_has_an_image(node: Node) -> str:
 
 def units_are_installed_and_valid(_: Node) -> str:
     """`install` from the wheel's share folder; systemd finds nothing wrong."""
-    run("install", "-m", "0644", _SHARE / SERVICE, _SHARE / SOCKET_UNIT, UNITS)
-    run("install", "-m", "0644", "-D", _SHARE / "config.toml", CONFIG)
+    run("install", "-m", "0644", SHARED_UNITS / SERVICE, SHARED_UNITS / SOCKET_UNIT, UNITS)
+    run("install", "-m", "0644", "-D", SHARED_UNITS / "config.toml", CONFIG)
     complaints = run("systemd-analyze", "verify", UNITS / SERVICE, UNITS / SOCKET_UNIT)
     expect("complaints", complaints, "")
     return run(PROGRAM, "check-config")

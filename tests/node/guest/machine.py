@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab.deadline import wait_until
@@ -13,6 +15,9 @@ PROGRAM = PREFIX / "bin" / "koord-runtime-proxy"
 CONFIG = Path("/etc/koord-runtime-proxy/config.toml")
 SERVICE = "koord-runtime-proxy.service"
 SOCKET_UNIT = "koord-runtime-proxy.socket"
+MANAGER = "koord-qos-manager.service"
+UNITS = Path("/etc/systemd/system")
+SHARED_UNITS = PREFIX / "share" / "koord-runtime-proxy" / "systemd"
 ENDPOINT = Path("/run/koord-runtimeproxy/runtimeproxy.sock")
 CONTAINERD = Path("/run/containerd/containerd.sock")
 
@@ -27,16 +32,37 @@ _LIMITS = {
 
 
 def make_time(**changes: str) -> None:
-    """Gives the service the time that an emulated CPU needs, by a drop-in of systemd's own kind.
+    """Gives both services the time that an emulated CPU needs, by drop-ins of systemd's own kind.
 
     Args:
-        changes: other values of these settings.
+        changes: other values of these settings, for the proxy.
     """
-    settings = {**_LIMITS, **changes}
-    drop_in = Path(f"/run/systemd/system/{SERVICE}.d/emulation.conf")
-    drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text("[Service]\n" + "".join(f"{name}={value}\n" for name, value in settings.items()))
+    for unit, settings in ((SERVICE, {**_LIMITS, **changes}), (MANAGER, _LIMITS)):
+        lines = [f"{name}={value}\n" for name, value in settings.items()]
+        _drop_in(unit, "emulation.conf").write_text("[Service]\n" + "".join(lines))
     systemctl("daemon-reload")
+
+
+@contextmanager
+def with_drop_ins(*sources: Path) -> Iterator[None]:
+    """Installs drop-ins of the wheel for as long as this lasts; what was started with them goes on so."""
+    made = [_drop_in(source.parent.name.removesuffix(".d"), source.name) for source in sources]
+    try:
+        for path, source in zip(made, sources, strict=True):
+            path.write_text(source.read_text())
+        systemctl("daemon-reload")
+        yield
+    finally:
+        for path in made:
+            path.unlink()
+        systemctl("daemon-reload")
+
+
+def _drop_in(unit: str, name: str) -> Path:
+    """Where a drop-in of the unit lies until the node is off."""
+    path = Path(f"/run/systemd/system/{unit}.d/{name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 class UnexpectedError(Exception):
@@ -75,30 +101,40 @@ def shown(name: str, unit: str = SERVICE) -> str:
     return systemctl("show", "--value", "--property", name, unit)
 
 
-def main_pid() -> int:
-    """The process of the proxy that systemd watches; 0 for none."""
-    return int(shown("MainPID"))
+def main_pid(unit: str = SERVICE) -> int:
+    """The process that systemd watches; 0 for none."""
+    return int(shown("MainPID", unit))
 
 
-def wait_for_status(pattern: str) -> str:
-    """Waits until the STATUS= line of the proxy matches, and returns it."""
+def wait_for_another_process(former: int, unit: str = SERVICE) -> None:
+    """Waits until the service runs in another process than this one."""
+
+    def is_another() -> bool:
+        return shown("ActiveState", unit) == "active" and main_pid(unit) not in (0, former)
+
+    wait_until(is_another, "another process", PATIENCE_S)
+
+
+def wait_for_status(pattern: str, unit: str = SERVICE) -> str:
+    """Waits until the STATUS= line matches, and returns it."""
 
     def matching() -> str:
-        text = shown("StatusText")
+        text = shown("StatusText", unit)
         return text if re.search(pattern, text) else ""
 
     return wait_until(matching, f"a status line like {pattern!r}", PATIENCE_S)
 
 
 class Journal:
-    """What the proxy's unit has logged since this object was made."""
+    """What a unit has logged since this object was made."""
 
-    def __init__(self) -> None:
-        self._begin = len(whole_journal())
+    def __init__(self, unit: str = SERVICE) -> None:
+        self._unit = unit
+        self._begin = len(whole_journal(unit))
 
     def lines(self) -> list[str]:
-        """The new lines: JSON objects of the proxy, text of systemd."""
-        return whole_journal()[self._begin :]
+        """The new lines: JSON objects of the program, text of systemd."""
+        return whole_journal(self._unit)[self._begin :]
 
     def wait_for(self, pattern: str) -> str:
         """Waits for a line that matches, and returns the first."""
@@ -109,6 +145,6 @@ class Journal:
         return wait_until(matching, f"a journal line like {pattern!r}", PATIENCE_S)
 
 
-def whole_journal() -> list[str]:
-    """All lines of the proxy's unit since the boot, those of systemd about it as well."""
-    return run("journalctl", "--boot", "--no-pager", "--output=cat", "--unit", SERVICE).splitlines()
+def whole_journal(unit: str = SERVICE) -> list[str]:
+    """All lines of a unit since the boot, those of systemd about it as well."""
+    return run("journalctl", "--boot", "--no-pager", "--output=cat", "--unit", unit).splitlines()

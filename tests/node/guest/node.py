@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab.pods import PodSpec
-from tests.node.guest.cgroup_v2 import CgroupValues, processes, values
+from tests.node.guest.cgroup_v2 import CgroupValues, Watch, processes, values
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Node:
     pods: dict[str, Pod] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
     """The text of each file that holds a value, before a strategy."""
+    bound: Watch | None = None
+    """Of the QoS class of BE pods, since the QoS manager bounds it."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
-from tests.node.guest.installation import UNITS
 from tests.node.guest.kubelet import remove_pod
 from tests.node.guest.load import Load
 from tests.node.guest.machine import (
@@ -20,6 +19,7 @@ from tests.node.guest.machine import (
     PREFIX,
     SERVICE,
     SOCKET_UNIT,
+    UNITS,
     expect,
     expect_text,
     main_pid,

@@ -177,7 +177,9 @@ def goes_away(title: str, node: Node) -> str:
 
 CHECKS = (
     *(Check(f"{case.title}: values on cgroup v2", partial(has_its_values, case)) for case in CASES),
-    Check("BE with the systemd cgroup driver: values on cgroup v2", partial(has_its_values_in_slices, BATCH)),
     Check("UpdateContainerResources keeps what policies own", keep_the_policy_when_updated),
     Check("StopPodSandbox and RemovePodSandbox", partial(goes_away, "no class")),
+)
+IN_SLICES = (
+    Check("BE with the systemd cgroup driver: values on cgroup v2", partial(has_its_values_in_slices, BATCH)),
 )

@@ -42,7 +42,8 @@ _TIMES = 4
 Texts = dict[str, str]
 
 
-def _objects() -> NodeObjects:
+def objects() -> NodeObjects:
+    """The folder of Kubernetes objects, as an administrator fills it."""
     return NodeObjects(_OBJECTS, node_name=socket.gethostname())
 
 
@@ -110,9 +111,9 @@ def a_strategy_comes(node: Node) -> str:
     CONFIG.write_text(_CONFIG)
     systemctl("reload", SERVICE)
     node.before = _texts(node)
-    objects = _objects()
-    objects.node(capacity={"cpu": "2", "memory": "3Gi"})
-    objects.strategies(_KEYS)
+    folder = objects()
+    folder.node(capacity={"cpu": "2", "memory": "3Gi"})
+    folder.strategies(_KEYS)
     wanted = _wanted(node)
     _wait_for(lambda: _texts(node), wanted, "the strategy's values")
     return f"{len(wanted)} files, such as LS: {_shown(node.pods['LS'])}"
@@ -150,7 +151,7 @@ def a_restart_keeps_the_originals(node: Node) -> str:
 
 def the_strategy_goes(node: Node) -> str:
     """Withdrawn: every file has its text of before, byte for byte."""
-    _objects().strategies({})
+    objects().strategies({})
     _wait_for(lambda: _texts(node), node.before, "the texts of before")
     if extra := _texts(node).keys() - node.before.keys():
         raise UnexpectedError(f"other files than before: {extra}")
