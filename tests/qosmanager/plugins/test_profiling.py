@@ -102,7 +102,7 @@ def test_it_says_what_it_reads() -> None:
         )
         plugin.run(replace(snapshot_of(), metrics=Declared(USAGE), strategies=strategies), state)
     assert {each.level for each in asked} == {Level.NODE, Level.POD, Level.HOST_APPLICATION}
-    longest_s = {each[:2]: each.longest_s for each in plugin.needs}
+    longest_s = {each[:2]: each.longest_s for each in sorted(plugin.needs)}
     # Another plugin may need the same for a few seconds only: of that nothing longer is kept.
     assert [each for each in asked if each.longest_s > longest_s.get(each[:2], 0)] == []
 
