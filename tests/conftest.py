@@ -28,8 +28,12 @@ _TESTS = Path(__file__).parent
 _NEED_MORE_THAN_PYTHON = ("containerd", "debian", "golang")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `make test-slow`, and keeps those that share a containerd on one worker."""
+    """Marks the tests of `make test-slow`, and keeps those that share this machine's cgroups on one worker.
+
+    First of all: pytest-xdist reads the groups in the same hook.
+    """
     for item in items:
         if item.path.is_relative_to(_TESTS / "e2e"):
             item.add_marker(pytest.mark.containerd)
